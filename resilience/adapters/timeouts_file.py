@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from resilience.adapters import files
-from resilience.core import encoding
+from resilience.core import encoding, rank_groups
 from resilience.core.configuration import Configuration, advice, differences, harmless, serious
 from resilience.core.events import TimeoutsLoaded
-from resilience.core.timeouts import SCHEMA, Timeouts, in_force
+from resilience.core.timeouts import SCHEMA, Deadline, Timeouts, in_force
 from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, DecodeError
 
@@ -49,10 +50,26 @@ def read(path: Path) -> Timeouts:
     except DecodeError as error:
         raise ConfigurationError(f"{path}: {error}; write it again with `resilience calibrate`") from error
     for name, deadline in timeouts.deadlines.items():
-        limit = deadline.timeout_s
-        if limit is not None and not 0.0 < limit < math.inf:
-            raise ConfigurationError(f"{path}: the limit of {name!r} is {limit!r}, expected seconds above 0 and finite")
+        for what, limit in _limits(name, deadline):
+            if limit is not None and not 0.0 < limit < math.inf:
+                raise ConfigurationError(
+                    f"{path}: the limit of {what} is {limit!r}, expected seconds above 0 and finite"
+                )
+        for group in deadline.groups:
+            if not rank_groups.is_name(group.ranks):
+                raise ConfigurationError(
+                    f"{path}: the ranks of a group of {name!r} are {group.ranks!r}, expected such as '0,4-7'"
+                )
     return timeouts
+
+
+def _limits(name: str, deadline: Deadline) -> Iterator[tuple[str, float | None]]:
+    """Yield all limits of a deadline, each with what it is for."""
+    yield repr(name), deadline.timeout_s
+    for group in deadline.groups:
+        yield f"{name!r} for ranks {group.ranks!r}", group.timeout_s
+    if deadline.outside is not None:
+        yield f"{name!r} outside known phases", deadline.outside.timeout_s
 
 
 def learned(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -20,6 +21,7 @@ MOST_RANGES = 64  # ranges of ranks in a group's name
 LONGEST_APART = math.log(
     2.0
 )  # gap between the longest durations of two groups; random stragglers reach a factor of two
+_NAME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*")
 
 
 class RankPace(msgspec.Struct, frozen=True):
@@ -59,8 +61,13 @@ def named(ranks: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in _ranges(ranks))
 
 
+def is_name(text: str) -> bool:
+    """Return True for the name of a group."""
+    return _NAME.fullmatch(text) is not None
+
+
 def holds(name: str, rank: int) -> bool:
-    """Return True if the group of this name contains the rank. Raises: ValueError for a name not from `named`."""
+    """Return True if the group of this name contains the rank. Raises: ValueError for what is no name."""
     for part in name.split(","):
         first, _, last = part.partition("-")
         if int(first) <= rank <= int(last or first):
