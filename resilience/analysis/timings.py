@@ -29,6 +29,7 @@ from resilience.core.rank_groups import RankPace
 from resilience.core.timeouts import SourceFile
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.telemetry import durations
+from resilience.telemetry.recording import JOB_FILE
 from resilience.telemetry.timings import Histogram, bucket, upper_bound
 
 FRESH = 30.0  # seconds since the last write of a file; a running monitor writes every 15
@@ -99,6 +100,15 @@ def _unfinished(sources: Sequence[Path]) -> list[str]:
     }
     growing = sorted(folder for folder in fresh if not _is_over(folder))
     return [f"{folder} is still being written; its current contents are used" for folder in growing]
+
+
+def _has_just_begun(folder: Path) -> bool:
+    """Return True if this is the folder of a run that began so recently that its timings need not be written yet."""
+    try:
+        age = time.time() - (folder / JOB_FILE).stat().st_mtime
+    except OSError:
+        return False
+    return age < FRESH and not _is_over(folder)
 
 
 def _is_over(folder: Path) -> bool:
@@ -200,6 +210,11 @@ def _folder(folder: Path) -> tuple[list[_File], list[ObservedRun], list[Path]]:
     tables = sorted((*folder.glob("*.csv"), *folder.glob("*.csv.gz")))
     if tables:
         return [], [run for table in tables for run in read_table(table)], tables
+    run = folder.parent if folder.name == "timings" else folder
+    if _has_just_begun(run):
+        raise ConfigurationError(
+            f"{run} contains no timings yet: the run has just begun, and they are written every 15 s. Try again later"
+        )
     raise ConfigurationError(
         f"{folder} contains no timings. A run records them if it uses sections, heartbeats or steps. Is this the run "
         "folder, and did the run use any of them?"

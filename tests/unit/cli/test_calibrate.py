@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import random
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -297,6 +299,29 @@ def test_missing_run_and_run_without_timings_are_named(tmp_path: Path, capsys: p
     assert "does not exist" in capsys.readouterr().err
     assert main(["calibrate", str(tmp_path)]) == 2
     assert "contains no timings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("age", "end", "words"),
+    [
+        (0.0, "", "contains no timings yet: the run has just begun"),
+        (0.0, '{"event":"monitor.ended"}\n', "did the run use any of them?"),
+        (120.0, "", "did the run use any of them?"),
+    ],
+    ids=["just begun", "over", "old"],
+)
+def test_run_without_timings_may_have_just_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], age: float, end: str, words: str
+) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "timings").mkdir()  # single values are appended before the histograms are written
+    (tmp_path / "timings" / "host-0.jsonl").touch()
+    (tmp_path / "records" / "host-0.jsonl").write_text(f'{{"event":"monitor.started"}}\n{end}')
+    (tmp_path / "job.json").write_text("{}")
+    now = time.time()
+    os.utime(tmp_path / "job.json", (now - age, now - age))
+    assert main(["calibrate", str(tmp_path)]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_old_limits_that_are_none_are_refused_before_anything_is_written(tmp_path: Path) -> None:
