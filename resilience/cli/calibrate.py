@@ -28,6 +28,7 @@ from resilience.core.timeouts import Deadline, OutsideLimit, Timeouts
 from resilience.errors import ConfigurationError
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
+DEFAULT_FORMAT = "resilience"
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
 Exit status: 0: every limit is `ok` or `tentative`. 1: no run has a section that --section names; or, with
@@ -72,8 +73,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions to this file (SVG)")
     parser.add_argument(
         "--format",
-        choices=["resilience", "nvrx", "torchelastic"],
-        default="resilience",
+        choices=[DEFAULT_FORMAT, "nvrx", "torchelastic"],
+        default=DEFAULT_FORMAT,
         help="nvrx: print flags for ft_launcher; torchelastic: has no such flags; default %(default)s",
     )
     parser.add_argument(
@@ -111,6 +112,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the runs, fit limits, print and write them; return the exit status."""
+    _check_backtest(arguments)
     target = _target(arguments)
     previous = _previous(arguments.out)
     runs = [run_or_file(path) for path in arguments.runs]
@@ -132,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         say_json(encoding.to_json_page(timeouts))
     elif arguments.format == "torchelastic":
         say(f"resilience calibrate: {NO_FLAGS}", sys.stderr)
-    elif arguments.format != "resilience":
+    elif arguments.format != DEFAULT_FORMAT:
         say(_flags(timeouts))
     else:
         show(lines(timeouts, width_of_terminal()))
@@ -145,6 +147,19 @@ def status(timeouts: Timeouts) -> int:
     if "insufficient" in states:
         return SOME_INSUFFICIENT
     return SOME_PROVISIONAL if states & {"short", "provisional"} else ALL_RATED
+
+
+def _check_backtest(arguments: argparse.Namespace) -> None:
+    """Raises: ConfigurationError for options that have no effect with, or without, --backtest."""
+    has_format = arguments.format != DEFAULT_FORMAT
+    given = {"--out": arguments.out is not None, "--plot": arguments.plot is not None, "--format": has_format}
+    useless = [option for option, is_given in given.items() if is_given]
+    if arguments.backtest and useless:
+        raise ConfigurationError(
+            f"--backtest tests limits and writes none; leave out {', '.join(useless)}, or --backtest"
+        )
+    if arguments.n and not arguments.backtest:
+        raise ConfigurationError("--n says how much data a backtest fits on; add --backtest")
 
 
 def _target(arguments: argparse.Namespace) -> Target:

@@ -188,6 +188,21 @@ def test_backtest_fails_if_an_answer_is_worse_than_stated(tmp_path: Path, capsys
     assert "worse than stated" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--backtest", "--out", "o.yaml"], "--backtest tests limits and writes none; leave out --out"),
+        (["--backtest", "--plot", "o.svg", "--format", "nvrx"], "leave out --plot, --format"),
+        (["--n", "100"], "add --backtest"),
+    ],
+)
+def test_option_that_a_backtest_would_ignore_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert main(["calibrate", str(table(tmp_path / "t.csv", 100)), *options]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
 def test_flags_for_other_launchers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["calibrate", str(table(tmp_path / "t.csv")), "--format", "nvrx"])
     assert "--ft-rank_section_timeouts=checkpoint:" in capsys.readouterr().out
