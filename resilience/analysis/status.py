@@ -297,8 +297,7 @@ class Watcher:
             return ("running" if self._iteration != (0, 0, 0) or self._calls else "starting"), None, ""
         attempt = max(attempt for _, attempt in cycles.began)
         ends = [event for (_, number), event in cycles.over.items() if number == attempt]
-        present = [node for node, number in cycles.began if number == attempt]
-        if ends and len(ends) >= len(present):
+        if ends and cycles.is_over(attempt):
             newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
             stayed = [event for (node, number), event in cycles.over.items() if number == attempt and node in newest]
             completed = [

@@ -16,7 +16,7 @@ from resilience.attribution.symptoms import category_of, gives_up, symptom
 from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.records import Record
-from resilience.history.cycles import NODE_LOST, Cycle, NodeCycle
+from resilience.history.cycles import Cycle, NodeCycle
 from resilience.history.phases import Place
 
 KEPT = 256  # iterations whose counts late records can still change
@@ -146,7 +146,7 @@ def _of_cycle(part: NodeCycle, is_known: bool) -> Iterator[Labels]:
     is_wished = part.ended is not None and part.ended.outcome in WISHED  # ranks end, but none of them failed
     for record, is_first in () if is_wished else _places(part):
         yield record.interruption.value, category_of(record), "first" if is_first and not is_known else "cascade"
-    if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST):  # the lost node cannot count it
+    if part.lost_node is not None:  # the lost node cannot count it
         yield Interruption.UNRESPONSIVE.value, "host", "cascade" if is_known else "first"
 
 

@@ -26,7 +26,7 @@ from resilience.attribution.incident import (
 from resilience.attribution.verdict import judge
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
-from resilience.history.cycles import NODE_LOST, RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
+from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration
 
@@ -96,11 +96,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
 
 def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
     """Return the nodes that others declared lost, and those that noticed their own loss of the job's store."""
-    decided = {
-        part.decided.fingerprint.removeprefix(NODE_LOST)
-        for part in parts.values()
-        if part.decided is not None and part.decided.fingerprint.startswith(NODE_LOST)
-    }
+    decided = {part.lost_node for part in parts.values() if part.lost_node is not None}
     return sorted(decided | {node for node, part in parts.items() if part.is_cut_off})
 
 

@@ -144,6 +144,12 @@ class NodeCycle:
         return None if self.started is None else max(0, self.started.max_restarts - self.started.restarts_used)
 
     @property
+    def lost_node(self) -> str | None:
+        """Return the node whose loss this node decided on."""
+        is_lost = self.decided is not None and self.decided.fingerprint.startswith(NODE_LOST)
+        return self.decided.fingerprint.removeprefix(NODE_LOST) if self.decided is not None and is_lost else None
+
+    @property
     def stopped(self) -> set[int]:
         """Return the ranks that the agent ended on purpose. A rank that exited with status 0 during the run ended by
         itself."""
@@ -204,7 +210,7 @@ class NodeCycle:
 
     def decide(self, event: events.RestartDecided) -> None:
         self.decided = event
-        if self._batch and not event.fingerprint.startswith(NODE_LOST):
+        if self._batch and self.lost_node is None:
             self.mover = self._batch[0][1]
 
 
@@ -245,6 +251,16 @@ class CycleHistory:
     def parts(self, place: Cycle) -> dict[str, NodeCycle]:
         """Return all nodes' parts of a cycle."""
         return {node: parts[place] for node, parts in self.nodes.items() if place in parts}
+
+    def is_over(self, attempt: int) -> bool:
+        """Return True if the job has ended on every node of the attempt's newest cycle that was not lost in it; before
+        the first cycle, on every node. Nodes that were lost before, or that never had a place, do not count."""
+        newest = [place for place in self.places if place[0] == attempt][-1:]
+        parts = self.parts(newest[0]) if newest else {}
+        lost = {part.lost_node for part in parts.values()}
+        nodes = {node for node, part in parts.items() if part.started is not None and node not in lost}
+        nodes = nodes or {node for node, number in self.began if number == attempt}
+        return all((node, attempt) in self.over for node in nodes)
 
     def part(self, node: str, place: Cycle) -> NodeCycle:
         """Return one node's part of a cycle, an empty part if nothing is known."""

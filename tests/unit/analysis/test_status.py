@@ -20,6 +20,7 @@ from tests.support import large_run, record_streams
 from tests.support.agreement import written
 from tests.support.launch_streams import Fault, Kind, Launched, launched
 from tests.support.nested_streams import nested
+from tests.support.node_stories import NodeStory
 from tests.support.record_streams import STARTED_NS
 
 START = STARTED_NS / 1e9
@@ -137,6 +138,37 @@ def test_without_signs_states_are_known_all_the_same(tmp_path: Path) -> None:
 def test_end_is_the_launchers(kind: Kind, outcome: str, tmp_path: Path) -> None:
     now = now_of(launched([Fault(kind, 0)], nodes=2).write(tmp_path / "run"))
     assert (now.phase, now.outcome, now.is_well) == ("ended", outcome, outcome == "completed")
+
+
+@pytest.mark.parametrize("has_newcomer", [True, False])
+def test_job_that_lost_a_node_ends_with_the_nodes_that_stayed(has_newcomer: bool, tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.break_off("ab", 20.0, failed="b", silently=True)
+    told.join("a", 20.2, 25.0, cycle=1, why="failure")
+    if has_newcomer:
+        told.join("c", 22.0, 25.0, cycle=1, group=1)
+    told.agent("d", 1.0, events.CyclePhaseStarted("rendezvous"))  # a spare that never got a place
+    nodes = "ac" if has_newcomer else "a"
+    told.start(nodes, 25.0, cycle=1)
+    folder = told.write(tmp_path / "running")
+    assert now_of(folder).phase == "running"
+    told.finish(nodes, 40.0, cycle=1)
+    now = now_of(told.write(tmp_path / "ended"))
+    assert (now.phase, now.outcome, now.is_well) == ("ended", "completed", True)
+
+
+def test_job_that_a_lost_node_ended_is_over(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    lost = events.RestartDecided("stop", "lost b", "node b is lost", 0, 0, 1)
+    told.agent("a", 19.9, lost)
+    told.stop("a", 20.0, "exhausted")
+    told.agent("a", 20.2, events.JobEnded("exhausted", 1, "node b is lost"))
+    now = now_of(told.write(tmp_path / "run"))
+    assert (now.phase, now.outcome) == ("ended", "exhausted")
 
 
 def test_each_phase_shows_as_it_comes(tmp_path: Path) -> None:
