@@ -4,7 +4,8 @@ No rank leaves a barrier before the last one has arrived. So an arrival on one n
 another, whatever their clocks say. Each barrier bounds the difference of two clocks from both sides; all barriers of a
 run together give the tightest bounds. A clock is corrected only if the bounds prove it wrong, by the median difference
 of departures. Otherwise it is unchanged, and the bound is its uncertainty. Barriers are the start of every iteration
-and the launcher's rendezvous."""
+and the launcher's rendezvous. A rendezvous belongs to the cycle that it led to: while it lasts, an agent names the
+cycle before, and a newcomer knows none."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from resilience.core import encoding
 from resilience.core.identity import Nanoseconds
 from resilience.errors import DecodeError
 
-_MARK = re.compile(rb'"(?:iteration\.started|call\.started|regroup|rendezvous)"')
+_MARK = re.compile(rb'"(?:iteration\.started|call\.started|cycle\.started|regroup|rendezvous)"')
 MOST_FILES = 512  # rank files read for the clocks of a large job; agents' files are always read
 Meeting = tuple[str, int, int, int, int]
 """Kind, attempt, cycle, call, iteration."""
@@ -93,17 +94,22 @@ def clocks(files: Mapping[str, Sequence[Path]]) -> tuple[NodeClock, ...]:
 
 def _collect_barriers(path: Path, meetings: defaultdict[Meeting, dict[str, NodeAtBarrier]]) -> None:
     arrived_ns: int | None = None  # when this file's rank last arrived at a barrier
+    at_rendezvous = NodeAtBarrier()  # of the cycle that has not begun yet
     for head in _heads(path):
         origin, event = head.origin, head.event
         place = (origin.attempt, origin.cycle, origin.call, origin.iteration)
         if event.phase == "rendezvous":
-            key: Meeting = ("rendezvous", *place)
-            node_times = meetings[key].setdefault(origin.node, NodeAtBarrier())
-            (node_times.came if event.event.endswith("started") else node_times.left)(head.wall_ns)
+            if event.event.endswith("started"):
+                at_rendezvous = NodeAtBarrier(came_ns=head.wall_ns)
+            else:
+                at_rendezvous.left_ns = head.wall_ns
+        elif event.event == "cycle.started":
+            meetings["rendezvous", *place][origin.node] = at_rendezvous
+            at_rendezvous = NodeAtBarrier()
         elif origin.role != "rank":
             continue
         elif event.event == "iteration.started":
-            key = ("iteration", *place)
+            key: Meeting = ("iteration", *place)
             node_times = meetings[key].setdefault(origin.node, NodeAtBarrier())
             node_times.left(head.wall_ns)
             if arrived_ns is not None:

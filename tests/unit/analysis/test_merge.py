@@ -17,6 +17,7 @@ from resilience.analysis.merge import LineFilter, MergedLines, history_of, last_
 from resilience.attribution.incidents import fold, incidents_of
 from resilience.core import events
 from tests.support.lines import AT, SECOND, log_line, record_line, write
+from tests.support.node_stories import NodeStory
 from tests.support.record_streams import Fault, job
 
 
@@ -321,8 +322,24 @@ def test_agents_meet_at_the_rendezvous(tmp_path: Path) -> None:
     for node, ahead in (("a", 0), ("b", 7000)):
         began = record_line(events.CyclePhaseStarted("rendezvous"), AT + ahead, node)
         ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + 1000 + ahead, node)
-        write(tmp_path, f"records/{node}-agent.jsonl", began, ended)
+        led_to = record_line(events.CycleStarted("first", 0, 3), AT + 1000 + ahead, node)
+        write(tmp_path, f"records/{node}-agent.jsonl", began, ended, led_to)
     assert MergedLines(tmp_path).clocks[1] == NodeClock("b", 7000, 1000, 1)
+
+
+@pytest.mark.parametrize("came", [0.0, 90.0], ids=["spare", "newcomer"])
+def test_clock_of_a_node_that_joins_late_is_compared_at_the_cycle_that_it_joined(came: float, tmp_path: Path) -> None:
+    """Until then its agent knows no cycle, and its records name the first one."""
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.break_off("ab", 80.0, failed="b", silently=True)
+    told.join("a", 80.2, 100.0, cycle=1, why="failure")
+    told.join("c", came, 100.001, cycle=1, group=1)
+    told.start("ac", 101.0, cycle=1)
+    clock = MergedLines(told.write(tmp_path / "run")).clocks[-1]
+    assert (clock.node, clock.offset_ns, clock.meetings) == ("c", 0, 1)
+    assert clock.uncertainty_ns is not None and clock.uncertainty_ns <= 100 * SECOND
 
 
 # -- size --------------------------------------------------------------------------------------
