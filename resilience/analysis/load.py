@@ -7,7 +7,7 @@ takes what exists and notes the rest with file and line. It does not interpret r
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import msgspec
 
 from resilience.attribution.advice import named
 from resilience.core import events
+from resilience.core.identity import Origin
 from resilience.core.records import SCHEMA, Record, from_line, from_lines
 from resilience.errors import DecodeError
 from resilience.history.completeness import Completeness
@@ -22,8 +23,8 @@ from resilience.telemetry.recording import JOB_FILE, JobRecord, read_job
 
 RECORDS = "records"
 NOTED = 20  # unreadable lines noted individually per file; the others are counted
-_Origin = tuple[str, int, int, int | None]
-"""Role, process id, call and initial rank."""
+_Numbering = tuple[str, int, int, int, int]
+"""Role, process id, attempt, cycle and call: records of one numbering, from 0."""
 
 
 class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,11 +75,15 @@ class Reader:
             self._missing.append(Missing(RECORDS, "contains no record files"))
         for path in paths:
             file_records, lost = _read(path, self._missing)
-            numbers: defaultdict[_Origin, set[int]] = defaultdict(set)
-            dropped = 0
+            numbers: defaultdict[_Numbering, set[int]] = defaultdict(set)
+            dropped: Counter[_Numbering] = Counter()
+            ended: dict[_Numbering, int] = {}  # losses that a monitor states at its end
             for record in file_records:
                 origin, event = record.origin, record.event
-                numbers[origin.role, origin.pid, origin.call, origin.initial_rank].add(record.sequence)
+                numbering = _numbering(origin)
+                numbers[numbering].add(record.sequence)
+                if origin.initial_rank is not None:
+                    known_ranks.add(origin.initial_rank)
                 if origin.role == "agent":
                     agents.add(origin.node)
                 elif origin.is_launchers:
@@ -89,14 +94,17 @@ class Reader:
                     case events.WorkerStarted():
                         workers.add(event.worker_rank)
                     case events.TelemetryDropped(signal="record"):
-                        dropped += event.count
+                        dropped[numbering] += event.count
+                    case events.MonitorEnded():
+                        ended[numbering] = event.dropped_records
                     case _:  # no other event matters here
                         pass
                 yield record
-            lost += _note_gaps(f"{RECORDS}/{path.name}", numbers, dropped, self._missing)
+            reported = dropped | Counter(ended)  # the larger one: both count the same losses
+            # A damaged line is also missing in the sequence.
+            lost = max(lost, _note_gaps(f"{RECORDS}/{path.name}", numbers, reported, self._missing))
             if lost:
                 damaged[path.stem] = lost
-            known_ranks.update(rank for *_, rank in numbers if rank is not None)
         absent = sorted(workers.union(range(size)) - known_ranks)
         if absent:  # these ranks must have existed, but left no records
             self._missing.append(Missing(RECORDS, f"no records of {named(absent)}"))
@@ -221,15 +229,22 @@ def _completeness(
     return Completeness(len(known), tuple(sorted(ranks)), tuple(sorted(damaged)), sum(damaged.values()))
 
 
-def _note_gaps(name: str, numbers: Mapping[_Origin, Set[int]], dropped: int, missing: list[Missing]) -> int:
+def _numbering(origin: Origin) -> _Numbering:
+    """Return what numbers its records by itself: an agent; a monitor in each cycle; a rank in each call."""
+    cycle = 0 if origin.role == "agent" else origin.cycle
+    return origin.role, origin.pid, origin.attempt, cycle, origin.call if origin.role == "rank" else 0
+
+
+def _note_gaps(
+    name: str, numbers: Mapping[_Numbering, Set[int]], dropped: Mapping[_Numbering, int], missing: list[Missing]
+) -> int:
     """Note the gaps in a file's sequence numbers; return how many records are missing.
 
-    A process numbers its records from 0; a rank starts again in each call. dropped: records reported as dropped."""
-    by_process: defaultdict[tuple[str, int, int], set[int]] = defaultdict(set)
-    for (role, pid, call, _), sequence in numbers.items():
-        by_process[role, pid, call if role == "rank" else 0] |= sequence
-    lost = sum(max(sequence) + 1 - len(sequence) for sequence in by_process.values())
+    dropped: records reported as dropped. A loss after the last record leaves no gap."""
+    gaps = {numbering: max(sequence) + 1 - len(sequence) for numbering, sequence in numbers.items()}
+    lost = sum(max(gap, dropped.get(numbering, 0)) for numbering, gap in gaps.items())
     if lost:
-        dropped_note = f", {dropped} of them reported as dropped" if dropped else ""
+        reported = sum(dropped.values())
+        dropped_note = f", {reported} of them reported as dropped" if reported else ""
         missing.append(Missing(name, f"{lost} record{'s' if lost != 1 else ''} missing in the sequence{dropped_note}"))
     return lost

@@ -114,7 +114,7 @@ class _Teller:
         self._cycle = 0
         self._used = 0
         self._now = 0
-        self._numbers: dict[tuple[str, int | None], int] = {}
+        self._numbers: dict[tuple[str, int | None, int], int] = {}
         self._told = Launched()
 
     def tell(self, faults: list[Fault]) -> Launched:
@@ -148,8 +148,9 @@ class _Teller:
         self._emit((node, rank), event, origin)
 
     def _emit(self, key: tuple[str, int | None], event: Any, origin: Origin) -> None:
-        number = self._numbers.get(key, 0)
-        self._numbers[key] = number + 1
+        numbering = (*key, 0 if origin.role == "agent" else origin.cycle)  # a monitor counts from 0 in each cycle
+        number = self._numbers.get(numbering, 0)
+        self._numbers[numbering] = number + 1
         self._now += 1000
         own = 10**12 * (1 + int(origin.node.removeprefix("node")))
         record = Record(number, STARTED_NS + self._now, own + self._now, origin, event)

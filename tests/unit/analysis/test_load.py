@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from resilience.analysis.load import NOTED, Missing, is_run, load, runs_in
 from resilience.analysis.report import as_json, report
-from resilience.core.events import TelemetryDropped
-from resilience.core.records import to_line
+from resilience.core.events import MonitorEnded, TelemetryDropped
+from resilience.core.records import from_line, to_line
 from resilience.telemetry.recording import JobRecord
 from tests.fixtures.jobs import unpacked
 from tests.support.record_streams import Fault, job
@@ -91,6 +91,36 @@ def test_records_reported_as_dropped_are_told_as_such(run: Path) -> None:
         file.write(to_line(dropped))
     (missing,) = load(run).missing
     assert missing.what == "2 records missing in the sequence, 2 of them reported as dropped"
+
+
+def test_one_damaged_line_is_one_lost_record(run: Path) -> None:
+    path = records_of(run, 2)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3][:40] + b"\xff\xfe" + lines[3][60:]
+    path.write_bytes(b"".join(lines))
+    assert load(run).completeness.lost == 1
+
+
+def test_every_missing_record_of_a_launched_monitor_but_its_last_one_is_noticed(tmp_path: Path) -> None:
+    """One monitor process watches the rank's worker of each cycle, and numbers its records from 0 each time."""
+    folder = unpacked("launcher-faults", tmp_path)
+    path = folder / "records" / "node0-2.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    cycles = [from_line(line).origin.cycle for line in lines]
+    for number, cycle in enumerate(cycles):
+        path.write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
+        is_last = cycle not in cycles[number + 1 :]
+        assert load(folder).completeness.lost == (not is_last), number
+
+
+def test_losses_that_a_monitor_states_at_its_end_count_even_without_a_gap(run: Path) -> None:
+    told = job([Fault("kill", 1, 0)])
+    record = told.files[0][-1]
+    ended = msgspec.structs.replace(record, sequence=record.sequence + 1, event=MonitorEnded(dropped_records=4))
+    with records_of(run, 0).open("ab") as file:
+        file.write(to_line(ended))
+    found = load(run)
+    assert (found.completeness.lost, found.completeness.damaged) == (4, (0,))
 
 
 def test_rank_without_a_file_is_named(run: Path) -> None:

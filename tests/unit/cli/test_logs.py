@@ -143,7 +143,8 @@ def test_order_between_nodes_is_told_with_its_uncertainty(tmp_path: Path, capsys
     for node, ahead in (("a", 0), ("b", 7 * SECOND)):
         began = record_line(events.CyclePhaseStarted("rendezvous"), AT + ahead, node)
         ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + SECOND // 10 + ahead, node)
-        write(tmp_path, f"records/{node}-agent.jsonl", began, ended)
+        led_to = record_line(events.CycleStarted("first", 0, 3), AT + SECOND // 10 + ahead, node)
+        write(tmp_path, f"records/{node}-agent.jsonl", began, ended, led_to)
     assert main(["logs", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
     assert "the clock of b was 7 s ± 100 ms ahead; corrected" in said.err
