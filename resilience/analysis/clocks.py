@@ -104,7 +104,8 @@ def _collect_barriers(path: Path, meetings: defaultdict[Meeting, dict[str, NodeA
             else:
                 at_rendezvous.left_ns = head.wall_ns
         elif event.event == "cycle.started":
-            meetings["rendezvous", *place][origin.node] = at_rendezvous
+            meeting: Meeting = ("rendezvous", *place)
+            meetings[meeting][origin.node] = at_rendezvous
             at_rendezvous = NodeAtBarrier()
         elif origin.role != "rank":
             continue
