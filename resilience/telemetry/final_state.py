@@ -2,7 +2,8 @@
 
 completed and failed come from the job's final verdict; stopped means that the whole job was asked to stop (a
 preemption); left means that this node takes no further part while the job may continue. Under the launcher the agent
-decides. Without it the calls of the wrapped function decide, when no rank of the node is in a call."""
+decides; a node that left may come back with another agent, which has not ended. Without the launcher the calls of the
+wrapped function decide, when no rank of the node is in a call."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class FinalState:
     """Follows the records of one node."""
 
     def __init__(self) -> None:
-        self._has_agent = False
+        self._agent: int | None = None  # pid
         self._verdict: events.JobEnded | None = None
         self._leaves = False
         self._call: Call = (0, 0, 0)
@@ -32,7 +33,8 @@ class FinalState:
     def take(self, record: Record) -> None:
         """Add a record."""
         origin, event = record.origin, record.event
-        self._has_agent |= origin.role == "agent"
+        if origin.role == "agent":
+            self._take_agent(origin.pid, event)
         match event:
             case events.JobEnded():
                 self._verdict, self._verdict_at = event, record.wall_ns / 1e9
@@ -40,6 +42,12 @@ class FinalState:
                 self._leaves = event.leaves
             case events.CallStarted() | events.CallEnded() | events.RankExited() if origin.initial_rank is not None:
                 self._take_from_rank(record, origin.initial_rank)
+
+    def _take_agent(self, pid: int, event: events.Event) -> None:
+        """Forget the end of an earlier agent, which may have had the same pid."""
+        is_back = self._verdict is not None and isinstance(event, events.CycleStarted)
+        if pid != self._agent or is_back:
+            self._agent, self._verdict, self._leaves = pid, None, False
 
     def _take_from_rank(self, record: Record, rank: int) -> None:
         call = (record.origin.attempt, record.origin.cycle, record.origin.call)
@@ -62,7 +70,7 @@ class FinalState:
     @property
     def outcome(self) -> Outcome | None:
         """Return how the job ended on this node, None if it has not."""
-        if self._has_agent:
+        if self._agent is not None:
             return None if self._verdict is None else self._outcome_of(self._verdict)
         if self._in_call or not self._calls_ended:
             return None
@@ -71,7 +79,7 @@ class FinalState:
     @property
     def at(self) -> float:
         """Return the time of that, in Unix time."""
-        return self._verdict_at if self._has_agent else self._call_ended_at
+        return self._verdict_at if self._agent is not None else self._call_ended_at
 
     def _outcome_of(self, verdict: events.JobEnded) -> Outcome:
         if verdict.outcome == "completed":
