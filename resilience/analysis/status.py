@@ -286,7 +286,7 @@ class Watcher:
     def _phase(self, now: float) -> tuple[Phase, str | None, str]:
         """Return the phase of the job; after its end, also outcome and detail."""
         cycles = self._history.cycles
-        if not cycles.began:
+        if not cycles.agents:
             ended = self._left
             if now - self._last_ns / 1e9 > BETWEEN_CALLS:
                 ended = ended | self._outside
@@ -295,7 +295,7 @@ class Watcher:
                 # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
                 return "ended", "completed" if "completed" in outcomes else "failed", ""
             return ("running" if self._iteration != (0, 0, 0) or self._calls else "starting"), None, ""
-        attempt = max(attempt for _, attempt in cycles.began)
+        attempt = max(agents[-1].attempt for agents in cycles.agents.values())
         ends = [event for (_, number), event in cycles.over.items() if number == attempt]
         if ends and cycles.is_over(attempt):
             newest = cycles.parts(cycles.places[-1]) if cycles.places else {}

@@ -67,6 +67,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     restarts = {
         away.rank: away.duration_s
         for node in parts.keys() & following.keys()
+        if later is not None and cycles.before(node, later) == place
         for away in restarts_of(parts[node], following[node])
     }
     lowest = {node: min(part.workers, default=0) for node, part in (parts | following).items()}

@@ -94,10 +94,31 @@ class Worker:
             self.progress = (at_ns, wall_ns, sign)
 
 
+class AgentProcess:
+    """One process of a node's agent. A node that comes back after its loss has a new one, perhaps with the same pid.
+    After a boot its monotonic clock begins again."""
+
+    def __init__(self, record: Record) -> None:
+        self.attempt, self.pid = record.origin.attempt, record.origin.pid
+        self.began_ns = self.last_ns = record.mono_ns  # its first and last record
+        self._sequence = 0
+
+    def is_of(self, record: Record) -> bool:
+        """Return True if this process wrote the agent's record. Each process numbers its records from 0."""
+        is_restarted = record.sequence == 0 and self._sequence > 0
+        return (record.origin.attempt, record.origin.pid) == (self.attempt, self.pid) and not is_restarted
+
+    def took(self, record: Record) -> None:
+        self.last_ns, self._sequence = max(self.last_ns, record.mono_ns), record.sequence
+
+
 class NodeCycle:
     """One node's part of one cycle."""
 
     def __init__(self) -> None:
+        self.agent: AgentProcess | None = None  # which started it
+        self.last_ns = 0  # the agent's last record of it, in monotonic time
+        self.began_ns = self.began_wall_ns = 0  # when it started, in monotonic time and in UTC
         self.started: events.CycleStarted | None = None
         self.ended: events.CycleEnded | None = None
         self.ended_ns = 0
@@ -127,9 +148,11 @@ class NodeCycle:
         return is_spawned and bool(started) and all(worker.progress is not None for worker in started)
 
     def wall_of(self, mono_ns: int) -> int:
-        """Convert a monotonic time of the node to UTC. The reference is the end of the run, or of the cycle."""
+        """Convert a monotonic time of the node to UTC. The reference is the end of the run, or of the cycle, or its
+        start."""
         ran = next((stage for stage in self.stages if stage.phase == "run"), None)
-        known = (self.ended_ns, self.ended_wall_ns) if ran is None else (ran.ended_ns, ran.ended_wall_ns)
+        known = (self.began_ns, self.began_wall_ns) if self.ended is None else (self.ended_ns, self.ended_wall_ns)
+        known = known if ran is None else (ran.ended_ns, ran.ended_wall_ns)
         return known[1] - (known[0] - mono_ns)
 
     @property
@@ -219,8 +242,9 @@ class CycleHistory:
 
     def __init__(self) -> None:
         self.nodes: dict[str, dict[Cycle, NodeCycle]] = {}
-        self.began: dict[tuple[str, int], int] = {}  # node, attempt -> monotonic ns of its agent's first record
-        self.over: dict[tuple[str, int], events.JobEnded] = {}  # node, attempt
+        self.agents: dict[str, list[AgentProcess]] = {}  # by node, in their order
+        self.over: dict[tuple[str, int], events.JobEnded] = {}  # node, attempt: the end that its last agent recorded
+        self._places: set[Cycle] = set()  # that an agent recorded
         self._before: dict[str, list[EndedPhase]] = {}
         self._met: dict[str, events.RendezvousCompleted] = {}
 
@@ -230,8 +254,11 @@ class CycleHistory:
         at_ns: time of the record, UTC."""
         origin, event = record.origin, record.event
         if origin.role == "agent":
-            self.began.setdefault((origin.node, origin.attempt), record.mono_ns)
-            self._take_of_agent(record, at_ns)
+            agent = self._agent_of(record)
+            self._take_of_agent(record, agent, at_ns)
+            part = self.nodes.get(origin.node, {}).get((origin.attempt, origin.cycle))
+            if part is not None and part.agent is agent:
+                part.last_ns = max(part.last_ns, record.mono_ns)
         if isinstance(event, events.Interrupted):
             self._part(record).seen.append(Seen(record.mono_ns, _read(event.record, record, at_ns)))
         elif origin.initial_rank is not None:
@@ -255,11 +282,11 @@ class CycleHistory:
     def is_over(self, attempt: int) -> bool:
         """Return True if the job has ended on every node of the attempt's newest cycle that was not lost in it; before
         the first cycle, on every node. Nodes that were lost before, or that never had a place, do not count."""
-        newest = [place for place in self.places if place[0] == attempt][-1:]
-        parts = self.parts(newest[0]) if newest else {}
+        newest = max((place for place in self._places if place[0] == attempt), default=None)
+        parts = {} if newest is None else self.parts(newest)
         lost = {part.lost_node for part in parts.values()}
         nodes = {node for node, part in parts.items() if part.started is not None and node not in lost}
-        nodes = nodes or {node for node, number in self.began if number == attempt}
+        nodes = nodes or {node for node, agents in self.agents.items() if agents[-1].attempt == attempt}
         return all((node, attempt) in self.over for node in nodes)
 
     def part(self, node: str, place: Cycle) -> NodeCycle:
@@ -267,16 +294,43 @@ class CycleHistory:
         return self.nodes.get(node, {}).get(place) or NodeCycle()
 
     def before(self, node: str, place: Cycle) -> Cycle | None:
-        """Return the node's previous cycle if it failed, None if the node's agent began with this cycle."""
-        parts = self.nodes.get(node, {})
-        this = parts.get(place)
-        if this is None or this.started is None or this.started.why == "first":
+        """Return the cycle from which a node was restarted into this one: the job's previous cycle, if it failed and
+        the same agent took part in it. Otherwise None: the agent began with this cycle, or waited for a place."""
+        this, last = self.part(node, place), self.part(node, (place[0], place[1] - 1))
+        if this.started is None or this.started.why == "first" or last.started is None or last.agent is not this.agent:
             return None
-        earlier = [
-            key for key, part in parts.items() if key[0] == place[0] and key < place and part.started is not None
+        return None if last.failed_at is None else (place[0], place[1] - 1)
+
+    def free_since(self, place: Cycle) -> int | None:
+        """Return since when the nodes that were not in the job's previous cycle could be in this one: since the
+        previous one failed, in UTC nanoseconds. None: there was none, or its end is not known here."""
+        last = max((earlier for earlier in self._places if earlier[0] == place[0] and earlier < place), default=None)
+        parts = () if last is None else self.parts(last).values()
+        return min((part.wall_of(part.failed_at[0]) for part in parts if part.failed_at is not None), default=None)
+
+    def waited_since(self, node: str, place: Cycle) -> int | None:
+        """Return since when a node that was not restarted waited for a cycle that had a place for it, in its monotonic
+        time. Earlier, its agent did not run, or had other workers, or the job needed no further node."""
+        part = self.part(node, place)
+        if part.agent is None:
+            return None
+        known = [part.agent.began_ns]
+        known += [
+            earlier.last_ns if earlier.failed_at is None else earlier.failed_at[0]
+            for number, earlier in self.nodes[node].items()
+            if number < place and earlier.agent is part.agent
         ]
-        last = max(earlier, default=None)
-        return None if last is None or parts[last].failed_at is None else last
+        free = self.free_since(place)
+        known += [] if free is None else [part.began_ns - (part.began_wall_ns - free)]
+        return min(part.began_ns, max(known))
+
+    def is_present(self, node: str, place: Cycle) -> bool:
+        """Return True if no later cycle of the node began, and no later agent."""
+        agents, part = self.agents.get(node), self.part(node, place)
+        if agents is None:
+            return False
+        later = (number for number, other in self.nodes.get(node, {}).items() if number > place and other.started)
+        return part.agent is agents[-1] and next(later, None) is None
 
     def waiting(self, node: str) -> list[EndedPhase]:
         """Return phases of a node that have not led to a cycle yet."""
@@ -305,13 +359,18 @@ class CycleHistory:
         later = self.following(place)
         parts, following = self.parts(place), {} if later is None else self.parts(later)
         for node in sorted(parts.keys() | following.keys()):
-            yield from phases_of(node, parts.get(node), following.get(node))
+            since = None if later is None else self._counts_from(node, later)
+            yield from phases_of(node, parts.get(node), following.get(node), since)
 
     def phases(self) -> Iterator[TimedPhase]:
         """Yield the phases of all starts and restarts."""
         for node, parts in self.nodes.items():
-            for part in parts.values():
-                yield from phases_of(node, part, part)
+            for place, part in parts.items():
+                yield from phases_of(node, part, part, self._counts_from(node, place))
+
+    def _counts_from(self, node: str, place: Cycle) -> int | None:
+        """Return the UTC time from which a node's phases before a cycle count, None for all of them."""
+        return self.free_since(place) if self.before(node, place) is None else None
 
     def node_of(self) -> dict[int, str]:
         """Return the node on which each rank's last worker was started."""
@@ -352,7 +411,7 @@ class CycleHistory:
     @property
     def places(self) -> list[Cycle]:
         """Return all cycles that an agent recorded, in order."""
-        return sorted({place for parts in self.nodes.values() for place, part in parts.items() if part.started})
+        return sorted(self._places)
 
     def _part(self, record: Record) -> NodeCycle:
         origin = record.origin
@@ -362,7 +421,18 @@ class CycleHistory:
             part = parts[place] = NodeCycle()
         return part
 
-    def _take_of_agent(self, record: Record, at_ns: int) -> None:
+    def _agent_of(self, record: Record) -> AgentProcess:
+        node = record.origin.node
+        agents = self.agents.setdefault(node, [])
+        if not agents or not agents[-1].is_of(record):
+            agents.append(AgentProcess(record))
+            self.over.pop((node, record.origin.attempt), None)  # the end of the process before was not the job's
+            self._before.pop(node, None)
+            self._met.pop(node, None)
+        agents[-1].took(record)
+        return agents[-1]
+
+    def _take_of_agent(self, record: Record, agent: AgentProcess, at_ns: int) -> None:
         event, node = record.event, record.origin.node
         match event:
             case events.CyclePhaseEnded(phase):
@@ -372,7 +442,9 @@ class CycleHistory:
                 self._part(record).run_began_ns = record.mono_ns
             case events.CycleStarted():
                 part = self._part(record)
-                part.started, part.met = event, self._met.pop(node, None)
+                part.started, part.agent, part.met = event, agent, self._met.pop(node, None)
+                part.began_ns, part.began_wall_ns = record.mono_ns, at_ns
+                self._places.add((record.origin.attempt, record.origin.cycle))
                 part.stages[:0] = self._before.pop(node, [])
             case events.CycleEnded():
                 part = self._part(record)
@@ -433,10 +505,13 @@ def restarts_of(before: NodeCycle, this: NodeCycle) -> Iterator[Restart]:
             yield Restart(rank, kind, at_ns, worker.started_ns, worker.started_wall_ns, "entry")
 
 
-def phases_of(node: str, before: NodeCycle | None, this: NodeCycle | None) -> Iterator[TimedPhase]:
+def phases_of(
+    node: str, before: NodeCycle | None, this: NodeCycle | None, since_ns: int | None = None
+) -> Iterator[TimedPhase]:
     """Yield the phases of a restart on one node: the end of one cycle, the start of the next one, or both.
 
-    A node without a fault of its own learned of the failure when it had to stop its workers."""
+    A node without a fault of its own learned of the failure when it had to stop its workers. since_ns: the phases
+    before this time, UTC, are no part of the restart: the node waited for a place in a job that needed no other one."""
     for stage in () if before is None else before.stages:
         since = None if before is None else before.failed_at
         if stage.phase == "run" and since is not None:
@@ -446,7 +521,11 @@ def phases_of(node: str, before: NodeCycle | None, this: NodeCycle | None) -> It
             yield stage.timed(node)
     if this is None:
         return
-    yield from (stage.timed(node) for stage in this.stages if stage.phase in ("gate", "rendezvous", "spawn"))
+    for stage in this.stages:
+        if stage.phase in ("gate", "rendezvous", "spawn") and (since_ns is None or stage.ended_wall_ns > since_ns):
+            timed = stage.timed(node)
+            start_ns = timed.start_ns if since_ns is None else max(timed.start_ns, since_ns)
+            yield msgspec.structs.replace(timed, start_ns=start_ns)
     for rank, worker in sorted(this.workers.items()):
         if worker.progress is not None and worker.started_ns is not None:
             until_ns, wall_ns, _ = worker.progress

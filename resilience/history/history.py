@@ -58,7 +58,8 @@ class History:
         self.ranks = RankHistory()
         self._times = RankTimes()
         self._states: dict[str, dict[int, RankState]] = {}  # by node and initial rank
-        self._last_mono: dict[str, int] = {}  # node -> monotonic nanoseconds of its last record
+        # node -> attempt and cycle -> monotonic nanoseconds of the last record of a rank or monitor
+        self._last_mono: dict[str, dict[Cycle, int]] = {}
         self._iterations = IterationHistory()
         self._last_calls: dict[int, LastCall] = {}
         self.noted: dict[str, set[int]] = {}  # text -> initial ranks
@@ -85,9 +86,15 @@ class History:
                 attempt.last_ns = at_ns
             elif at_ns < attempt.first_ns:
                 attempt.first_ns = at_ns
-            if record.mono_ns > last_mono.get(node, -1):
-                last_mono[node] = record.mono_ns
-            is_launchers = origin.role == "agent" or origin.layer == "launcher"
+            last_of_node = last_mono.get(node)
+            if last_of_node is None:
+                last_of_node = last_mono[node] = {}
+            is_agents = origin.role == "agent"
+            is_launchers = is_agents or origin.layer == "launcher"
+            if not is_agents:  # an agent may not know its cycle yet
+                place = (origin.attempt, origin.cycle)
+                if record.mono_ns > last_of_node.get(place, -1):
+                    last_of_node[place] = record.mono_ns
             is_stage = (kind is _STARTED or kind is _ENDED) and not is_launchers
             is_phase = is_stage and event.stage not in _ENTRIES  # type: ignore[union-attr]
             if is_phase and kind is _STARTED:
@@ -136,8 +143,26 @@ class History:
         """Return where the time of each rank went, by initial rank.
 
         until: returns, for a node, the end of the count in nanoseconds of its monotonic clock; if it returns None, only
-        intervals that have ended count. By default the count ends with each node's last record."""
-        return self._times.spent(self.cycles, self._last_mono.get if until is None else until)
+        intervals that have ended count. By default the count ends with each node's last record. The count of an earlier
+        cycle ends with the last record of that cycle."""
+
+        def end_of(node: str, place: Cycle) -> int | None:
+            is_present = self._is_present(node, place)
+            return until(node) if is_present and until is not None else self._last_of(node, place, is_present)
+
+        return self._times.spent(self.cycles, end_of)
+
+    def _is_present(self, node: str, place: Cycle) -> bool:
+        """Return True if a node is in this cycle now, as far as its records say."""
+        if node in self.cycles.agents:
+            return self.cycles.is_present(node, place)
+        return place == max(self._last_mono[node], default=place)
+
+    def _last_of(self, node: str, place: Cycle, is_present: bool) -> int:
+        """Return the monotonic time of the last record of a node's cycle; if it is the present one, of its agent."""
+        agents = self.cycles.agents.get(node)
+        of_agent = agents[-1].last_ns if agents is not None and is_present else self.cycles.part(node, place).last_ns
+        return max(self._last_mono[node].get(place, 0), of_agent)
 
     @property
     def first_ns(self) -> int | None:

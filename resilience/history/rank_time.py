@@ -7,12 +7,15 @@ them wait for the silent one. A spare is idle, and so is a rank that finished be
 rank is idle as long as its node is on record. Repeated work is rework, at the earlier speed. If no step is reported,
 rework is unknown and counts as zero.
 
+The time of a lost node counts up to its last record. A node that was not in the job's previous cycle waits at no cost
+until that cycle has failed. Its own records do not say when that was, so its metrics count its whole wait.
+
 Durations use each node's own monotonic clock. The same definition applies to a node's metrics and to the report of the
 whole job: the job's rank-seconds are the sum over its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -172,53 +175,39 @@ class RankTimes:
             wrapped = self._wrapped[key] = WrappedRank(origin.node)
         wrapped.take(record)
 
-    def spent(self, cycles: CycleHistory, until: Callable[[str], int | None]) -> dict[int, RankSeconds]:
+    def spent(self, cycles: CycleHistory, until: Callable[[str, Cycle], int | None]) -> dict[int, RankSeconds]:
         """Return each rank's time by cause, by initial rank.
 
-        until: returns the end of a node's count in monotonic nanoseconds; if None, only ended intervals count."""
+        until: returns the end of the count of a node's cycle in monotonic nanoseconds; if None, only ended intervals
+        count."""
         by_rank: dict[int, RankSeconds] = {}
         launched: set[RankCall] = set()
         for node, parts in cycles.nodes.items():
-            for before, place, part in _in_order(parts):
-                for rank, worker in part.workers.items():
+            for place in sorted(place for place, part in parts.items() if part.started is not None):
+                visit = _Visit(cycles, node, place, until(node, place))
+                for rank, worker in parts[place].workers.items():
                     launched.add((*place, rank))
-                    visit = _Visit(cycles.began.get((node, place[0])), before, part, until(node))
                     wrapped = self._wrapped.get((*place, rank))
-                    earlier = None if before is None else self._wrapped.get((*before[0], rank))
+                    earlier = None if visit.before is None else self._wrapped.get((*visit.before, rank))
                     by_rank.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
         for key, wrapped in self._wrapped.items():
             if key not in launched:
-                by_rank.setdefault(key[2], RankSeconds()).add(wrapped.spent_until(until(wrapped.node)))
+                by_rank.setdefault(key[2], RankSeconds()).add(wrapped.spent_until(until(wrapped.node, key[:2])))
         return by_rank
 
 
-def _in_order(
-    parts: dict[Cycle, NodeCycle],
-) -> Iterator[tuple[tuple[Cycle, NodeCycle] | None, Cycle, NodeCycle]]:
-    """Yield a node's cycles, each with the one before it in its attempt."""
-    before: tuple[Cycle, NodeCycle] | None = None
-    for place in sorted(parts):
-        part = parts[place]
-        if part.started is not None:
-            if before is not None and (before[0][0] != place[0] or part.started.why == "first"):
-                before = None
-            yield before, place, part
-            before = (place, part)
-
-
 class _Visit:
-    """One node in one cycle. before: the node's previous cycle. until: end of the count in monotonic nanoseconds."""
+    """One node in one cycle. until: end of the count in monotonic nanoseconds. before: the cycle from which the node
+    was restarted into this one."""
 
-    def __init__(
-        self, began_ns: int | None, before: tuple[Cycle, NodeCycle] | None, part: NodeCycle, until: int | None
-    ) -> None:
-        self._part = part
-        self._before = None if before is None else before[1]
-        failed = part.failed_at
+    def __init__(self, cycles: CycleHistory, node: str, place: Cycle, until: int | None) -> None:
+        self._part = cycles.part(node, place)
+        self.before = cycles.before(node, place)
+        self._before = None if self.before is None else cycles.part(node, self.before)
+        failed = self._part.failed_at
         self._end = until if failed is None else failed[0]
         failed_before = None if self._before is None else self._before.failed_at
-        self._since = began_ns if failed_before is None else failed_before[0]
-        self._is_first = before is None
+        self._since = cycles.waited_since(node, place) if failed_before is None else failed_before[0]
 
     def spent_by(
         self, rank: int, worker: Worker, wrapped: WrappedRank | None, earlier: WrappedRank | None
@@ -241,7 +230,7 @@ class _Visit:
             waited, spent.startup = waited + spent.startup, 0
         elif at_work is not None and self._end is not None:
             self._outside(spent, rank, worker, at_work, self._end)
-        if self._is_first:
+        if self._part.started is None or self._part.started.why == "first":
             spent.startup += waited
         else:
             spent.restart += waited
@@ -253,14 +242,15 @@ class _Visit:
         until = min(end, worker.exited_ns) if is_done and worker.exited_ns is not None else end
         spent.work = max(0, until - at_work)
         spent.idle = max(0, end - until)
-        spent.hang = min(spent.work, self._part.silent_ns)
-        before = None if self._before is None else self._before.workers.get(rank)
-        if self._before is not None and before is not None and worker.first_step is not None:
-            spent.rework = _rework(self._before, before, worker.first_step[1])
+        spent.hang = max(0, min(spent.work, self._part.silent_ns - spent.idle))  # it waits for no rank once it is done
+        if self._before is not None and worker.first_step is not None:
+            before = self._before.workers.get(rank) or next(iter(self._before.workers.values()), None)
+            spent.rework = 0 if before is None else _rework(self._before, before, worker.first_step[1])
 
 
 def _rework(part: NodeCycle, worker: Worker, resumed: int) -> int:
-    """Return the nanoseconds of a cycle's work that a rank repeats. resumed: the step with which it continues."""
+    """Return the nanoseconds of a cycle's work that a rank repeats. worker: of that rank, or of another one if it was
+    on another node, because all ranks step together. resumed: the step with which it continues."""
     reached, failed, first = part.reached, part.failed_at, worker.first_step
     if reached is None or failed is None or first is None or reached <= first[1]:
         return 0

@@ -50,9 +50,16 @@ class NodeStory:
         self._numbers[node, rank, role, pid] = number + 1
         began = 10**12 * (1 + ord(node[-1]) - ord("a"))
         if node in self.booted and at >= self.booted[node]:
-            began = -round(self.booted[node] * 1e9) + 10**9
+            began = 10**9 - round(self.booted[node] * 1e9)
         wall_ns, mono_ns = STARTED_NS + round(at * 1e9), began + round(at * 1e9)
         self.files.setdefault((node, rank), []).append(Record(number, wall_ns, mono_ns, origin, event))
+
+    def new_agent(self, node: str, pid: int, boot_at: float | None = None) -> None:
+        """From now on another process is the node's agent, perhaps with the same pid. boot_at: when the host booted."""
+        self.agents[node] = pid
+        self._numbers.pop((node, None, "agent", pid), None)
+        if boot_at is not None:
+            self.booted[node] = boot_at
 
     def agent(self, node: str, at: float, event: events.Event, cycle: int = 0) -> None:
         self.put(node, None, "agent", self.agents.get(node, 10), at, event, cycle)
