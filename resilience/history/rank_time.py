@@ -78,6 +78,10 @@ class WrappedRank:
         self.since = 0  # start of its present state
         self._state: _State = ""
         self._is_active = True
+        self._begin_call()
+
+    def _begin_call(self) -> None:
+        """Forget the steps of an earlier call: another function may have other steps."""
         self._worked = 0  # nanoseconds of work before the last interruption
         self._is_explained = True  # whether a hang caused the last interruption is known
         self._reached: int | None = None  # the interrupted step
@@ -100,7 +104,7 @@ class WrappedRank:
                 self._go("idle", at)
             case events.StageEnded(stage="restart", outcome="completed"):
                 self._go("work" if self._is_active else "idle", at - round(event.ended_ago_s * 1e9))
-            case events.RestartEnded(step=step) if step is not None:
+            case events.RestartEnded(step=step):
                 self._went_on(step)
             case events.OutcomeSeen():
                 self._reached = event.step if event.step is not None else self._reached
@@ -110,6 +114,7 @@ class WrappedRank:
             case events.IterationStarted(state=state):
                 self._is_active, self._is_explained = state == "active", True
             case events.CallStarted():
+                self._begin_call()
                 self._go("startup", at)
             case events.CallEnded(outcome=outcome):
                 self._go("" if outcome == "completed" else "idle", at)
@@ -146,10 +151,11 @@ class WrappedRank:
             self._worked -= silence
             self._is_explained = True
 
-    def _went_on(self, step: int) -> None:
-        """Count the rework of a rank that continues with `step`: it repeats its work beyond that step."""
+    def _went_on(self, step: int | None) -> None:
+        """Count the rework of a rank that continues with `step`: it repeats its work beyond that step. None: that is
+        not known, and neither is the rework."""
         entered = 0 if self._entered is None and step == 0 else self._entered
-        if self._reached is not None:
+        if self._reached is not None and step is not None:
             if entered is not None and self._reached > entered:
                 self._step_ns = self._worked / (self._reached - entered)
             self._repeated += max(0, self._reached - step)

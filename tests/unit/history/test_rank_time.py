@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 from hypothesis import assume, given, settings
@@ -116,7 +116,46 @@ def test_rework_before_the_duration_of_a_step_is_known_counts_once_it_is() -> No
         (18.0, events.RestartEnded("exception", 1.0, "step", 110)),
         (18.0, events.StageEnded("restart", "completed", 1.0)),
     ]
+    assert rework_of(seen) == pytest.approx(6.0)  # 3 steps and 3 steps of 1 s
+
+
+def restarted(
+    began: float, reached: int, sign: Literal["step", "section"], step: int | None
+) -> list[tuple[float, events.Event]]:
+    """An interruption at `began`, when `reached` was the step; the rank goes on a second later."""
+    return [
+        (began, events.StageStarted("restart")),
+        (began, events.OutcomeSeen(0, step=reached)),
+        (began + 1.0, events.StageEnded("restart", "completed", 1.0)),
+        (began + 1.0, events.RestartEnded("exception", 1.0, sign, step)),
+    ]
+
+
+def called(at: float) -> list[tuple[float, events.Event]]:
+    started = events.CallStarted("f", 1, "", "", "", "", "forked")
+    return [(at, started), (at, events.IterationStarted(1, "active")), (at, events.StageStarted("run"))]
+
+
+def test_rework_in_a_call_does_not_depend_on_the_steps_of_an_earlier_call() -> None:
+    """Each step takes a second, and the restart of the second call repeats all of its 1000 steps."""
+    first = [*called(0.0), *restarted(100.0, 100, "step", 90), (201.0, events.CallEnded("completed", 2, 201.0))]
+    second = [*called(201.0), *restarted(1201.0, 1000, "step", 0), (2202.0, events.CallEnded("completed", 2, 2001.0))]
+    alone = rework_of([(at - 201.0, event) for at, event in second])
+    assert alone == pytest.approx(1000.0)
+    assert rework_of([*first, *second]) - rework_of(first) == pytest.approx(alone)
+
+
+def test_restart_that_tells_no_step_leaves_no_wrong_speed_behind() -> None:
+    """After the second restart it is not known from which step the rank went on."""
+    seen = [*called(0.0), *restarted(100.0, 100, "step", 0)]  # 100 steps again
+    seen += restarted(301.0, 200, "section", None)
+    seen += restarted(402.0, 250, "step", 200)  # 50 steps again
+    assert rework_of(seen) == pytest.approx(150.0)
+
+
+def rework_of(seen: list[tuple[float, events.Event]]) -> float:
+    """The rework of one rank, in seconds."""
     rank = WrappedRank("node0")
     for number, (at, event) in enumerate(seen):
         rank.take(Record(number, 0, round(at * 1e9), Origin("job", "node0", "rank", 1), event))
-    assert rank.spent_until(round(40e9)).rework == 6 * 10**9  # 3 steps and 3 steps of 1 s
+    return rank.spent_until(round(9999e9)).rework / 1e9
