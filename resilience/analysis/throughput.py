@@ -18,6 +18,7 @@ from resilience.telemetry import durations
 from resilience.telemetry.durations import Durations
 
 MOST_FILES = 64  # ranks that are read
+MOST_STRETCHES = 1000  # before or after the usual start of a rank; a rank that began earlier or later had a wrong clock
 SHORTEST = 1.0  # seconds; a shorter last stretch is left out
 
 
@@ -36,6 +37,8 @@ def throughput_of(folder: Path) -> tuple[Rate, ...]:
     if not ranks:
         return ()
     period = max(rank.period_s for rank in ranks)
+    usual = statistics.median_high(rank.began_at for rank in ranks)  # a clock that was never set is early
+    ranks = [rank for rank in ranks if abs(rank.began_at - usual) <= MOST_STRETCHES * period]
     begin = min(rank.began_at for rank in ranks)
     end = max(rank.began_at + rank.seconds for rank in ranks)
     steps: defaultdict[int, list[float]] = defaultdict(list)
@@ -43,7 +46,7 @@ def throughput_of(folder: Path) -> tuple[Rate, ...]:
         for number, count in _steps_by_stretch(rank, begin, period).items():
             steps[number].append(count)
     rates = []
-    for number in range(max(steps, default=-1) + 1):
+    for number in range(min(2 * MOST_STRETCHES, max(steps, default=-1)) + 1):  # a damaged file may hold any number
         since, until = begin + number * period, min(end, begin + (number + 1) * period)
         if until - since >= SHORTEST:
             rate = statistics.median(steps[number]) / (until - since) if number in steps else 0.0

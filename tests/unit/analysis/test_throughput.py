@@ -50,5 +50,17 @@ def test_a_long_run_has_few_stretches_and_the_same_rate(
     assert all(each.steps_a_second == pytest.approx(rate, rel=0.3) for each in found)
 
 
+@pytest.mark.parametrize("wrong_at", [0.0, 1e9, 4e9])
+def test_rank_whose_clock_was_wrong_at_its_start_is_left_out(wrong_at: float, tmp_path: Path) -> None:
+    stepped(tmp_path, 0, wrong_at, [4.0, 4.0])
+    stepped(tmp_path, 1, 1.7e9, [4.0, 4.0])
+    stepped(tmp_path, 2, 1.7e9, [4.0, 4.0])
+    found = throughput_of(tmp_path)
+    assert [(rate.begin_ns, rate.steps_a_second) for rate in found] == [
+        (1_700_000_000 * 10**9, 4.0),
+        (1_700_000_010 * 10**9, 4.0),
+    ]
+
+
 def test_run_without_steps_has_none(tmp_path: Path) -> None:
     assert throughput_of(tmp_path) == ()
