@@ -290,7 +290,7 @@ class Watcher:
             ended = self._left
             if now - self._last_ns / 1e9 > BETWEEN_CALLS:
                 ended = ended | self._outside
-            if ended and ended >= set(self._calls):
+            if ended and ended >= self._calls.keys() - self._history.excluded.keys():
                 outcomes = {self._calls.get(rank) for rank in ended}
                 # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
                 return "ended", "completed" if "completed" in outcomes else "failed", ""

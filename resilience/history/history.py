@@ -14,7 +14,7 @@ from resilience.core.records import Record
 from resilience.history.cycles import Cycle, CycleHistory, Worker
 from resilience.history.iterations import Iteration, IterationHistory
 from resilience.history.phases import Place, TimedPhase
-from resilience.history.rank_states import OF_STATES, RankState
+from resilience.history.rank_states import OF_STATES, RankState, excluded_by, place_of
 from resilience.history.rank_time import OF_TIMES, RankSeconds, RankTimes
 from resilience.history.ranks import WORKER, RankHistory
 
@@ -60,6 +60,7 @@ class History:
         self._states: dict[str, dict[int, RankState]] = {}  # by node and initial rank
         # node -> attempt and cycle -> monotonic nanoseconds of the last record of a rank or monitor
         self._last_mono: dict[str, dict[Cycle, int]] = {}
+        self.excluded: dict[int, Place] = {}  # initial rank -> iteration after which the others went on without it
         self._iterations = IterationHistory()
         self._last_calls: dict[int, LastCall] = {}
         self.noted: dict[str, set[int]] = {}  # text -> initial ranks
@@ -105,6 +106,8 @@ class History:
                     ranks.add(rank)
             if rank is not None and kind in OF_STATES:
                 self.state_of(node, rank).take(record)
+                for other in excluded_by(record):
+                    self.excluded[other] = max(place_of(record), self.excluded.get(other, (0, 0, 0, 0)))
             if is_launchers:
                 self._take_of_launcher(record, at_ns)
             elif rank is not None:
@@ -137,7 +140,8 @@ class History:
 
     def states(self, node: str) -> dict[int, str]:
         """Return the states of a node's ranks, by initial rank."""
-        return {rank: known.name for rank, known in sorted(self._states.get(node, {}).items()) if known.is_shown}
+        states = sorted(self._states.get(node, {}).items())
+        return {rank: known.without(self.excluded.get(rank)) for rank, known in states if known.is_shown}
 
     def spent(self, until: Callable[[str], int | None] | None = None) -> dict[int, RankSeconds]:
         """Return where the time of each rank went, by initial rank.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resilience.core import events
 from resilience.core.records import Record
+from resilience.history.phases import Place
 
 HEALTHY = ("active", "inactive")
 LOST = ("terminated", "excluded")
@@ -16,6 +17,7 @@ class RankState:
         self.state = "inactive"
         self.is_shown = False
         self.is_spare = False  # in the present iteration
+        self.place: Place = (0, 0, 0, 0)  # of its last iteration
         self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when a monitor was lost
 
     @property
@@ -39,13 +41,21 @@ class RankState:
             case events.MonitorLost():
                 self.unmonitored_ns, self.is_shown = record.mono_ns, True
             case _ if not origin.is_launchers:
-                self._take_of_wrapper(event, origin.initial_rank)
+                self._take_of_wrapper(event, record)
             case _:  # no other event matters here
                 pass
 
-    def _take_of_wrapper(self, event: events.Event, rank: int | None) -> None:
+    def without(self, place: Place | None) -> str:
+        """Return the state if the other ranks went on without this rank after the iteration `place`; None: they did not.
+        The rank itself may have no record of that, because its whole node is lost."""
+        is_out = place is not None and place >= self.place and self.state not in LOST
+        return "excluded" if is_out else self.name
+
+    def _take_of_wrapper(self, event: events.Event, record: Record) -> None:
+        rank = record.origin.initial_rank
         match event:
             case events.IterationStarted():
+                self.place = place_of(record)
                 self.is_shown, self.state, self.is_spare = True, event.state, event.state == "inactive"
             case events.IterationEnded():
                 self.is_spare = False
@@ -66,7 +76,24 @@ OF_STATES = frozenset(
         events.IterationStarted,
         events.IterationEnded,
         events.RankStoodInFor,
+        events.NodeFellSilent,
         events.RankLeft,
     )
 )
 """Events that change a state."""
+
+
+def place_of(record: Record) -> Place:
+    origin = record.origin
+    return origin.attempt, origin.cycle, origin.call, origin.iteration or 0
+
+
+def excluded_by(record: Record) -> tuple[int, ...]:
+    """Return the initial ranks that a record of another rank's monitor says to be out of the job."""
+    match record.event:
+        case events.RankStoodInFor(initial_rank=rank, result="excluded" | "discarded"):
+            return () if rank == record.origin.initial_rank else (rank,)
+        case events.NodeFellSilent(ranks=ranks):
+            return ranks
+        case _:
+            return ()

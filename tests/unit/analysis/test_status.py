@@ -216,6 +216,29 @@ def test_job_without_the_launcher(kind: record_streams.Kind, tmp_path: Path) -> 
     assert now_of(told.write(tmp_path / "live")).phase == "running"
 
 
+@pytest.mark.parametrize("said", ["silent", "stood in for"])
+def test_ranks_of_a_lost_node_are_out_of_a_job_without_the_launcher(said: str, tmp_path: Path) -> None:
+    """The lost node records nothing of its end, and its files may be read before or after the others'."""
+    records = [record for record in record_streams.job(world=4).records if record.origin.initial_rank != 3]
+    lost = [record for record in record_streams.job(world=4).files[3] if record.mono_ns <= records[0].mono_ns + 10**9]
+    moved = [
+        msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, node=node))
+        for record, node in ((record, "a-node" if said == "silent" else "z-node") for record in lost)
+        if not isinstance(record.event, events.CallEnded | events.RankExited | events.MonitorEnded)
+    ]
+    monitors = next(record for record in records if record.origin.role == "monitor")
+    event = (
+        events.NodeFellSilent("lost", 30.0, 30.0, (3,))
+        if said == "silent"
+        else events.RankStoodInFor(3, "excluded", 0.1)
+    )
+    told = msgspec.structs.replace(monitors, event=event, sequence=10_000)
+    folder = written([*records[:-2], told, *records[-2:], *moved], tmp_path / "run")
+    now = now_of(folder, after=600.0)
+    assert now.states["excluded"] == 1
+    assert (now.phase, now.outcome) == ("ended", "completed")
+
+
 def test_whoever_deserves_a_look_comes_first() -> None:
     ranks = now_ranks()
     assert [rank.rank for rank in order(ranks)] == [3, 2, 1, 0]
