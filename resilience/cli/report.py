@@ -476,7 +476,7 @@ def _phases(incident: Incident, width: int) -> Iterator[Line]:
         spread = phase.took
         bar = "█" * round(BAR * spread.max_s / total) if total > 0 else ""
         slowest = (spread.node or f"rank {spread.slowest}") if spread.max_s >= 0.0005 else ""
-        numbers = f"{seconds(spread.median_s):>9}{seconds(spread.max_s):>10}"
+        numbers = f"{seconds(spread.median_s):>9} {seconds(spread.max_s):>9}"
         text = f"{'':14}{phase_name(phase.name):13}{numbers}  {cut(slowest, 11):11}"
         yield ((text, ""), (cut(bar, max(0, width - len(text))), "cyan"))
 

@@ -134,7 +134,8 @@ def waterfall_lines(restart: Waterfall, width: int) -> Iterator[Line]:
     scale = f"0{seconds(restart.seconds):>{bar - 1}}"
     yield ((f"  {'':{_NAME}}{scale}  {'median':>8}{'slowest':>9}", "dim"),)
     for row in restart.rows:
-        numbers = f"{seconds(row.median_s):>8}{seconds(row.max_s):>9}  {cut(_name_of(row.slowest), 9)}"
+        times = f"{seconds(row.median_s):>8} {seconds(row.max_s):>8}  "
+        numbers = times + cut(_name_of(row.slowest), max(0, 28 - len(times)))
         before, full, light = _bar(row, restart.seconds, bar)
         after = " " * (bar - before - full - light)
         yield (

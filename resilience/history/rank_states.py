@@ -46,8 +46,8 @@ class RankState:
                 pass
 
     def without(self, place: Place | None) -> str:
-        """Return the state if the other ranks went on without this rank after the iteration `place`; None: they did not.
-        The rank itself may have no record of that, because its whole node is lost."""
+        """Return the state if the other ranks went on without this rank after the iteration `place` (None: they did
+        not). The rank itself may have no record of that, because its whole node is lost."""
         is_out = place is not None and place >= self.place and self.state not in LOST
         return "excluded" if is_out else self.name
 

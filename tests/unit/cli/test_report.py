@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from resilience.analysis.load import load
 from resilience.analysis.report import report
+from resilience.attribution.incident import Phase, Spread
 from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
 from resilience.cli.render import cut, painted, plain, show, table, wrap
@@ -105,6 +107,14 @@ def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
         "ranks 0-1, 3 stopped; started again (warm):",
     ):
         assert part in text
+
+
+def test_long_times_of_a_phase_do_not_run_together(make: Callable[..., Path]) -> None:
+    found = report(load(make("run", [Fault("exception", 1, 0)])))
+    phase = Phase("resume", Spread(30.5, 90.0, 2, 4))
+    incident = msgspec.structs.replace(found.incidents[0], phases=(phase,))
+    lines = [plain(line) for line in incident_lines(incident, WIDTH)]
+    assert any("30.5 s 1 min 30 s  rank 2" in line for line in lines)
 
 
 @pytest.mark.parametrize("world", [4, 300])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from resilience.analysis.waterfall import PhaseRow, Step, Waterfall
@@ -67,6 +68,17 @@ def test_waterfall_looks_like_this() -> None:
         "       6 ms     300 ms  73 %  waiting for rank 5 in finalize",
         "     306 ms     104 ms  25 %  waiting for rank 2 in resume",
     ]
+
+
+def test_long_times_in_the_waterfall_do_not_run_together() -> None:
+    row = PhaseRow("resume", 0.0, 30.5, 6000.0, 30.5, 6000.0, 12, 8)
+    lines = [plain(line) for line in waterfall_lines(msgspec.structs.replace(WAITED, rows=(row,)), 80)]
+    (line,) = [line for line in lines if "  resume  " in line]
+    assert line.endswith("30.5 s 1 h 40 min  rank 12")
+    minutes = msgspec.structs.replace(row, median_s=90.5, max_s=3599.0)
+    lines = [plain(line) for line in waterfall_lines(msgspec.structs.replace(WAITED, rows=(minutes,)), 80)]
+    assert any("1 min 30 s 59 min 59 s" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(("kind", "world"), [*((kind, 3) for kind in get_args(Kind)), ("kill", 300)])
