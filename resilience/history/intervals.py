@@ -68,6 +68,12 @@ class Open(msgspec.Struct):
     facts: dict[str, Fact] = {}
     noted: list[Noted] = []
     previous: tuple[Cycle, Key] | None = None
+    mono_ns: int = 0  # start by the node's monotonic clock, of intervals that `closed` ends
+
+    def closed(self, record: Record, outcome: str, closed_by: str, cause: Key | None = None) -> Interval:
+        """End it with a record of its node that does not state how long it took. The clock may have been set since."""
+        start_ns = record.wall_ns - max(0, record.mono_ns - self.mono_ns)
+        return self.ended(self.origin, start_ns, record.wall_ns, outcome, closed_by, None, cause)
 
     def note(self, event: events.Event, at_ns: int) -> None:
         if len(self.noted) < NOTED:

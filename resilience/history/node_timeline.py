@@ -77,13 +77,13 @@ class NodeTimeline:
         if (phase := self._phase) is not None:
             if facts.ended is not None and part.node is not None:  # the phase leads to a cycle that has not begun
                 phase.parent, phase.origin = restart_key(self._name), part.node.origin
-            intervals.append(phase.ended(phase.origin, phase.start_ns, at, "open", "reader"))
+            intervals.append(phase.ended(phase.origin, min(phase.start_ns, at), at, "open", "reader"))
         if facts.ended is not None:
             intervals += self._given_up(place, at, "open", "reader")
         else:
             intervals += self._restart(place, at, "open", "reader")
             intervals += [
-                opened.ended(opened.origin, opened.start_ns, at, "open", "reader")
+                opened.ended(opened.origin, min(opened.start_ns, at), at, "open", "reader")
                 for opened in (part.node, part.cycle)
                 if opened is not None
             ]

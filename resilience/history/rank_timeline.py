@@ -45,7 +45,7 @@ class RankTimeline:
                 before = self._stages.pop(stage, None)  # the record of its end is lost
                 self._stages[stage] = self._stage(record, stage)
                 if before is not None:
-                    return [before.ended(before.origin, before.start_ns, record.wall_ns, "lost", "reader")]
+                    return [before.closed(record, "lost", "reader")]
             case events.StageEnded():
                 return [self._stage_ended(record, event)]
             case events.Interrupted():
@@ -81,7 +81,7 @@ class RankTimeline:
         key = _root_of(self._call)
         facts: dict[str, Fact] = {"function": event.function, "world_size.initial": event.world_size}
         parent = None if self._call == 0 else ROOT  # a trace has one root: later calls are children of the first one
-        self._root = Open("inprocess.call", key, parent, record.origin, record.wall_ns, facts)
+        self._root = Open("inprocess.call", key, parent, record.origin, record.wall_ns, facts, mono_ns=record.mono_ns)
         return [anchor(self._root)]
 
     def _iteration(self, record: Record) -> Open:
@@ -89,7 +89,8 @@ class RankTimeline:
         parent = node_key(origin.node) if self._is_launched else _root_of(self._call)
         key = iteration_key(self._call, iteration, self._rank)
         before = (self._cycle, iteration_key(self._call, iteration - 1, self._rank)) if iteration else None
-        return Open("inprocess.iteration", key, parent, origin, record.wall_ns, previous=before)
+        mono_ns = record.mono_ns
+        return Open("inprocess.iteration", key, parent, origin, record.wall_ns, previous=before, mono_ns=mono_ns)
 
     def _stage(self, record: Record, stage: str) -> Open:
         iteration = record.origin.iteration or 0
@@ -98,7 +99,8 @@ class RankTimeline:
             if "restart" not in self._stages:  # the record of its start is lost
                 self._stages["restart"] = self._stage(record, "restart")
             parent = self._stages["restart"].key
-        return Open(stage, self._numbered(stage, iteration), parent, record.origin, record.wall_ns)
+        key = self._numbered(stage, iteration)
+        return Open(stage, key, parent, record.origin, record.wall_ns, mono_ns=record.mono_ns)
 
     def _stage_ended(self, record: Record, event: events.StageEnded) -> Interval:
         opened = self._stages.pop(event.stage, None) or self._stage(record, event.stage)
@@ -132,14 +134,11 @@ class RankTimeline:
             cause = None
             if name == "restart":
                 opened, cause = self._of_restart(opened)
-            intervals.append(
-                opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by, None, cause)
-            )
-        for opened in self._iterations.values():
-            intervals.append(opened.ended(opened.origin, opened.start_ns, record.wall_ns, outcome, closed_by))
+            intervals.append(opened.closed(record, outcome, closed_by, cause))
+        intervals += [opened.closed(record, outcome, closed_by) for opened in self._iterations.values()]
         if (root := self._root) is not None:
             by = "rank" if closed_by == "call" else closed_by
-            intervals.append(root.ended(root.origin, root.start_ns, record.wall_ns, outcome, by))
+            intervals.append(root.closed(record, outcome, by))
         self._stages, self._iterations, self._root = {}, {}, None
         return intervals
 

@@ -49,6 +49,7 @@ class RankHistory:
             ended = self._ended.get(rank)
             if ended is None:
                 ended = self._ended[rank] = array("q")
+            begin_ns = min(begin_ns, at_ns)  # the clock may have been set back
             ended.extend((begin_ns, at_ns, self._number(kind, self._kinds), self._number(place, self._places)))
 
     @property

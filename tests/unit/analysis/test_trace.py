@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,9 @@ from resilience.analysis.trace import SLACK_NS, otlp, perfetto, spans_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, critical_path, waterfall
 from resilience.attribution.incidents import incidents_of
 from resilience.core import events
+from resilience.core.records import Record
 from resilience.history.cycles import RESTART
+from resilience.history.history import History
 from resilience.history.phases import TimedPhase
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
@@ -41,6 +44,31 @@ def run(told: Job, tmp_path: Path) -> Path:
 def live(told: Job) -> list[Span]:
     view = SpanView()
     return [span for record in told.records for span in view.take(record)]
+
+
+def set_back(records: list[Record], after: int, by_s: int = 3600) -> list[Record]:
+    """The same records if the clock is set back once `after` of them are written; the monotonic clock goes on."""
+    turned = sorted(records, key=lambda record: record.mono_ns)[after].mono_ns
+    return [
+        record if record.mono_ns < turned else msgspec.structs.replace(record, wall_ns=record.wall_ns - by_s * SECOND)
+        for record in records
+    ]
+
+
+@pytest.mark.parametrize("after", [10, 40, 80])
+@pytest.mark.parametrize("cut", [0, 30])
+def test_no_span_is_negative_or_longer_than_the_job_after_the_clock_is_set_back(
+    told: Job, after: int, cut: int
+) -> None:
+    records = told.interleaved(0)
+    records = set_back(records[: len(records) - cut], after)
+    took = records[-1].mono_ns - records[0].mono_ns
+    view = SpanView()
+    spans = [span for record in records for span in view.take(record)] + view.left_open()
+    assert all(0 <= span.end_ns - span.start_ns <= took for span in spans)
+    history = History().take_all(records)
+    stretches = [each for rank in history.ranks.ranks for each in history.ranks.stretches(rank, 2**62)]
+    assert all(each.end_ns >= each.begin_ns for each in stretches)
 
 
 # -- OTLP --------------------------------------------------------------------------------------
