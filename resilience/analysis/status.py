@@ -40,6 +40,7 @@ _UNSHOWN = beginnings(
     events.CollectivesCut,
     events.InterruptDelivered,
     events.RestartEnded,
+    events.FirstStepTaken,
 )
 """Most records are of these kinds. None of them changes the state shown here."""
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")

@@ -124,12 +124,20 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
     """This rank made its first progress after an interruption: the restart is over.
 
     duration_s: from detection to the first heartbeat, step or ping after entry. If the function sends none, sign is
-    "entry" and duration_s ends with the entry. step: the step with which the function continued, if known."""
+    "entry" and duration_s ends with the entry. step: the step with which the function continued, if known by then."""
 
     interruption: str
     duration_s: Seconds
     sign: Literal["heartbeat", "step", "ping", "section", "entry"]
     step: int | None = None
+
+
+class FirstStepTaken(Event, frozen=True, tag="restart.step"):
+    """This rank reported its first step after a restart that had ended with another signal, such as a section in which
+    the function loaded its checkpoint. step: the step with which the function continued."""
+
+    level: ClassVar[Level] = "debug"
+    step: int
 
 
 class Interrupted(Event, frozen=True, tag="rank.interrupted"):
@@ -766,6 +774,7 @@ CATALOGUE: tuple[type[Event], ...] = (
     StageStarted,
     StageEnded,
     RestartEnded,
+    FirstStepTaken,
     Interrupted,
     InterruptionArrived,
     OutcomeSeen,
@@ -840,6 +849,7 @@ AnyEvent = (
     | StageStarted
     | StageEnded
     | RestartEnded
+    | FirstStepTaken
     | Interrupted
     | InterruptionArrived
     | OutcomeSeen

@@ -94,6 +94,7 @@ class IterationHistory:
         self._iterations: dict[Place, Iteration] = {}
         self._restart: dict[_Call, Place] = {}  # the iteration that a rank's present phases belong to
         self._began: dict[_Call, Place] = {}  # the iteration in which its open restart began
+        self._ended_restart: dict[_Call, Place] = {}  # the iteration whose restart has ended last
         self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}  # equal stacks are kept once
         self._signalled: dict[_Call, tuple[Place, str]] = {}  # the first iteration, and the reason
         self.is_settled = True
@@ -105,6 +106,7 @@ class IterationHistory:
             events.StageStarted: self._stage_started,
             events.StageEnded: self._stage_ended,
             events.RestartEnded: self._restart_ended,
+            events.FirstStepTaken: self._first_step_taken,
             events.Interrupted: self._interrupted,
             events.InterruptionArrived: self._arrived,
             events.OutcomeSeen: self._outcome_seen,
@@ -190,6 +192,14 @@ class IterationHistory:
         began = self._began.pop(who, None) or self._restart.get(who)
         if began is not None:
             self._at(began).restarts[who[3]] = event
+            self._ended_restart[who] = began
+
+    def _first_step_taken(
+        self, place: Place, who: _Call, record: Record, event: events.FirstStepTaken, at_ns: int
+    ) -> None:
+        restarts = self._at(self._ended_restart.get(who, place)).restarts
+        if (restart := restarts.get(who[3])) is not None and restart.step is None:
+            restarts[who[3]] = msgspec.structs.replace(restart, step=event.step)
 
     def _interrupted(self, place: Place, who: _Call, record: Record, event: events.Interrupted, at_ns: int) -> None:
         self.seen.add(who)

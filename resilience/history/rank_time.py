@@ -32,6 +32,7 @@ OF_TIMES = frozenset(
         events.StageStarted,
         events.StageEnded,
         events.RestartEnded,
+        events.FirstStepTaken,
         events.OutcomeSeen,
         events.RankFellSilent,
         events.IterationStarted,
@@ -86,6 +87,7 @@ class WrappedRank:
         self._is_explained = True  # whether a hang caused the last interruption is known
         self._reached: int | None = None  # the interrupted step
         self._entered: int | None = None  # the step with which it continued after a restart
+        self._is_step_unknown = False  # no step has been reported since the last restart
         self._step_ns: float | None = None  # duration of one step
         self._repeated = 0  # steps of rework that do not count yet: how long a step takes is not known
 
@@ -104,9 +106,12 @@ class WrappedRank:
                 self._go("idle", at)
             case events.StageEnded(stage="restart", outcome="completed"):
                 self._go("work" if self._is_active else "idle", at - round(event.ended_ago_s * 1e9))
-            case events.RestartEnded(step=step):
+            case events.RestartEnded(step=None):
+                self._is_step_unknown = True
+            case events.RestartEnded(step=int(step)) | events.FirstStepTaken(step=step):
                 self._went_on(step)
             case events.OutcomeSeen():
+                self._forget_unknown()
                 self._reached = event.step if event.step is not None else self._reached
                 self._interrupted(at, event.silent_for_s)
             case events.RankFellSilent():
@@ -142,6 +147,7 @@ class WrappedRank:
 
     def _interrupted(self, at: int, silent_for_s: float | None) -> None:
         if self._state == "work":
+            self._forget_unknown()
             self._worked = max(0, at - self.since)
             self._is_explained = False
             self._go("restart", at)
@@ -151,11 +157,16 @@ class WrappedRank:
             self._worked -= silence
             self._is_explained = True
 
-    def _went_on(self, step: int | None) -> None:
-        """Count the rework of a rank that continues with `step`: it repeats its work beyond that step. None: that is
-        not known, and neither is the rework."""
+    def _forget_unknown(self) -> None:
+        """Forget the steps before a restart if no step was reported after it: its rework stays unknown."""
+        if self._is_step_unknown:
+            self._is_step_unknown, self._entered, self._reached = False, None, None
+
+    def _went_on(self, step: int) -> None:
+        """Count the rework of a rank that continues with `step`: it repeats its work beyond that step."""
+        self._is_step_unknown = False
         entered = 0 if self._entered is None and step == 0 else self._entered
-        if self._reached is not None and step is not None:
+        if self._reached is not None:
             if entered is not None and self._reached > entered:
                 self._step_ns = self._worked / (self._reached - entered)
             self._repeated += max(0, self._reached - step)

@@ -391,9 +391,9 @@ class CallWrapper:
             self._reporter.left_function(self._watcher.is_interrupted, self._error is not None)
 
     def _progressed(self, sign: str) -> None:
-        """Report the first sign of progress; later ones cost nothing more."""
-        self._session.page.on_progress = None
-        self._reporter.progressed(typing.cast(Sign, sign))
+        """Report the first sign of progress and the first step; later ones cost nothing more."""
+        if not self._reporter.progressed(typing.cast(Sign, sign)):
+            self._session.page.on_progress = None
 
     def _wait_in_reserve(self) -> Result:
         self._reporter.entering()

@@ -17,6 +17,7 @@ import msgspec
 from resilience.core.attribution import FaultOrigin, InterruptionRecord
 from resilience.core.events import (
     Event,
+    FirstStepTaken,
     Interrupted,
     IterationEnded,
     IterationStarted,
@@ -51,6 +52,7 @@ class RankEvents:
         self._restart_began: float | None = None
         self._entered_at: float | None = None
         self._is_awaiting_progress = False
+        self._is_awaiting_step = False  # the restart has ended with another signal
         self._iteration_began = 0.0
         self._interruption = "peer"
         self._unsettled_failure: InterruptionRecord | None = None  # a failure that has no record yet
@@ -83,19 +85,27 @@ class RankEvents:
 
     def entering(self) -> None:
         self._entered_at = time.monotonic()
-        self._is_awaiting_progress = self.is_restarting
+        self._is_awaiting_progress, self._is_awaiting_step = self.is_restarting, False
         self._emit(StageStarted("run"))
 
-    def progressed(self, sign: Sign) -> None:
-        """Report the function's first progress, which ends a restart."""
-        if not self._is_awaiting_progress or self._restart_began is None or self._entered_at is None:
-            return
-        self._is_awaiting_progress = False
-        ended_at = self._entered_at if sign == "entry" else time.monotonic()
+    def progressed(self, sign: Sign) -> bool:
+        """Report the function's first progress, which ends a restart, and its first step. Return True as long as a step
+        is still of interest. 0.2 µs for each further signal of a program that never reports a step."""
+        if self._is_awaiting_progress and self._restart_began is not None and self._entered_at is not None:
+            self._is_awaiting_progress = False
+            self._end_restart(sign, self._restart_began, self._entered_at)
+        elif sign == "step" and self._is_awaiting_step and (step := self._step()) is not None:
+            self._is_awaiting_step = False
+            self._emit(FirstStepTaken(step))
+        return self._is_awaiting_step
+
+    def _end_restart(self, sign: Sign, restart_began: float, entered_at: float) -> None:
+        ended_at = entered_at if sign == "entry" else time.monotonic()
         self._end_phase(ended_at, "completed")
-        duration = ended_at - self._restart_began
+        duration, step = ended_at - restart_began, self._step()
         ended = StageEnded("restart", "completed", duration, ended_ago_s=time.monotonic() - ended_at)
-        self._emit(ended, RestartEnded(self._interruption, duration, sign, self._step()))
+        self._emit(ended, RestartEnded(self._interruption, duration, sign, step))
+        self._is_awaiting_step = step is None
         self._restart_began = None
         self._interruption = "peer"
 
@@ -105,7 +115,7 @@ class RankEvents:
         outcome: Outcome = "interrupted" if is_interrupted and not failed else "failed" if failed else "completed"
         assert self._entered_at is not None
         self._emit(StageEnded("run", outcome, now - self._entered_at))
-        self._entered_at = None
+        self._entered_at, self._is_awaiting_step = None, False
 
     def failed(self, record: InterruptionRecord) -> None:
         """Report that this rank failed. Its restart begins here; whose fault it is may still be open."""

@@ -70,6 +70,7 @@ _LOSS_EVENTS = (
     _E.StageStarted,
     _E.StageEnded,
     _E.RestartEnded,
+    _E.FirstStepTaken,
     _E.OutcomeSeen,
     _E.RankFellSilent,
     _E.RankExited,

@@ -509,6 +509,20 @@ def test_cost_is_silence_restart_and_steps_done_again() -> None:
     assert second.cost.lost_s == pytest.approx(3.01 + (second.cost.restart_s or 0) + 3 * a_step, rel=0.05)
 
 
+def test_steps_done_again_are_known_if_the_function_loads_its_checkpoint_before_its_first_step() -> None:
+    told = job([Fault("exception", 1, 0, step=10), Fault("hang", 1, 1, step=23)])
+    whole = [incident.cost.lost_steps for incident in fold(told.records)]
+    records: list[Record] = []
+    for record in told.records:
+        records.append(record)
+        if isinstance(record.event, events.RestartEnded) and record.event.step is not None:
+            loaded = msgspec.structs.replace(record.event, sign="section", step=None)
+            records[-1] = msgspec.structs.replace(record, event=loaded)
+            stepped = events.FirstStepTaken(record.event.step)
+            records.append(msgspec.structs.replace(record, event=stepped))
+    assert [incident.cost.lost_steps for incident in fold(records)] == whole == [0, 3]
+
+
 def test_hang_began_with_the_last_sign_of_life() -> None:
     incident = only(job([Fault("hang", 1, 0)]))
     assert incident.detected_wall_ns is not None and incident.since_wall_ns is not None

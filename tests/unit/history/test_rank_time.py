@@ -153,6 +153,13 @@ def test_restart_that_tells_no_step_leaves_no_wrong_speed_behind() -> None:
     assert rework_of(seen) == pytest.approx(150.0)
 
 
+def test_first_step_after_a_checkpoint_was_loaded_tells_the_rework() -> None:
+    seen = [*called(0.0), *restarted(100.0, 100, "section", None), (105.0, events.FirstStepTaken(0))]  # 100 steps
+    seen += restarted(301.0, 200, "section", None)  # no step follows: the rework is not known
+    seen += restarted(402.0, 250, "section", None)
+    assert rework_of([*seen, (405.0, events.FirstStepTaken(200))]) == pytest.approx(150.0)
+
+
 def rework_of(seen: list[tuple[float, events.Event]]) -> float:
     """The rework of one rank, in seconds."""
     rank = WrappedRank("node0")

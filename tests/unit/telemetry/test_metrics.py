@@ -262,7 +262,8 @@ def wrapped_in_a_launch() -> list[Record]:
 # An event that a metric is a view of, but that by itself changes no number in these jobs.
 NOT_ALONE: dict[str, set[type]] = {
     "resilience_job_info": {events.RendezvousCompleted},
-    "resilience_lost_seconds_total": {events.RestartEnded},  # rework: no step was reported when it began
+    # rework: no step was reported when it began
+    "resilience_lost_seconds_total": {events.RestartEnded, events.FirstStepTaken},
 }
 
 
