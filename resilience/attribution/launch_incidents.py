@@ -26,9 +26,10 @@ from resilience.attribution.incident import (
 from resilience.attribution.verdict import judge
 from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
-from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, Worker, restarts_of
+from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, restarts_of
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration
+from resilience.history.processes import Worker
 
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are never a failure, whatever else is on record
 

@@ -8,7 +8,7 @@ monotonic clock."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,11 +16,11 @@ from resilience.core import events, tracebacks
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.records import Record
 from resilience.history.phases import TimedPhase
+from resilience.history.processes import AgentProcess, Sign, Worker
 
 Cycle = tuple[int, int]
 """Attempt and cycle."""
 
-Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
 RESTART: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "import")
 """The phases of a restart by the launcher, in order."""
 
@@ -62,54 +62,6 @@ class Restart(NamedTuple):
     @property
     def duration_s(self) -> float:
         return max(0, self.until_ns - self.since_ns) / 1e9
-
-
-class Worker:
-    """One worker in one cycle. A Wrapper in the worker accounts for its own function."""
-
-    def __init__(self) -> None:
-        self.pid: int | None = None
-        self.started_ns: int | None = None
-        self.started_wall_ns = 0
-        self.exited_ns: int | None = None
-        self.exit: events.WorkerExited | None = None
-        self.is_gone = False  # its monitor saw its process end, not with status 0
-        self.progress: tuple[int, int, Sign] | None = None  # first progress: monotonic ns, UTC ns, signal
-        self.first_step: tuple[int, int] | None = None  # monotonic ns, step
-        self.how = ""
-        self.evidence: str | None = None  # how its stacks were taken
-        self.signals: tuple[str, str] | None = None  # signals that its monitor sent, and the limit that fired
-        self.seen: events.WorkerSeen | None = None  # where it was when another rank hung
-        self.called_ns: int | None = None  # when a Wrapper's function was called
-
-    def is_stopped(self, ran_until: int | None) -> bool:
-        """Return True if the agent ended it on purpose. ran_until: end of the cycle's run, None if it still runs."""
-        if self.exit is None or not self.exit.expected:
-            return False
-        is_late = ran_until is not None and self.exited_ns is not None and self.exited_ns > ran_until
-        return self.exit.code != 0 or is_late
-
-    def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
-        if self.progress is None:
-            self.progress = (at_ns, wall_ns, sign)
-
-
-class AgentProcess:
-    """One process of a node's agent. A node that comes back after its loss has a new one, perhaps with the same pid.
-    After a boot its monotonic clock begins again."""
-
-    def __init__(self, record: Record) -> None:
-        self.attempt, self.pid = record.origin.attempt, record.origin.pid
-        self.began_ns = self.last_ns = record.mono_ns  # its first and last record
-        self._sequence = 0
-
-    def is_of(self, record: Record) -> bool:
-        """Return True if this process wrote the agent's record. Each process numbers its records from 0."""
-        is_restarted = record.sequence == 0 and self._sequence > 0
-        return (record.origin.attempt, record.origin.pid) == (self.attempt, self.pid) and not is_restarted
-
-    def took(self, record: Record) -> None:
-        self.last_ns, self._sequence = max(self.last_ns, record.mono_ns), record.sequence
 
 
 class NodeCycle:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from resilience.core import events
 from resilience.core.records import Record
-from resilience.history.cycles import Cycle, CycleHistory, Worker
+from resilience.history.cycles import Cycle, CycleHistory
 from resilience.history.iterations import Iteration, IterationHistory
 from resilience.history.phases import Place, TimedPhase
+from resilience.history.processes import Worker
 from resilience.history.rank_states import OF_STATES, RankState, excluded_by, place_of
 from resilience.history.rank_time import OF_TIMES, RankSeconds, RankTimes
 from resilience.history.ranks import WORKER, RankHistory

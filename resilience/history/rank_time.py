@@ -22,7 +22,8 @@ import msgspec
 
 from resilience.core import events
 from resilience.core.records import Record
-from resilience.history.cycles import Cycle, CycleHistory, NodeCycle, Worker
+from resilience.history.cycles import Cycle, CycleHistory, NodeCycle
+from resilience.history.processes import Worker
 
 Cause = Literal["startup", "restart", "hang", "rework", "idle"]
 CAUSES: tuple[Cause, ...] = ("startup", "restart", "hang", "rework", "idle")
