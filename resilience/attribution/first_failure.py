@@ -5,9 +5,10 @@ The verdict decides which rank is named, not the order in which ranks reported."
 from __future__ import annotations
 
 from resilience.attribution.advice import named
+from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES
-from resilience.attribution.verdict import Culprit, Verdict
+from resilience.attribution.verdict import Verdict
 from resilience.core import events
 from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.hang_kind import WORDS as HANGS

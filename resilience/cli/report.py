@@ -17,11 +17,11 @@ from resilience.analysis.counterfactual import WhatIf, what_if_in_words
 from resilience.analysis.load import Reader
 from resilience.analysis.report import Report, as_json, report
 from resilience.attribution.advice import named, ranks_in_words
+from resilience.attribution.culprits import NAMED, RULES
+from resilience.attribution.culprits import SURE as CERTAIN
 from resilience.attribution.first_failure import candidates_in_words
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES, main_stack
-from resilience.attribution.verdict import NAMED, RULES
-from resilience.attribution.verdict import SURE as CERTAIN
 from resilience.cli.arguments import refuse_together
 from resilience.cli.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
 from resilience.cli.render import (

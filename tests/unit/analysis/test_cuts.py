@@ -8,9 +8,10 @@ import pytest
 
 from resilience.analysis import cuts
 from resilience.analysis.cuts import Verdicts
+from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import Class
-from resilience.attribution.verdict import Culprit, Verdict
+from resilience.attribution.verdict import Verdict
 from resilience.telemetry.durations import Value
 from tests.support.record_streams import Fault, Kind, job
 

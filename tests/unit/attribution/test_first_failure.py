@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from resilience.attribution.culprits import Culprit
 from resilience.attribution.first_failure import LONGEST, cause_in_words, failure_in_words, judged
 from resilience.attribution.incident import Incident
-from resilience.attribution.verdict import Culprit, Verdict
+from resilience.attribution.verdict import Verdict
 from resilience.core import events
 from resilience.core.attribution import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord
 

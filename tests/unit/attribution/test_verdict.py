@@ -10,8 +10,9 @@ import pytest
 
 import resilience
 from resilience.attribution.advice import advise
+from resilience.attribution.culprits import NAMED, SURE
 from resilience.attribution.evidence import Evidence
-from resilience.attribution.verdict import NAMED, SURE, judge
+from resilience.attribution.verdict import judge
 from resilience.core.attribution import (
     Collective,
     Detector,

@@ -1,0 +1,128 @@
+"""For which rank did the others wait?  The rules for an interruption in which no rank has a fault of its own.
+
+All ranks on record waited, or only report that a connection was closed. The rank at fault was elsewhere, had continued,
+or waits in another collective than the others. What the ranks have entered (`core.wait_for`) and where they were tells
+which one it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Set
+
+from resilience.attribution.culprits import SURE, Culprit
+from resilience.attribution.evidence import Evidence, waits
+from resilience.attribution.symptoms import Class, Symptom, hung_in, is_inside, main_stack
+from resilience.core.attribution import Frame, Hang
+from resilience.core.hang_kind import in_collective
+from resilience.core.user_frames import user_frame
+from resilience.core.wait_for import Walk, walk
+
+_HUNG: Class = "hung"
+_HANGS: Mapping[Hang, Class] = {
+    "stopped": "stopped",
+    "in_kernel": "blocked_in_kernel",
+    "in_loop": "busy_without_progress",
+    "holds_gil": "blocked_in_native_code",
+    "on_lock": "waits_for_lock",
+}
+"""Hangs in which a rank keeps others waiting, without those in which it may be waiting itself."""
+
+
+def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culprit], Class, set[int]]:
+    """Rules 7 to 10: all ranks on record waited. Find the rank that they waited for."""
+    if any(symptom.what == "missed_completion" for symptom in symptoms.values()):
+        late = sorted(evidence.active - evidence.returned)
+        return [Culprit(rank, "missed_completion", 0.6, 7) for rank in late], "missed_completion", {7}
+    places = {rank: place for rank in sorted(evidence.active) if (place := _place(evidence, symptoms, rank))}
+    elsewhere = [rank for rank, place in places.items() if not (in_collective(place) or waits(evidence, rank))]
+    if not any(symptom.what == "hung" for symptom in symptoms.values()):
+        if any(symptom.what == "killed" for symptom in symptoms.values()):
+            return [], "ended_by_monitor", {1}
+        # Only echoes are on record. A rank that continues or returns closes its connections too.
+        gone = [
+            rank for rank in sorted(evidence.active - set(symptoms)) if rank in evidence.returned or rank in elsewhere
+        ]
+        if not symptoms or not gone or len(gone) * 2 > len(evidence.active):
+            return [], "unknown", set()
+        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else 0.4, 7) for rank in gone], "went_on", {7}
+    ending = {
+        rank for rank, symptom in symptoms.items() if symptom.record.stage == "ending"
+    }  # because of an echoed error
+    silent = sorted(evidence.active - evidence.answered - set(symptoms))
+    if silent and evidence.answered:
+        return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
+    stuck = {
+        # A section says more than the lock that the rank waits for in it, even if the rank's own limit fired first.
+        rank: hung_in(evidence.sections.get(rank, ()), _HANGS[word]) if word == "on_lock" else _HANGS[word]
+        for rank, word in sorted(evidence.hangs.items())
+        if word in _HANGS and rank in evidence.active - ending
+    }
+    inside = [rank for rank in elsewhere if is_inside(places[rank]) and rank not in ending]
+    compared = walk_of(evidence)
+    if compared.mismatch is not None:
+        odd = compared.mismatch.odd or compared.mismatch.ranks
+        confidence = 0.8 if compared.mismatch.odd else 0.4
+        return [Culprit(rank, "desynchronised", confidence, 9) for rank in odd], "desynchronised", {9}
+    if compared.cycle:
+        return [Culprit(rank, "desynchronised", 0.4, 10) for rank in compared.cycle], "desynchronised", {10}
+    if compared.awaited:
+        return _awaited(evidence, compared.awaited, stuck, set(inside))
+    if stuck or inside:
+        # A rank that hung by itself comes before one that was only elsewhere. Its section gives the class that its own
+        # exceeded limit would have given.
+        classes = stuck or {rank: hung_in(evidence.sections.get(rank, ()), _HUNG) for rank in inside}
+        confidence = 0.7 if len(classes) == 1 else 0.4
+        return [Culprit(rank, what, confidence, 7) for rank, what in classes.items()], next(iter(classes.values())), {7}
+    gone = sorted(evidence.returned & evidence.active) if ending else []
+    if gone and len(gone) * 2 <= len(evidence.active):
+        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else 0.4, 7) for rank in gone], "went_on", {7}
+    if not evidence.active <= set(places):
+        return [], "hung", set()
+    return _odd_ones(evidence, places)
+
+
+def _awaited(
+    evidence: Evidence, awaited: tuple[int, ...], stuck: Mapping[int, Class], inside: Set[int]
+) -> tuple[list[Culprit], Class, set[int]]:
+    """Rule 10: the walk from rank to rank ended at these ranks. Their known positions give their class."""
+    blamed = []
+    for rank in awaited:
+        if waits(evidence, rank):
+            what: Class = "desynchronised"  # it waits in a collective that the others have left
+        elif rank in evidence.returned:
+            what = "went_on"
+        else:
+            what = stuck.get(rank) or hung_in(evidence.sections.get(rank, ()), _HUNG)
+        confidence = SURE if len(awaited) == 1 and (rank in stuck or rank in inside) else 0.7
+        blamed.append(Culprit(rank, what, confidence, 10))
+    return blamed, blamed[0].what, {10}
+
+
+def _place(evidence: Evidence, symptoms: Mapping[int, Symptom], rank: int) -> tuple[Frame, ...]:
+    """Return a rank's stack when the interruption began. A stack inside a collective wins."""
+    known = evidence.stacks.get(rank, ())
+    symptom = symptoms.get(rank)
+    if symptom is None or symptom.is_own or in_collective(known):
+        return known
+    record = symptom.record
+    before = record.exception.stack if record.exception is not None else main_stack(record)
+    return before if in_collective(before) else known
+
+
+def _odd_ones(evidence: Evidence, places: Mapping[int, tuple[Frame, ...]]) -> tuple[list[Culprit], Class, set[int]]:
+    """Rules 8 and 9: all ranks wait. Return the ranks that wait at another place than most."""
+    steps = evidence.steps if evidence.active <= set(evidence.steps) else {}
+    sites = {rank: (user_frame(places[rank]), steps.get(rank)) for rank in sorted(evidence.active)}
+    counts = Counter(sites.values())
+    if len(counts) == 1:
+        return [], "communication", {8}
+    fewest = min(counts.values())
+    odd = [rank for rank, site in sites.items() if counts[site] == fewest]
+    confidence = 0.7 if len(odd) * 2 < len(sites) else 0.4
+    return [Culprit(rank, "desynchronised", confidence, 9) for rank in odd], "desynchronised", {9}
+
+
+def walk_of(evidence: Evidence) -> Walk:
+    waiting = {rank for rank in evidence.active if waits(evidence, rank)}
+    last = {rank: entries for rank, entries in evidence.collectives.items() if rank in evidence.active}
+    return walk(last, waiting, evidence.seats or {rank: rank for rank in evidence.active})
