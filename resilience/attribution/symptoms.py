@@ -98,13 +98,17 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
 )
 _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "RestartError", "RankDiscarded"))
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
+QUIET_END = 0.6
+"""Confidence of an end that gives no reason, if nothing on record explains it. NCCL's watchdog aborts ranks that wait,
+and programs that catch the error of a collective often exit with a code."""
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
 _STORAGE = frozenset(("checkpoint", "save", "storage"))
 
 
 class Symptom(msgspec.Struct, frozen=True):
     """What one rank's record shows. is_own: nothing points to another rank as the cause. is_guess: it counts as the
-    rank's own fault only if no other rank had a fault."""
+    rank's own fault only if no other rank had a fault. is_quiet: the process ended without giving a reason, as ranks
+    also do that give up because of another rank's fault."""
 
     rank: int
     what: Class
@@ -114,6 +118,7 @@ class Symptom(msgspec.Struct, frozen=True):
     is_own: bool
     reason: str = ""  # why the fault is not, or may not be, the rank's own
     is_guess: bool = False
+    is_quiet: bool = False
 
 
 def main_stack(record: InterruptionRecord) -> tuple[Frame, ...]:
@@ -197,7 +202,8 @@ def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
         what = "killed"
     elif end is not None and end.signal is not None:
         what = "told_to_stop"
-    return Symptom(record.rank, what, record, 1, 0.95, True)
+    is_quiet = what == "exited" or (end is not None and end.signal == "SIGABRT")
+    return Symptom(record.rank, what, record, 1, QUIET_END if is_quiet else 0.95, True, is_quiet=is_quiet)
 
 
 def _exception_symptom(record: InterruptionRecord) -> Symptom:

@@ -10,13 +10,13 @@ The rules about a rank for which others waited are in `attribution.awaited`."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 
 import msgspec
 
 from resilience.attribution.awaited import awaited_ranks, walk_of
-from resilience.attribution.culprits import NAMED, SURE, Culprit
+from resilience.attribution.culprits import NAMED, SURE, UNSURE, Culprit
 from resilience.attribution.evidence import (
     RESTART_STAGES,
     Evidence,
@@ -31,12 +31,14 @@ from resilience.attribution.symptoms import (
     Symptom,
     category,
     gives_up,
+    is_inside,
     main_stack,
 )
 from resilience.core.attribution import Category, Interruption
 from resilience.core.user_frames import user_frame
 
 NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
+SHORTEST_TIMEOUT_S = 1.0  # of a process group: no job waits less for a collective
 WITHIN_LIMITS = "stayed within the limits"  # cleared because nothing else is on record
 _CATEGORIES: Mapping[Class, Category] = {"stopped": "host", "blocked_in_kernel": "storage"}
 
@@ -213,7 +215,9 @@ def _common(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict | No
         if own.is_own and own.rank in evidence.active:
             groups[_likeness(own)].append(own)
     for alike in groups.values():
-        is_most = len(alike) > 1 and len(alike) * 2 > len(evidence.active)
+        # Ranks that ended quietly may all have given up because of one rank that did not.
+        least = len(evidence.active) - 1 if alike[0].is_quiet else len(evidence.active) // 2
+        is_most = len(alike) > 1 and len(alike) > least
         if is_most and first_own <= {symptom.rank for symptom in alike}:
             culprits = tuple(Culprit(symptom.rank, symptom.what, 0.5, 14) for symptom in alike)
             first = evidence.first if evidence.first in {symptom.rank for symptom in alike} else None
@@ -231,19 +235,23 @@ def _likeness(symptom: Symptom) -> tuple[object, ...]:
 
 
 def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
-    faults = [symptom for symptom in symptoms.values() if symptom.is_own and not symptom.is_guess]
+    own = [symptom for symptom in symptoms.values() if symptom.is_own and not symptom.is_guess]
+    faults, quiet = [each for each in own if not each.is_quiet], [each for each in own if each.is_quiet]
     exits = [symptom for symptom in faults if symptom.rule == 1]
     raised = [symptom for symptom in faults if symptom.rule == 2]
     hung = [symptom for symptom in faults if symptom.rule not in (1, 2)]
     blamed: list[Culprit] = []
     if raised:
         blamed += _blame_raised(evidence, raised, alone=not exits and not hung)
-    # No other rank makes a process end: whatever else happened, this is a fault of its own.
+    # No other rank kills or crashes a process: whatever else happened, this is a fault of its own.
     blamed += [Culprit(symptom.rank, symptom.what, symptom.confidence, 1) for symptom in exits]
     if hung and (not blamed or evidence.first in {symptom.rank for symptom in hung}):
         awaited = walk_of(evidence).awaited
         blamed += [_of_hang(symptom, awaited) for symptom in hung]
     fired = {culprit.rule for culprit in blamed} | {symptom.rule for symptom in symptoms.values() if not symptom.is_own}
+    if quiet:
+        blamed += _blame_quiet(evidence, symptoms, quiet, {culprit.rank for culprit in blamed})
+        fired |= {culprit.rule for culprit in blamed}
     if not blamed:
         blamed, what, rules = awaited_ranks(evidence, symptoms)
         fired |= rules
@@ -253,17 +261,70 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
             return Verdict(guesses[0].what, category(guesses[0]), culprits=culprits, rules_fired=(2,))
         if not blamed:
             return Verdict(what, "unknown", rules_fired=tuple(sorted(fired)))
-        # These ranks were alive, but elsewhere.
-        at_fault = _CATEGORIES.get(blamed[0].what, "user_code")
-        return Verdict(blamed[0].what, at_fault, culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+        return Verdict(
+            blamed[0].what, _category(blamed[0], {}), culprits=tuple(blamed), rules_fired=tuple(sorted(fired))
+        )
 
-    def order(culprit: Culprit) -> tuple[bool, float, float, int]:
-        position = arrival(symptoms[culprit.rank].record)
-        return culprit.rank != evidence.first, position, -culprit.confidence, culprit.rank
+    def order(culprit: Culprit) -> tuple[bool, bool, float, float, int]:
+        shown = symptoms.get(culprit.rank)
+        position = float("inf") if shown is None else arrival(shown.record)
+        return culprit.confidence < NAMED, culprit.rank != evidence.first, position, -culprit.confidence, culprit.rank
 
     blamed.sort(key=order)
     chief = blamed[0]
-    return Verdict(chief.what, category(symptoms[chief.rank]), culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+    return Verdict(chief.what, _category(chief, symptoms), culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+
+
+def _category(culprit: Culprit, symptoms: Mapping[int, Symptom]) -> Category:
+    """Return the category of a culprit. A rank without a symptom was alive, but elsewhere."""
+    shown = symptoms.get(culprit.rank)
+    is_of_record = shown is not None and shown.what == culprit.what
+    return category(shown) if shown is not None and is_of_record else _CATEGORIES.get(culprit.what, "user_code")
+
+
+def _blame_quiet(
+    evidence: Evidence, symptoms: Mapping[int, Symptom], quiet: list[Symptom], blamed: Set[int]
+) -> list[Culprit]:
+    """Rule 1: blame the ranks that ended without giving a reason. If another rank's fault may explain such an end, the
+    rank is only a candidate, and so is the other rank. blamed: ranks with another fault of their own."""
+    others: list[Culprit] = []
+    if not blamed and any(symptom.what == "hung" and not symptom.is_own for symptom in symptoms.values()):
+        others, _, _ = awaited_ranks(evidence, symptoms)
+    elif not blamed:
+        others = [Culprit(rank, "hung", UNSURE, 7) for rank in _may_have_been_awaited(evidence, symptoms, quiet)]
+    faults = [symptom for symptom in symptoms.values() if symptom in quiet or symptom.rank in blamed]
+    culprits = []
+    for symptom in quiet:
+        is_first = all(_ended_before(symptom, each) for each in faults if each is not symptom)
+        confidence = symptom.confidence if is_first and not others else UNSURE
+        culprits.append(Culprit(symptom.rank, symptom.what, confidence, 1))
+    return culprits + others
+
+
+def _ended_before(symptom: Symptom, other: Symptom) -> bool:
+    """Return True if a rank ended before another rank's end or exception. A hang or the loss of a node is older than
+    its record."""
+    ended_ns, other_ns = symptom.record.detected_wall_ns, other.record.detected_wall_ns
+    is_instant = other.rule == 2 or other.record.interruption is Interruption.TERMINATED
+    if ended_ns is None or other_ns is None or not is_instant:
+        return False
+    return ended_ns + NOTICED_WITHIN_NS < other_ns
+
+
+def _may_have_been_awaited(evidence: Evidence, symptoms: Mapping[int, Symptom], quiet: list[Symptom]) -> list[int]:
+    """Return the ranks for which ranks that ended quietly may have waited until the timeout of a collective."""
+    ended = {symptom.rank for symptom in quiet}
+    if len(ended) > 1 and len(ended) * 2 > len(evidence.active):
+        return sorted(evidence.active - set(symptoms))
+    ages = [symptom.record.last_heartbeat_age_s for symptom in quiet]
+    if all(age is not None and age < SHORTEST_TIMEOUT_S for age in ages):
+        return []
+    elsewhere = [
+        rank
+        for rank in sorted(evidence.active - set(symptoms))
+        if is_inside(evidence.stacks.get(rank, ())) and not waits(evidence, rank)
+    ]
+    return elsewhere if len(elsewhere) * 2 <= len(evidence.active) else []  # else they only compute
 
 
 def _of_hang(symptom: Symptom, awaited: tuple[int, ...]) -> Culprit:

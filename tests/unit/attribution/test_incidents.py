@@ -300,17 +300,17 @@ def test_places_told_by_the_store_win_over_what_ranks_saw_first() -> None:
 def test_two_deaths_at_once_are_two_culprits_of_one_incident() -> None:
     deaths = (
         InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(signal="SIGKILL"), pid=101),
-        InterruptionRecord(2, Interruption.TERMINATED, exit=Exit(code=1), pid=102),
+        InterruptionRecord(2, Interruption.TERMINATED, exit=Exit(signal="SIGSEGV"), pid=102),
     )
     verdict = judge(Evidence(deaths, first=2, active=frozenset(range(8))))
-    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "exited"), (1, "killed")]
+    assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "crashed"), (1, "killed")]
 
 
 def test_one_exception_and_one_death_at_once_are_both_blamed_if_the_exception_came_first() -> None:
     error = ExceptionInfo("ValueError", "mine", "f", LOADS)
     records = (
         InterruptionRecord(1, Interruption.EXCEPTION, exception=error),
-        InterruptionRecord(2, Interruption.TERMINATED, exit=Exit(code=1)),
+        InterruptionRecord(2, Interruption.TERMINATED, exit=Exit(signal="SIGSEGV")),
     )
     assert {c.rank for c in judge(Evidence(records, first=1, active=frozenset(range(8)))).culprits} == {1, 2}
     assert {c.rank for c in judge(Evidence(records, first=2, active=frozenset(range(8)))).culprits} == {2}

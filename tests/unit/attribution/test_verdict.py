@@ -23,6 +23,7 @@ from resilience.core.attribution import (
     Interruption,
     InterruptionRecord,
     OpenSection,
+    ProcessInfo,
     ThreadStack,
 )
 
@@ -187,9 +188,16 @@ def test_lost_monitor_is_no_cause_of_another_ranks_hang(is_first: bool) -> None:
     assert judge(seen).first == 1
 
 
-def ended(rank: int, by: str, at_s: float) -> InterruptionRecord:
-    end = Exit(signal=by)
-    return InterruptionRecord(rank, Interruption.TERMINATED, exit=end, detected_wall_ns=round(at_s * 1e9))
+def ended(rank: int, by: str | int, at_s: float, **known: object) -> InterruptionRecord:
+    """The record of a process that ended by a signal or with a code."""
+    end = Exit(signal=by) if isinstance(by, str) else Exit(code=by)
+    return InterruptionRecord(
+        rank,
+        Interruption.TERMINATED,
+        exit=end,
+        detected_wall_ns=round(at_s * 1e9),
+        **known,  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("at_s", [100.0, 99.5, 130.0])
@@ -215,6 +223,90 @@ def test_rank_that_died_while_it_restarted_told_nobody_to_stop() -> None:
     verdict = judge(Evidence((killed, stopped, echo), first=3, active=RANKS, answered=frozenset({0, 1, 3})))
     assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "told_to_stop"), (1, "killed")]
     assert verdict.first == 2
+
+
+def candidates(seen: Evidence) -> list[int]:
+    return [candidate.rank for candidate in judge(seen).candidates]
+
+
+QUIET = pytest.mark.parametrize("end", [1, 7, 0, "SIGABRT"])
+"""Ends of which no reason is on record. NCCL's watchdog aborts ranks that wait for another one."""
+
+
+@QUIET
+def test_end_without_a_reason_is_named_if_all_other_ranks_are_fine_but_not_surely(end: str | int) -> None:
+    seen = Evidence((ended(1, end, 100.0),), first=1, active=RANKS, stacks={0: BACKWARD, 2: BARRIER})
+    (culprit,) = judge(seen).culprits
+    assert culprit.rank == 1
+    assert NAMED <= culprit.confidence < 0.7
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM"])
+def test_end_that_no_other_rank_causes_is_sure_wherever_the_others_are(end: str) -> None:
+    seen = Evidence((ended(1, end, 100.0),), first=1, active=RANKS, stacks={0: LOADS})
+    assert [culprit.rank for culprit in judge(seen).sure] == [1]
+
+
+@QUIET
+@pytest.mark.parametrize("at_s", [100.05, 99.5, 130.0])
+def test_end_without_a_reason_is_no_fault_if_another_rank_was_killed(end: str | int, at_s: float) -> None:
+    records = (ended(1, "SIGKILL", 100.0), *(ended(rank, end, at_s) for rank in (0, 2, 3)))
+    seen = Evidence(records, first=0, active=RANKS)
+    assert blamed(seen) == [(1, "killed")]
+    assert judge(seen).first == 1
+    assert candidates(seen) == [0, 2, 3]
+
+
+def test_end_without_a_reason_long_before_another_end_is_named_first() -> None:
+    seen = Evidence((ended(0, 7, 90.0), ended(1, "SIGKILL", 100.0)), first=0, active=RANKS)
+    assert blamed(seen) == [(0, "exited"), (1, "killed")]
+
+
+@QUIET
+def test_rank_that_raised_is_blamed_and_not_its_neighbour_that_ended_without_a_reason(end: str | int) -> None:
+    error = ExceptionInfo("ValueError", "bad batch", "f", LOADS)
+    raised = ended(1, 1, 100.0, exception=error)
+    for first in (0, 1):
+        seen = Evidence((raised, ended(0, end, 100.02)), first=first, active=RANKS)
+        assert blamed(seen) == [(1, "exception")]
+        assert candidates(seen) == [0]
+
+
+@QUIET
+def test_hung_rank_is_blamed_and_not_the_rank_that_ended_without_a_reason_before_its_limit(end: str | int) -> None:
+    stopped = InterruptionRecord(1, Interruption.HARD_TIMEOUT, process=ProcessInfo("T", 0.0, 60.0), hang="stopped")
+    seen = Evidence((ended(0, end, 100.0, arrival_order=1), stopped), first=0, active=RANKS)
+    verdict = judge(seen)
+    assert (verdict.what, verdict.category, verdict.first) == ("stopped", "host", 1)
+    assert (blamed(seen), candidates(seen)) == ([(1, "stopped")], [0])
+
+
+@QUIET
+def test_rank_that_ended_without_a_reason_is_a_candidate_beside_one_that_was_elsewhere(end: str | int) -> None:
+    """It may have waited for the other one until the timeout of its process group."""
+    stacks = {1: LOADS, 2: BARRIER, 3: BARRIER}
+    seen = Evidence((ended(0, end, 100.0, last_heartbeat_age_s=60.0),), first=0, active=RANKS, stacks=stacks)
+    assert (blamed(seen), candidates(seen)) == ([], [0, 1])
+    waited = msgspec.structs.replace(seen, records=(*seen.records, silent(2, BARRIER, hang="in_collective")))
+    assert blamed(waited) == [(1, "hung")]
+    assert candidates(waited) == [0]
+
+
+def test_rank_that_ended_just_after_a_sign_of_life_waited_for_no_rank() -> None:
+    record = ended(0, 7, 100.0, last_heartbeat_age_s=0.01)
+    seen = Evidence((record,), first=0, active=frozenset((0, 1)), stacks={1: LOADS})
+    assert blamed(seen) == [(0, "exited")]
+    computing = Evidence((ended(0, 7, 100.0),), first=0, active=RANKS, stacks=dict.fromkeys((1, 2, 3), LOADS))
+    assert blamed(computing) == [(0, "exited")]  # nothing is wrong with most of the ranks
+
+
+@QUIET
+def test_rank_that_did_not_end_is_a_candidate_too_if_most_ranks_ended_without_a_reason(end: str | int) -> None:
+    records = tuple(ended(rank, end, 100.0) for rank in (0, 2, 3))
+    seen = Evidence(records, first=0, active=RANKS)
+    assert (blamed(seen), sorted(candidates(seen))) == ([], [0, 1, 2, 3])
+    everybody = Evidence((*records, ended(1, end, 100.0)), first=0, active=RANKS)
+    assert judge(everybody).what == "common"
 
 
 def test_lost_monitor_is_blamed_where_nothing_else_is_on_record() -> None:
