@@ -16,7 +16,7 @@ from resilience.core.attribution import Exit, Interruption, InterruptionRecord, 
 from resilience.core.records import Record
 from resilience.core.user_frames import user_frame
 from tests.support import record_streams
-from tests.support.launch_streams import LEG_S, STEP_S, Fault, Kind, Launched, launched
+from tests.support.launch_streams import ECHO, LEG_S, STEP_S, Fault, Kind, Launched, launched
 from tests.support.record_streams import LOADS, WAITS
 
 # kind of fault -> interruption, class, category
@@ -82,6 +82,37 @@ def test_neighbour_that_saw_its_connection_close_only_followed() -> None:
     assert incident.verdict.cascade == (3,)
     reasons = {rank: group.reason for group in incident.verdict.exonerated for rank in group.ranks}
     assert reasons[3] == "its error came out of a communication call, which also fails when a peer ends"
+
+
+def with_tail(told: Launched, rank: int, lines: tuple[str, ...], end: Exit | None = None) -> list[Record]:
+    """The records, with other last lines of a rank that ended, and perhaps another end."""
+    changed: list[Record] = []
+    for record in told.records:
+        event = record.event
+        if isinstance(event, events.Interrupted) and event.record.rank == rank:
+            ended = msgspec.structs.replace(event.record, log_tail=lines, exit=end or event.record.exit)
+            event = events.Interrupted(ended)
+        elif isinstance(event, events.WorkerExited) and event.worker_rank == rank and not event.expected and end:
+            event = msgspec.structs.replace(event, code=end.code, signal=end.signal)
+        changed.append(msgspec.structs.replace(record, event=event))
+    return changed
+
+
+def test_error_that_a_program_raised_for_a_closed_connection_only_followed() -> None:
+    lines = (
+        *ECHO,
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 70, in main',
+        "TrainingError: step 100 failed",
+    )
+    (incident,) = fold(with_tail(launched([Fault("raise", 2)], nodes=2), 3, lines))
+    assert [culprit.rank for culprit in incident.verdict.culprits] == [2]
+    assert incident.verdict.cascade == (3,)
+    (alone,) = fold(with_tail(launched([Fault("raise", 1)], ranks=4), 1, lines))
+    assert alone.verdict.culprits == ()
 
 
 def test_legs_of_the_restart_are_timed_by_node_and_worker() -> None:

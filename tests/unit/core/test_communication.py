@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
 import pytest
 
-from resilience.core.attribution import ExceptionInfo, Frame
+from resilience.core.attribution import Cause, ExceptionInfo, Frame
 from resilience.core.communication import left_communication, lost_loader_process
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -69,3 +72,26 @@ def test_lost_process_of_a_data_loader_is_the_ranks_own() -> None:
         assert lost_loader_process(error(kind, loader))
         assert not left_communication(error(kind, REDUCE, loader))
     assert not lost_loader_process(error("RuntimeError", loader, Frame(f"{TORCH}/_utils.py", 3, "reraise")))
+
+
+def raised_from(kind: str, relation: Literal["cause", "context", "part"], *frames: Frame) -> Cause:
+    return Cause(kind, GONE, relation, (TRAIN, *frames))
+
+
+@pytest.mark.parametrize("relation", ["cause", "context"])
+def test_error_that_was_raised_for_one_of_a_communication_call_is_one_too(
+    relation: Literal["cause", "context"],
+) -> None:
+    wrapped = error("TrainingError")
+    closed = raised_from("RuntimeError", relation, REDUCE)
+    bad = raised_from("KeyError", relation)
+    assert left_communication(msgspec.structs.replace(wrapped, causes=(closed,)))
+    assert left_communication(msgspec.structs.replace(wrapped, causes=(bad, closed)))
+    assert not left_communication(msgspec.structs.replace(wrapped, causes=(bad,)))
+
+
+def test_group_of_errors_is_one_of_communication_if_all_of_them_are() -> None:
+    group = error("ExceptionGroup")
+    closed, bad = raised_from("ConnectionResetError", "part"), raised_from("ValueError", "part")
+    assert left_communication(msgspec.structs.replace(group, causes=(closed, closed)))
+    assert not left_communication(msgspec.structs.replace(group, causes=(closed, bad)))
