@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Set
 
-from resilience.attribution.culprits import SURE, Culprit
+from resilience.attribution.culprits import SURE, UNSURE, Culprit
 from resilience.attribution.evidence import Evidence, waits
 from resilience.attribution.symptoms import Class, Symptom, hung_in, is_inside, main_stack
 from resilience.core.attribution import Frame, Hang
@@ -38,13 +38,7 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     if not any(symptom.what == "hung" for symptom in symptoms.values()):
         if any(symptom.what == "killed" for symptom in symptoms.values()):
             return [], "ended_by_monitor", {1}
-        # Only echoes are on record. A rank that continues or returns closes its connections too.
-        gone = [
-            rank for rank in sorted(evidence.active - set(symptoms)) if rank in evidence.returned or rank in elsewhere
-        ]
-        if not symptoms or not gone or len(gone) * 2 > len(evidence.active):
-            return [], "unknown", set()
-        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else 0.4, 7) for rank in gone], "went_on", {7}
+        return _continued(evidence, symptoms, elsewhere)
     ending = {
         rank for rank, symptom in symptoms.items() if symptom.record.stage == "ending"
     }  # because of an echoed error
@@ -79,6 +73,23 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     if not evidence.active <= set(places):
         return [], "hung", set()
     return _odd_ones(evidence, places)
+
+
+def _continued(
+    evidence: Evidence, symptoms: Mapping[int, Symptom], elsewhere: list[int]
+) -> tuple[list[Culprit], Class, set[int]]:
+    """Rule 7: only errors of communication calls are on record. A rank that returned closed its connections, and calls
+    run into their timeout if a rank has not joined. A rank that was elsewhere may only have been slower."""
+    others = evidence.active - set(symptoms)
+    if not symptoms:
+        return [], "unknown", set()
+    gone = sorted(others & {*evidence.returned, *walk_of(evidence).awaited})
+    if 0 < len(gone) * 2 <= len(evidence.active):
+        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else UNSURE, 7) for rank in gone], "went_on", {7}
+    slow = [rank for rank in elsewhere if rank in others]
+    if 0 < len(slow) * 2 <= len(evidence.active):
+        return [Culprit(rank, "went_on", UNSURE, 7) for rank in slow], "went_on", {7}
+    return [], "unknown", set()
 
 
 def _awaited(

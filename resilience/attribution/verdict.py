@@ -255,10 +255,11 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     if not blamed:
         blamed, what, rules = awaited_ranks(evidence, symptoms)
         fired |= rules
-        guesses = [symptom for symptom in symptoms.values() if symptom.is_guess]
-        if guesses and not blamed:
-            culprits = tuple(Culprit(symptom.rank, symptom.what, symptom.confidence, 2) for symptom in guesses)
-            return Verdict(guesses[0].what, category(guesses[0]), culprits=culprits, rules_fired=(2,))
+        if all(culprit.confidence < NAMED for culprit in blamed):  # then these errors may be the ranks' own as well
+            known = {culprit.rank for culprit in blamed}
+            guesses = [each for each in symptoms.values() if each.is_guess and each.rank not in known]
+            blamed = [Culprit(each.rank, each.what, each.confidence, 2) for each in guesses] + blamed
+            fired |= {2} if guesses else set()
         if not blamed:
             return Verdict(what, "unknown", rules_fired=tuple(sorted(fired)))
         return Verdict(

@@ -18,6 +18,7 @@ from resilience.attribution.symptoms import Class, category_of, is_inside
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core import events
 from resilience.core.attribution import (
+    Collective,
     Detector,
     ExceptionInfo,
     Exit,
@@ -214,6 +215,7 @@ def _by(record: Record, first: int) -> Record:
 
 
 SIGCHLD = Frame("/venv/lib/python3.11/site-packages/torch/utils/data/_utils/signal_handling.py", 73, "handler")
+ENGINE = Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward")
 LOADING = (Frame("/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 9, "_try_get_data"), LOAD)
 
 
@@ -333,17 +335,42 @@ def test_rank_that_never_comes_to_the_end_is_blamed_and_who_waits_is_not() -> No
     assert verdict.cascade == (0,)
 
 
-@pytest.mark.parametrize("how", ["returned", "elsewhere"])
+@pytest.mark.parametrize("how", ["returned", "behind"])
 def test_rank_that_went_on_while_others_waited_for_it_is_found_by_their_echoes(how: str) -> None:
     echo = InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("RuntimeError", GONE, "f", WAITS))
-    stacks: dict[int, tuple[Frame, ...]] = {0: (WRAPPED,), 1: WAITS, 3: WAITS} | (
-        {2: (WRAPPED, OTHER)} if how == "elsewhere" else {}
-    )
-    returned = frozenset((2,)) if how == "returned" else frozenset[int]()
-    seen = Evidence((echo,), first=0, active=frozenset(range(4)), stacks=stacks, returned=returned)
+    stacks: dict[int, tuple[Frame, ...]] = {0: (WRAPPED,), 1: WAITS, 2: (WRAPPED, OTHER), 3: WAITS}
+    seen = Evidence((echo,), first=0, active=frozenset(range(4)), stacks=stacks)
+    if how == "returned":
+        seen = msgspec.structs.replace(seen, returned=frozenset((2,)))
+    else:
+        members = (0, 1, 4)
+        entered = {rank: (Collective(1, 9, "all_reduce", rank == 0, members),) for rank in (0, 1, 3)}
+        behind = {2: (Collective(1, 8, "all_reduce", True, members),)}
+        seen = msgspec.structs.replace(seen, collectives=entered | behind)
     verdict = judge(seen)
     assert [(culprit.rank, culprit.what) for culprit in verdict.culprits] == [(2, "went_on")]
-    assert (verdict.first, verdict.cascade) == (2, (0,))
+    assert {rank for group in verdict.exonerated for rank in group.ranks} == {0, 1, 3}
+
+
+UNSUPPORTED = ExceptionInfo("RuntimeError", "Invalid scalar type", "f", WAITS)
+NAN = ExceptionInfo("RuntimeError", "returned nan values in its 0th output", "f", (TRAIN, ENGINE))
+
+
+@pytest.mark.parametrize("error", [UNSUPPORTED, NAN])
+@pytest.mark.parametrize("world", [2, 4])
+def test_rank_that_only_computes_is_a_candidate_beside_one_that_raised_in_a_collective(
+    error: ExceptionInfo, world: int
+) -> None:
+    """A wrong argument of the rank's own raises there too."""
+    record = InterruptionRecord(0, Interruption.EXCEPTION, exception=error, origin="own")
+    active = frozenset(range(world))
+    stacks = dict.fromkeys(range(2, world), WAITS) | {0: (), 1: (TRAIN, OTHER)}
+    verdict = judge(Evidence((record,), first=0, active=active, stacks=stacks, answered=active))
+    assert (verdict.what, verdict.culprits) == ("unknown", ())
+    assert [(candidate.rank, candidate.confidence) for candidate in verdict.candidates] == [(0, 0.4), (1, 0.4)]
+    stacks = dict.fromkeys(range(1, world), (TRAIN, OTHER))
+    verdict = judge(Evidence((record,), first=0, active=active, stacks=stacks, answered=active))
+    assert len(verdict.candidates) == (2 if world == 2 else 1)  # nothing is wrong with most of the ranks
 
 
 def test_echoes_alone_blame_nobody() -> None:
