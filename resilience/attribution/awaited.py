@@ -7,7 +7,7 @@ which one it is."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from resilience.attribution.culprits import SURE, UNSURE, Culprit
 from resilience.attribution.evidence import Evidence, waits
@@ -30,20 +30,16 @@ _HANGS: Mapping[Hang, Class] = {
 
 def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[list[Culprit], Class, set[int]]:
     """Rules 7 to 10: all ranks on record waited. Find the rank that they waited for."""
-    if any(symptom.what == "missed_completion" for symptom in symptoms.values()):
-        late = sorted(evidence.active - evidence.returned)
-        return [Culprit(rank, "missed_completion", 0.6, 7) for rank in late], "missed_completion", {7}
+    shown = {symptom.what for symptom in symptoms.values()}
     places = {rank: place for rank in sorted(evidence.active) if (place := _place(evidence, symptoms, rank))}
     elsewhere = [rank for rank, place in places.items() if not (in_collective(place) or waits(evidence, rank))]
-    if not any(symptom.what == "hung" for symptom in symptoms.values()):
-        if any(symptom.what == "killed" for symptom in symptoms.values()):
-            return [], "ended_by_monitor", {1}
-        return _continued(evidence, symptoms, elsewhere)
+    if not shown & {"hung", "missed_completion"}:
+        return ([], "ended_by_monitor", {1}) if "killed" in shown else _continued(evidence, symptoms, elsewhere)
     ending = {
         rank for rank, symptom in symptoms.items() if symptom.record.stage == "ending"
     }  # because of an echoed error
     silent = sorted(evidence.active - evidence.answered - set(symptoms))
-    if silent and evidence.answered:
+    if silent and evidence.answered and "hung" in shown:
         return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
     stuck = {
         # A section says more than the lock that the rank waits for in it, even if the rank's own limit fired first.
@@ -64,15 +60,26 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     if stuck or inside:
         # A rank that hung by itself comes before one that was only elsewhere. Its section gives the class that its own
         # exceeded limit would have given.
-        classes = stuck or {rank: hung_in(evidence.sections.get(rank, ()), _HUNG) for rank in inside}
+        otherwise: Class = "missed_completion" if "missed_completion" in shown else _HUNG
+        classes = stuck or {rank: hung_in(evidence.sections.get(rank, ()), otherwise) for rank in inside}
         confidence = 0.7 if len(classes) == 1 else 0.4
         return [Culprit(rank, what, confidence, 7) for rank, what in classes.items()], next(iter(classes.values())), {7}
-    gone = sorted(evidence.returned & evidence.active) if ending else []
+    late = sorted(evidence.active - evidence.returned)
+    is_skipped = "missed_completion" in shown and all(waits(evidence, rank) for rank in late)
+    gone = sorted(evidence.returned & evidence.active) if ending or is_skipped else []
     if gone and len(gone) * 2 <= len(evidence.active):
-        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else 0.4, 7) for rank in gone], "went_on", {7}
+        return _alike(gone, "went_on", 0.6)
+    if "missed_completion" in shown:
+        return _alike(late, "missed_completion", 0.6)
     if not evidence.active <= set(places):
         return [], "hung", set()
     return _odd_ones(evidence, places)
+
+
+def _alike(ranks: Sequence[int], what: Class, confidence: float) -> tuple[list[Culprit], Class, set[int]]:
+    """Rule 7: blame these ranks. If there are several, each is only a candidate."""
+    confidence = confidence if len(ranks) == 1 else UNSURE
+    return [Culprit(rank, what, confidence, 7) for rank in ranks], what, {7}
 
 
 def _continued(
@@ -85,7 +92,7 @@ def _continued(
         return [], "unknown", set()
     gone = sorted(others & {*evidence.returned, *walk_of(evidence).awaited})
     if 0 < len(gone) * 2 <= len(evidence.active):
-        return [Culprit(rank, "went_on", 0.6 if len(gone) == 1 else UNSURE, 7) for rank in gone], "went_on", {7}
+        return _alike(gone, "went_on", 0.6)
     slow = [rank for rank in elsewhere if rank in others]
     if 0 < len(slow) * 2 <= len(evidence.active):
         return [Culprit(rank, "went_on", UNSURE, 7) for rank in slow], "went_on", {7}

@@ -450,3 +450,35 @@ def test_only_a_verdict_of_nine_tenths_may_be_acted_on() -> None:
     verdict = judge(Evidence((died, node), first=1, active=RANKS))
     assert {culprit.rank for culprit in verdict.culprits} == {1, 2}
     assert {culprit.rank for culprit in verdict.sure} == {1}
+
+
+def missed(rank: int) -> InterruptionRecord:
+    """The record of a rank that completed, and waited in vain for the others."""
+    return InterruptionRecord(rank, Interruption.UNRESPONSIVE, detector=Detector("completion_barrier", 120.0))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rank_that_completed_without_joining_the_last_collective_is_blamed_and_not_the_ranks_that_wait_for_it(
+    is_known: bool,
+) -> None:
+    entered = {rank: waits_at(9) for rank in (1, 2, 3)} | {0: waits_at(8, left=True)}
+    stacks = dict.fromkeys((1, 2, 3), BARRIER)
+    seen = Evidence((missed(0),), first=0, active=RANKS, stacks=stacks, returned=frozenset((0,)), answered=RANKS)
+    if is_known:
+        seen = msgspec.structs.replace(seen, collectives=entered)
+    assert blamed(seen) == [(0, "went_on")]
+    assert {rank for cleared in judge(seen).exonerated for rank in cleared.ranks} == {1, 2, 3}
+
+
+def test_rank_that_keeps_the_others_from_completing_is_found_by_what_they_wait_for() -> None:
+    entered = {rank: waits_at(9) for rank in (0, 1, 2)} | {3: waits_at(8, left=True)}
+    stacks = {1: BARRIER, 2: BARRIER, 3: LOADS}
+    seen = Evidence((missed(0),), first=0, active=RANKS, stacks=stacks, returned=frozenset((0,)), answered=RANKS)
+    assert blamed(msgspec.structs.replace(seen, collectives=entered)) == [(3, "hung")]
+    assert blamed(seen) == [(3, "missed_completion")]
+    assert blamed(msgspec.structs.replace(seen, hangs={3: "on_lock"})) == [(3, "waits_for_lock")]
+
+
+def test_of_several_ranks_that_do_not_complete_each_is_a_candidate() -> None:
+    seen = Evidence((missed(0),), first=0, active=RANKS, returned=frozenset((0, 1)))
+    assert (blamed(seen), candidates(seen)) == ([], [2, 3])
