@@ -7,7 +7,7 @@ which one it is."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 
 from resilience.attribution.culprits import SURE, UNSURE, Culprit
 from resilience.attribution.evidence import Evidence, waits
@@ -38,9 +38,6 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     ending = {
         rank for rank, symptom in symptoms.items() if symptom.record.stage == "ending"
     }  # because of an echoed error
-    silent = sorted(evidence.active - evidence.answered - set(symptoms))
-    if silent and evidence.answered and "hung" in shown:
-        return [Culprit(rank, "hung", 0.6, 7) for rank in silent], "hung", {7}
     stuck = {
         # A section says more than the lock that the rank waits for in it, even if the rank's own limit fired first.
         rank: hung_in(evidence.sections.get(rank, ()), _HANGS[word]) if word == "on_lock" else _HANGS[word]
@@ -57,29 +54,32 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
         return [Culprit(rank, "desynchronised", 0.4, 10) for rank in compared.cycle], "desynchronised", {10}
     if compared.awaited:
         return _awaited(evidence, compared.awaited, stuck, set(inside))
-    if stuck or inside:
-        # A rank that hung by itself comes before one that was only elsewhere. Its section gives the class that its own
-        # exceeded limit would have given.
+    if stuck:
+        return _named_by(stuck, 0.7)
+    silent = (
+        sorted(evidence.active - evidence.answered - set(symptoms)) if "hung" in shown and evidence.answered else []
+    )
+    if silent or inside:
+        # Its section gives the class that its own exceeded limit would have given.
         otherwise: Class = "missed_completion" if "missed_completion" in shown else _HUNG
-        classes = stuck or {rank: hung_in(evidence.sections.get(rank, ()), otherwise) for rank in inside}
-        confidence = 0.7 if len(classes) == 1 else 0.4
-        return [Culprit(rank, what, confidence, 7) for rank, what in classes.items()], next(iter(classes.values())), {7}
+        classes = {rank: hung_in(evidence.sections.get(rank, ()), otherwise) for rank in (*silent, *inside)}
+        return _named_by(classes, 0.6 if silent else 0.7)
     late = sorted(evidence.active - evidence.returned)
     is_skipped = "missed_completion" in shown and all(waits(evidence, rank) for rank in late)
     gone = sorted(evidence.returned & evidence.active) if ending or is_skipped else []
     if gone and len(gone) * 2 <= len(evidence.active):
-        return _alike(gone, "went_on", 0.6)
-    if "missed_completion" in shown:
-        return _alike(late, "missed_completion", 0.6)
+        return _named_by(dict.fromkeys(gone, "went_on"), 0.6)
+    if "missed_completion" in shown and late:
+        return _named_by(dict.fromkeys(late, "missed_completion"), 0.6)
     if not evidence.active <= set(places):
         return [], "hung", set()
     return _odd_ones(evidence, places)
 
 
-def _alike(ranks: Sequence[int], what: Class, confidence: float) -> tuple[list[Culprit], Class, set[int]]:
+def _named_by(classes: Mapping[int, Class], confidence: float) -> tuple[list[Culprit], Class, set[int]]:
     """Rule 7: blame these ranks. If there are several, each is only a candidate."""
-    confidence = confidence if len(ranks) == 1 else UNSURE
-    return [Culprit(rank, what, confidence, 7) for rank in ranks], what, {7}
+    confidence = confidence if len(classes) == 1 else UNSURE
+    return [Culprit(rank, what, confidence, 7) for rank, what in classes.items()], next(iter(classes.values())), {7}
 
 
 def _continued(
@@ -92,10 +92,10 @@ def _continued(
         return [], "unknown", set()
     gone = sorted(others & {*evidence.returned, *walk_of(evidence).awaited})
     if 0 < len(gone) * 2 <= len(evidence.active):
-        return _alike(gone, "went_on", 0.6)
+        return _named_by(dict.fromkeys(gone, "went_on"), 0.6)
     slow = [rank for rank in elsewhere if rank in others]
     if 0 < len(slow) * 2 <= len(evidence.active):
-        return [Culprit(rank, "went_on", UNSURE, 7) for rank in slow], "went_on", {7}
+        return _named_by(dict.fromkeys(slow, "went_on"), UNSURE)
     return [], "unknown", set()
 
 
@@ -103,15 +103,18 @@ def _awaited(
     evidence: Evidence, awaited: tuple[int, ...], stuck: Mapping[int, Class], inside: Set[int]
 ) -> tuple[list[Culprit], Class, set[int]]:
     """Rule 10: the walk from rank to rank ended at these ranks. Their known positions give their class."""
+    # A rank that is known to hang comes before ranks that have only not come so far.
+    ranks = [rank for rank in awaited if rank in stuck] or list(awaited)
+    is_proven = len(awaited) == 1 and (ranks[0] in stuck or ranks[0] in inside)
+    confidence = UNSURE if len(ranks) > 1 else SURE if is_proven else 0.7
     blamed = []
-    for rank in awaited:
+    for rank in ranks:
         if waits(evidence, rank):
             what: Class = "desynchronised"  # it waits in a collective that the others have left
         elif rank in evidence.returned:
             what = "went_on"
         else:
             what = stuck.get(rank) or hung_in(evidence.sections.get(rank, ()), _HUNG)
-        confidence = SURE if len(awaited) == 1 and (rank in stuck or rank in inside) else 0.7
         blamed.append(Culprit(rank, what, confidence, 10))
     return blamed, blamed[0].what, {10}
 

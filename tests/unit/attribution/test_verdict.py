@@ -482,3 +482,49 @@ def test_rank_that_keeps_the_others_from_completing_is_found_by_what_they_wait_f
 def test_of_several_ranks_that_do_not_complete_each_is_a_candidate() -> None:
     seen = Evidence((missed(0),), first=0, active=RANKS, returned=frozenset((0, 1)))
     assert (blamed(seen), candidates(seen)) == ([], [2, 3])
+
+
+def awaiting(behind: frozenset[int], ranks: frozenset[int] = RANKS, **known: object) -> Evidence:
+    """The evidence of ranks that wait for those which have not joined their collective, and are elsewhere."""
+    members = (0, 1, len(ranks))
+    entered = {rank: (Collective(1, 9 - (rank in behind), "all_reduce", rank in behind, members),) for rank in ranks}
+    stacks = {rank: LOADS if rank in behind else BARRIER for rank in ranks}
+    first = min(ranks - behind)
+    records = (silent(first, BARRIER, hang="in_collective"),)
+    return Evidence(records, first, ranks, stacks=stacks, collectives=entered, answered=ranks, **known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [2, 15])
+def test_of_several_ranks_that_have_not_joined_each_is_a_candidate(number: int) -> None:
+    behind = frozenset(range(1, 1 + number))
+    seen = awaiting(behind, frozenset(range(16)))
+    assert (blamed(seen), candidates(seen)) == ([], sorted(behind))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rank_that_hangs_is_blamed_before_one_that_has_only_not_joined(is_known: bool) -> None:
+    seen = awaiting(frozenset((2, 3)), hangs={2: "in_call", 3: "stopped"})
+    if not is_known:
+        seen = msgspec.structs.replace(seen, collectives={})
+    assert blamed(seen) == [(3, "stopped")]
+    assert NAMED < judge(seen).culprits[0].confidence < SURE
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rank_without_an_answer_on_record_does_not_outrank_one_that_is_known_to_hang(is_known: bool) -> None:
+    seen = awaiting(frozenset((1,)), hangs={1: "on_lock"})
+    collectives = {rank: entered for rank, entered in seen.collectives.items() if rank != 3 and is_known}
+    stacks = {rank: stack for rank, stack in seen.stacks.items() if rank != 3}
+    seen = msgspec.structs.replace(seen, collectives=collectives, stacks=stacks, answered=RANKS - {3})
+    assert blamed(seen) == [(1, "waits_for_lock")]
+
+
+@pytest.mark.parametrize(("answered", "expected"), [((0, 1, 2), [3]), ((0, 1), [])])
+def test_rank_without_an_answer_on_record_is_blamed_if_it_is_the_only_one(
+    answered: tuple[int, ...], expected: list[int]
+) -> None:
+    stacks = dict.fromkeys(answered, BARRIER)
+    records = (silent(0, BARRIER, hang="in_collective"),)
+    seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=frozenset(answered))
+    assert [culprit.rank for culprit in judge(seen).culprits] == expected
+    assert expected or candidates(seen) == [2, 3]
