@@ -32,7 +32,9 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     """Rules 7 to 10: all ranks on record waited. Find the rank that they waited for."""
     shown = {symptom.what for symptom in symptoms.values()}
     places = {rank: place for rank in sorted(evidence.active) if (place := _place(evidence, symptoms, rank))}
-    elsewhere = [rank for rank, place in places.items() if not (in_collective(place) or waits(evidence, rank))]
+    elsewhere = [
+        rank for rank, place in places.items() if not (_is_waiting(evidence, rank, place) or waits(evidence, rank))
+    ]
     if not shown & {"hung", "missed_completion"}:
         return ([], "ended_by_monitor", {1}) if "killed" in shown else _continued(evidence, symptoms, elsewhere)
     ending = {
@@ -123,11 +125,15 @@ def _place(evidence: Evidence, symptoms: Mapping[int, Symptom], rank: int) -> tu
     """Return a rank's stack when the interruption began. A stack inside a collective wins."""
     known = evidence.stacks.get(rank, ())
     symptom = symptoms.get(rank)
-    if symptom is None or symptom.is_own or in_collective(known):
+    if symptom is None or symptom.is_own or _is_waiting(evidence, rank, known):
         return known
     record = symptom.record
     before = record.exception.stack if record.exception is not None else main_stack(record)
-    return before if in_collective(before) else known
+    return before if _is_waiting(evidence, rank, before) else known
+
+
+def _is_waiting(evidence: Evidence, rank: int, stack: tuple[Frame, ...]) -> bool:
+    return in_collective(stack, evidence.hangs.get(rank))
 
 
 def _odd_ones(evidence: Evidence, places: Mapping[int, tuple[Frame, ...]]) -> tuple[list[Culprit], Class, set[int]]:

@@ -104,8 +104,8 @@ def _symptom(evidence: Evidence, record: InterruptionRecord) -> Symptom:
 
 def waits(evidence: Evidence, rank: int) -> bool:
     """Return True if a rank waited in a collective when it answered."""
-    stack = evidence.stacks.get(rank, ())
-    return in_collective(stack) or in_backward(stack) or evidence.hangs.get(rank) == "in_collective"
+    stack, hang = evidence.stacks.get(rank, ()), evidence.hangs.get(rank)
+    return hang == "in_collective" or in_collective(stack, hang) or in_backward(stack)
 
 
 def arrival(record: InterruptionRecord) -> float:

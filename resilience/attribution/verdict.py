@@ -40,7 +40,12 @@ from resilience.core.user_frames import user_frame
 NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
 SHORTEST_TIMEOUT_S = 1.0  # of a process group: no job waits less for a collective
 WITHIN_LIMITS = "stayed within the limits"  # cleared because nothing else is on record
-_CATEGORIES: Mapping[Class, Category] = {"stopped": "host", "blocked_in_kernel": "storage"}
+_CATEGORIES: Mapping[Class, Category] = {
+    "stopped": "host",
+    "blocked_in_kernel": "storage",
+    "input_stall": "storage",
+    "storage_stall": "storage",
+}
 
 
 class Exonerated(msgspec.Struct, frozen=True):

@@ -28,7 +28,15 @@ BUSY = 0.8  # of a processor, used by all threads together
 # the GIL.
 RUNNABLE = 0.25
 
-_COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
+# Files whose functions call collectives and wait for them. NCCL may use a whole processor for that.
+_COLLECTIVE = re.compile(
+    r"/torch/distributed/(distributed_c10d|_functional_collectives|c10d_logger)\.py$|/torch/nn/parallel/distributed\.py$"
+)
+# FSDP, pipelines and stores wait in other files of the package, without using a processor. Yet other files compute
+# (DTensor) or write checkpoints.
+_DISTRIBUTED = re.compile(r"/torch/distributed/(?!checkpoint/)")
+_DISPATCHER = re.compile(r"/torch/_ops\.py$")  # through which `wait_tensor` is called
+_ELSEWHERE: frozenset[Hang | None] = frozenset(("stopped", "in_kernel", "in_loop", "holds_gil"))
 _WAITING = re.compile(r"/(threading|logging/__init__|multiprocessing/synchronize)\.py$|^<frozen importlib\.")
 _WAITS = frozenset(("acquire", "_acquire_restore", "wait", "wait_for", "join", "_wait_for_tstate_lock", "__enter__"))
 _STANDARD = re.compile(r"/lib/python3\.\d+/(?!site-packages|dist-packages)|^<frozen")
@@ -60,9 +68,16 @@ def runnable_share(process: ProcessInfo | None) -> float:
     return process.runnable_s / process.over_s
 
 
-def in_collective(stack: tuple[Frame, ...]) -> bool:
-    """Return True if a stack waits inside torch.distributed."""
-    return bool(stack) and _COLLECTIVE.search(stack[-1].file) is not None
+def in_collective(stack: tuple[Frame, ...], hang: Hang | None = None) -> bool:
+    """Return True if a stack waits inside torch.distributed. hang: how the rank hangs, if known: the parts of
+    torch.distributed that call no collectives themselves also compute, read and write."""
+    file = _file_of_call(stack)
+    return _COLLECTIVE.search(file) is not None or (hang not in _ELSEWHERE and _DISTRIBUTED.search(file) is not None)
+
+
+def _file_of_call(stack: tuple[Frame, ...]) -> str:
+    """Return the file of the innermost frame, not counting torch's dispatcher; "" if there is none."""
+    return next((frame.file for frame in reversed(stack) if not _DISPATCHER.search(frame.file)), "")
 
 
 def in_backward(stack: tuple[Frame, ...]) -> bool:
@@ -85,7 +100,7 @@ def classify(
     state = None if process is None else process.state
     if state is not None and state in "Tt":
         return "stopped"
-    if in_collective(stack):
+    if _COLLECTIVE.search(_file_of_call(stack)):
         return "in_collective"
     if state == "D":
         return "in_kernel"
@@ -93,7 +108,7 @@ def classify(
         return "in_loop"
     if is_gil_held:
         return "holds_gil"
-    if in_backward(stack) or (stack and _waits_for_work(stack[-1], line)):
+    if in_collective(stack) or in_backward(stack) or (stack and _waits_for_work(stack[-1], line)):
         return "in_collective"
     if stack and _is_on_lock(stack[-1], line, waits_in):
         return "on_lock"

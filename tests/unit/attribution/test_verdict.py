@@ -528,3 +528,34 @@ def test_rank_without_an_answer_on_record_is_blamed_if_it_is_the_only_one(
     seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=frozenset(answered))
     assert [culprit.rank for culprit in judge(seen).culprits] == expected
     assert expected or candidates(seen) == [2, 3]
+
+
+SAVES = (STEP, Frame("/site-packages/torch/distributed/checkpoint/filesystem.py", 472, "_write_files_from_queue"))
+GATHERS = (STEP, Frame("/site-packages/torch/distributed/distributed_c10d.py", 3000, "gather_object"))
+
+
+@pytest.mark.parametrize(("word", "what"), [("in_call", "storage_stall"), ("in_kernel", "blocked_in_kernel")])
+@pytest.mark.parametrize("first", [0, 1])
+def test_rank_whose_checkpoint_does_not_get_written_is_blamed_and_not_the_ranks_that_wait_to_gather(
+    word: Hang, what: str, first: int
+) -> None:
+    stacks = dict.fromkeys(RANKS, GATHERS) | {1: SAVES}
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {1: word}
+    process = ProcessInfo("D" if word == "in_kernel" and first == 1 else "S", 0.0, 60.0)
+    sections = (OpenSection("checkpoint", 60.0),)
+    record = silent(first, stacks[first], hang=hangs[first], process=process, open_sections=sections)
+    of_ranks = dict.fromkeys(RANKS, ("checkpoint",))
+    seen = Evidence((record,), first, RANKS, stacks=stacks, hangs=hangs, sections=of_ranks, answered=RANKS)
+    assert blamed(seen) == [(1, what)]
+    assert judge(seen).category == "storage"
+
+
+def test_rank_that_computes_in_torch_distributed_does_not_wait_there() -> None:
+    computes = (STEP, Frame("/site-packages/torch/distributed/tensor/_dispatch.py", 440, "dispatch"))
+    stacks = dict.fromkeys(RANKS, BARRIER) | {1: computes}
+    records = (silent(0, BARRIER, hang="in_collective"),)
+    seen = Evidence(records, first=0, active=RANKS, stacks=stacks, hangs={1: "in_loop"}, answered=RANKS)
+    assert blamed(seen) == [(1, "busy_without_progress")]
+    own = silent(1, computes, hang="in_loop", process=ProcessInfo("R", 60.0, 60.0, runnable_s=60.0))
+    own = msgspec.structs.replace(own, detector=Detector("step", 60.0))
+    assert blamed(msgspec.structs.replace(seen, records=(own,), first=1, hangs={})) == [(1, "busy_without_progress")]

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.attribution import Frame, ProcessInfo
-from resilience.core.hang_kind import WORDS, classify, cpu_share, is_busy
+from resilience.core.attribution import Frame, Hang, ProcessInfo
+from resilience.core.hang_kind import WORDS, classify, cpu_share, in_collective, is_busy
 
 USER = (Frame("/home/me/train.py", 12, "<module>"), Frame("/home/me/train.py", 7, "step"))
 COLLECTIVE = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2, "all_reduce"))
 BACKWARD = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 8, "_engine_run_backward"))
 FORWARD = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", 8, "_pre_forward"))
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+UNSHARD = (
+    *USER,
+    Frame(f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 8, "foreach_all_gather_copy_out"),
+)
+PIPELINE = (*USER, Frame(f"{TORCH}/distributed/pipelining/schedules.py", 8, "_wait_batch_p2p"))
+RENDEZVOUS = (*USER, Frame(f"{TORCH}/distributed/elastic/utils/store.py", 8, "barrier"))
+TENSOR = (*USER, Frame(f"{TORCH}/distributed/tensor/_dispatch.py", 440, "dispatch"))
+WAIT_TENSOR = (
+    *USER,
+    Frame(f"{TORCH}/distributed/_functional_collectives.py", 142, "wait_tensor"),
+    Frame(f"{TORCH}/_ops.py", 1158, "__call__"),
+)
+OPERATOR = (*USER, Frame(f"{TORCH}/_ops.py", 1158, "__call__"))
+WRITES = (*USER, Frame(f"{TORCH}/distributed/checkpoint/filesystem.py", 472, "_write_files_from_queue"))
+GATHERS = (
+    *USER,
+    Frame(f"{TORCH}/distributed/checkpoint/utils.py", 200, "gather_object"),
+    Frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "gather_object"),
+)
+BLOCKED = ProcessInfo(state="D", cpu_s_delta=0.0, over_s=1.0)
 EVENT = (*USER, Frame("/usr/lib/python3.11/threading.py", 320, "wait"))
 IDLE = ProcessInfo(state="S", cpu_s_delta=0.0, over_s=1.0)
 BUSY = ProcessInfo(state="R", cpu_s_delta=0.95, over_s=1.0)
@@ -45,6 +66,21 @@ BUSY = ProcessInfo(state="R", cpu_s_delta=0.95, over_s=1.0)
         (BUSY, BACKWARD, "", "", False, "in_loop"),  # it computes
         (IDLE, USER, "    work.wait()", "futex_do_wait", False, "in_collective"),
         (IDLE, (Frame("/usr/lib/python3.11/subprocess.py", 9, "wait"),), "x.wait()", "do_wait", False, "in_call"),
+        (IDLE, UNSHARD, "all_gather_work.wait()", "futex_do_wait", False, "in_collective"),
+        (IDLE, UNSHARD, "", "", False, "in_collective"),  # its source cannot be read
+        (IDLE, PIPELINE, "w.wait()", "futex_do_wait", False, "in_collective"),
+        (IDLE, RENDEZVOUS, "store.wait([last_member_key])", "poll", False, "in_collective"),
+        (IDLE, WAIT_TENSOR, "return self._op(*args, **kwargs)", "futex_do_wait", False, "in_collective"),
+        (BUSY, WAIT_TENSOR, "", "", False, "in_collective"),
+        (IDLE, OPERATOR, "", "futex_do_wait", False, "in_call"),
+        (IDLE, TENSOR, "", "futex_do_wait", False, "in_collective"),
+        (BUSY, TENSOR, "", "", False, "in_loop"),  # it computes
+        (BUSY, UNSHARD, "", "", False, "in_loop"),
+        (BLOCKED, UNSHARD, "", "", False, "in_kernel"),
+        (IDLE, TENSOR, "", "", True, "holds_gil"),
+        (BLOCKED, WRITES, "os.fsync(stream.fileno())", "folio_wait_bit_common", False, "in_kernel"),
+        (IDLE, WRITES, "os.fsync(stream.fileno())", "folio_wait_bit_common", False, "in_call"),
+        (IDLE, GATHERS, "", "futex_do_wait", False, "in_collective"),
         (IDLE, (), "", "futex_do_wait", False, None),
         (None, (), "", "", False, None),
     ],
@@ -59,6 +95,14 @@ def test_word_says_in_which_way_it_hangs(
 ) -> None:
     assert classify(process, stack, line, waits_in, is_gil_held) == word
     assert word is None or WORDS[word]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("hang", ["stopped", "in_kernel", "in_loop", "holds_gil"])
+def test_rank_that_is_known_to_do_something_else_waits_only_if_it_called_a_collective(hang: Hang) -> None:
+    assert not in_collective(TENSOR, hang)
+    assert in_collective(TENSOR) and in_collective(TENSOR, "in_call")
+    assert in_collective(COLLECTIVE, hang)
+    assert not in_collective(WRITES) and not in_collective(())
 
 
 def test_use_of_processors_is_unknown_without_two_looks() -> None:
