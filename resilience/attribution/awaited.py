@@ -15,7 +15,7 @@ from resilience.attribution.symptoms import Class, Symptom, hung_in, is_inside, 
 from resilience.core.attribution import Frame, Hang
 from resilience.core.hang_kind import in_collective
 from resilience.core.user_frames import user_frame
-from resilience.core.wait_for import Walk, walk
+from resilience.core.wait_for import Walk, are_together, walk
 
 _HUNG: Class = "hung"
 _HANGS: Mapping[Hang, Class] = {
@@ -137,11 +137,13 @@ def _is_waiting(evidence: Evidence, rank: int, stack: tuple[Frame, ...]) -> bool
 
 
 def _odd_ones(evidence: Evidence, places: Mapping[int, tuple[Frame, ...]]) -> tuple[list[Culprit], Class, set[int]]:
-    """Rules 8 and 9: all ranks wait. Return the ranks that wait at another place than most."""
+    """Rules 8 and 9: all ranks wait. Return the ranks that wait at another place than most, unless all are in the same
+    collective."""
     steps = evidence.steps if evidence.active <= set(evidence.steps) else {}
     sites = {rank: (user_frame(places[rank]), steps.get(rank)) for rank in sorted(evidence.active)}
     counts = Counter(sites.values())
-    if len(counts) == 1:
+    # Lines may differ though the collective is the same, as where one rank alone calls a function that logs.
+    if len(counts) == 1 or are_together(evidence.collectives, evidence.active):
         return [], "communication", {8}
     fewest = min(counts.values())
     odd = [rank for rank, site in sites.items() if counts[site] == fewest]

@@ -3,7 +3,7 @@
 Each rank numbers the collectives of each of its groups, so equal numbers mean the same collective. A rank inside a
 collective waits for the members of its group that have not reached this number. These edges lead to ranks that do not
 wait themselves (the wait-for walk), or form a cycle. Members that are in different operations with the same number are
-out of step with each other.
+out of step with each other, and so are members that all wait in their group with different numbers.
 
 A rank about which nothing is known gets no edge. A transfer between two ranks counts as a collective of two."""
 
@@ -64,8 +64,8 @@ def expected(before: Sequence[str]) -> str:
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """Ranks that wait in different operations that should be one. odd: the ranks that are out of step, judged by the
-    earlier operations or by the majority; empty if neither decides."""
+    """Ranks that wait in different operations, or with different numbers, in what should be one collective. odd: the
+    ranks that are out of step, judged by the earlier operations or by the majority; empty if neither decides."""
 
     ranks: tuple[int, ...]
     odd: tuple[int, ...]
@@ -84,15 +84,21 @@ class Walk(msgspec.Struct, frozen=True):
 def walk(last: Last, waiting: Set[int], ranks: Mapping[int, int]) -> Walk:
     """Compare the ranks. last: of the ranks with known collectives. waiting: ranks that wait in a collective; if what
     such a rank waits for is unknown, it is never `awaited`. ranks: initial ranks by torch's ranks."""
-    mismatch = _mismatch(last, waiting)
+    places = _Places(last, ranks)
+    mismatch = _mismatch(last, waiting) or _shifted(places, waiting)
     if mismatch is not None:
         return Walk(mismatch=mismatch)
-    places = _Places(last, ranks)
     edges = {rank: targets for rank in sorted(waiting & last.keys()) if (targets := _targets(places, rank))}
     behind = frozenset().union(*set(edges.values()))  # most of these sets are equal
     known = {rank for rank in waiting & last.keys() if any(_pending(last[rank]))}
     awaited = tuple(sorted(behind - edges.keys() - (waiting - known)))
     return Walk(awaited, () if awaited else _cycle(edges), behind)
+
+
+def are_together(last: Last, ranks: Set[int]) -> bool:
+    """Return True if all of these ranks are in one common collective."""
+    places = [{(entry.group, entry.seq) for entry in _pending(last.get(rank, ()))} for rank in ranks]
+    return bool(places) and bool(set.intersection(*places))
 
 
 class _Places:
@@ -115,13 +121,13 @@ class _Places:
         if key not in self._behind:
             self._behind[key] = frozenset(
                 rank
-                for rank in self._members(pending)
+                for rank in self.members(pending)
                 if (rank, pending.is_recorded) in self._kinds
                 and self.sequences.get((rank, pending.group), -1) < pending.seq
             )
         return self._behind[key]
 
-    def _members(self, pending: Collective) -> Iterator[int]:
+    def members(self, pending: Collective) -> Iterator[int]:
         first, step, size = pending.members or (0, 1, 0)
         return (self._ranks[number] for number in range(first, first + step * size, step) if number in self._ranks)
 
@@ -166,6 +172,29 @@ def _mismatch(last: Last, waiting: Set[int]) -> Mismatch | None:
         if len(operations) > 1:
             return Mismatch(tuple(entries), _odd(entries, operations))
     return None
+
+
+def _shifted(places: _Places, waiting: Set[int]) -> Mismatch | None:
+    """Return the ranks of a group that all wait in it, but with different numbers: one of them has skipped a
+    collective, or has left one that failed."""
+    inside = {rank: entry for rank in sorted(waiting & places.last.keys()) if (entry := _only_pending(places, rank))}
+    for entry in {entry.group: entry for entry in inside.values()}.values():
+        size = 0 if entry.members is None else entry.members[2]
+        members = [rank for rank in places.members(entry) if rank in inside and inside[rank].group == entry.group]
+        numbers = Counter(inside[rank].seq for rank in members)
+        if size == len(members) and len(numbers) > 1:
+            (most, count), (_, second) = numbers.most_common(2)
+            odd = [rank for rank in members if inside[rank].seq != most] if count > second else []
+            return Mismatch(tuple(members), tuple(odd))
+    return None
+
+
+def _only_pending(places: _Places, rank: int) -> Collective | None:
+    """Return the collective in which a rank waits, None if it may wait in more than one."""
+    entries = list(_pending(places.last[rank]))
+    if len(entries) != 1 or entries[0].is_transfer:
+        return None
+    return entries[0] if places.sequences[rank, entries[0].group] == entries[0].seq else None
 
 
 def _odd(entries: Mapping[int, Collective], operations: Counter[str]) -> tuple[int, ...]:

@@ -559,3 +559,26 @@ def test_rank_that_computes_in_torch_distributed_does_not_wait_there() -> None:
     own = silent(1, computes, hang="in_loop", process=ProcessInfo("R", 60.0, 60.0, runnable_s=60.0))
     own = msgspec.structs.replace(own, detector=Detector("step", 60.0))
     assert blamed(msgspec.structs.replace(seen, records=(own,), first=1, hangs={})) == [(1, "busy_without_progress")]
+
+
+@pytest.mark.parametrize("reporter", [0, 1])
+@pytest.mark.parametrize("world", [2, 4])
+def test_rank_that_left_a_failed_collective_and_waits_in_the_next_one_is_out_of_step(world: int, reporter: int) -> None:
+    ranks = frozenset(range(world))
+    entered = {rank: (Collective(1, 9 if rank == 0 else 8, "all_reduce", False, (0, 1, world)),) for rank in ranks}
+    stacks = dict.fromkeys(ranks, BARRIER)
+    records = (silent(reporter, BARRIER, hang="in_collective"),)
+    seen = Evidence(records, first=reporter, active=ranks, stacks=stacks, collectives=entered, answered=ranks)
+    assert blamed(seen) == ([(0, "desynchronised")] if world > 2 else [])
+    assert candidates(seen) == ([] if world > 2 else [0, 1])
+
+
+def test_rank_that_calls_the_same_collective_from_another_line_is_not_out_of_step() -> None:
+    """As where only rank 0 calls the function that logs."""
+    logs = (Frame("/home/me/train.py", 33, "log"), BARRIER[-1])
+    stacks = dict.fromkeys(RANKS, BARRIER) | {0: logs}
+    records = (silent(0, logs, hang="in_collective"),)
+    seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=RANKS)
+    assert blamed(seen) == [(0, "desynchronised")]
+    known = msgspec.structs.replace(seen, collectives={rank: waits_at(9) for rank in RANKS})
+    assert (blamed(known), candidates(known), judge(known).what) == ([], [], "communication")

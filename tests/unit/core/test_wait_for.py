@@ -6,7 +6,7 @@ import pytest
 
 from resilience.core import wait_for
 from resilience.core.attribution import Collective
-from resilience.core.wait_for import Walk, expected, walk
+from resilience.core.wait_for import Walk, are_together, expected, walk
 
 RANKS = {rank: rank for rank in range(4)}
 ALL = (0, 1, 4)
@@ -85,6 +85,48 @@ def test_what_torch_has_recorded_goes_before_what_python_has_called() -> None:
     }
     mismatch = walk(last, {0, 1, 2}, RANKS).mismatch
     assert mismatch is not None and mismatch.odd == (1,)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "odd"), [((9, 8, 8, 8), (0,)), ((8, 8, 9, 8), (2,)), ((9, 8), ()), ((9, 9, 8, 8), ())]
+)
+def test_ranks_that_all_wait_in_their_group_with_different_numbers_are_out_of_step(
+    numbers: tuple[int, ...], odd: tuple[int, ...]
+) -> None:
+    """One has left a collective that failed, and waits in the next one."""
+    members = (0, 1, len(numbers))
+    last = {rank: [at(seq, members=members)] for rank, seq in enumerate(numbers)}
+    mismatch = walk(last, set(last), RANKS).mismatch
+    assert mismatch is not None and (mismatch.ranks, mismatch.odd) == (tuple(last), odd)
+
+
+@pytest.mark.parametrize(
+    ("other", "awaited"),
+    [
+        ([at(8, left=True)], (3,)),  # it is elsewhere
+        ([at(8), at(4, group=2)], ()),  # it may wait in another group
+        ([at(8), at(4, group=2, is_transfer=True)], ()),
+        ([at(7), at(8, left=True)], ()),  # it waits in neither
+    ],
+)
+def test_ranks_with_different_numbers_are_not_out_of_step_while_a_member_may_be_elsewhere(
+    other: list[Collective], awaited: tuple[int, ...]
+) -> None:
+    last = {rank: [at(9)] for rank in (0, 1, 2)} | {3: other}
+    waiting = {0, 1, 2} if awaited else {0, 1, 2, 3}
+    found = walk(last, waiting, RANKS)
+    assert found.mismatch is None and 3 in found.behind
+    assert walk({rank: entries for rank, entries in last.items() if rank != 3}, {0, 1, 2}, RANKS).mismatch is None
+    unknown = {0: [at(9, members=None)], 1: [at(8, members=None)]}
+    assert walk(unknown, {0, 1}, RANKS).mismatch is None
+
+
+def test_ranks_are_together_if_they_have_a_collective_in_common() -> None:
+    assert are_together({0: [at(8), at(9)], 1: [at(9)]}, {0, 1})
+    assert not are_together({0: [at(8)], 1: [at(9)]}, {0, 1})
+    assert not are_together({0: [at(9)]}, {0, 1})
+    assert not are_together({0: [at(9)], 1: [at(9, left=True)]}, {0, 1})
+    assert not are_together({}, set())
 
 
 @pytest.mark.parametrize(
