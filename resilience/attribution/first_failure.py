@@ -27,18 +27,18 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
         return f"which rank failed first is not known (candidates: {candidates_in_words(verdict)})"
     if chief is None:
         return f"{NOBODY} ({'the cause is not known' if verdict.what == 'unknown' else CLASSES[verdict.what]})"
-    record = _record_of(chief, incident)
+    node = next((record.node for record in incident.records if record.rank == chief.rank and record.node), None)
     if verdict.what == "common":
         failure = f"{named(culprit.rank for culprit in verdict.culprits)} failed in the same way"
     else:
-        on_node = f" on {record.node}" if has_nodes and record is not None and record.node else ""
+        on_node = f" on {node}" if has_nodes and node else ""
         failure = f"rank {chief.rank}{on_node} failed first"
     return f"{failure} ({cause_of(incident)})"
 
 
 def cause_of(incident: Incident) -> str:
-    """Return what happened to the rank that is blamed, as one short line. It may have no record of its own: then only
-    the class is known."""
+    """Return what happened to the rank that is blamed, as one short line. If none of its records shows that, only the
+    class is known."""
     chief = chief_culprit(incident.verdict)
     record = incident.chief if chief is None else _record_of(chief, incident)
     if record is not None:
@@ -47,7 +47,9 @@ def cause_of(incident: Incident) -> str:
 
 
 def _record_of(culprit: Culprit, incident: Incident) -> InterruptionRecord | None:
-    return next((record for record in incident.records if record.rank == culprit.rank), None)
+    """Return the record that shows why a rank is blamed. An error that followed from the abort does not."""
+    records = (record for record in incident.records if record.rank == culprit.rank)
+    return next((record for record in records if record.origin != "consequence"), None)
 
 
 def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from resilience.attribution.culprits import Culprit
@@ -50,6 +51,15 @@ def test_unsure_verdict_says_so() -> None:
 def test_rank_without_a_record_is_named_with_its_class() -> None:
     verdict = Verdict("hung", "user_code", culprits=(Culprit(2, "stopped", 0.7, 7),))
     assert failure_in_words(incident(verdict, ECHO)) == "rank 2 failed first (stopped)"
+
+
+def test_cause_is_not_the_error_that_the_abort_caused_on_the_rank_that_is_blamed() -> None:
+    verdict = Verdict("hung", "user_code", first=0, culprits=(Culprit(0, "waits_for_lock", 0.9, 10),))
+    cut = msgspec.structs.replace(ECHO, origin="consequence")
+    hung = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, detector=Detector("step", 4.0), node="a")
+    sentence = "rank 0 on a failed first (waiting for a lock)"
+    assert failure_in_words(incident(verdict, cut), has_nodes=True) == sentence
+    assert failure_in_words(incident(verdict, cut, hung)) == "rank 0 failed first (hung: step limit 4 s)"
 
 
 def test_ranks_that_failed_alike_are_named_together() -> None:
