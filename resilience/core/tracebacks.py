@@ -1,9 +1,9 @@
 """Which exception ended a program?  Reads the last traceback that its interpreter printed.
 
 A program without a Wrapper leaves only its last output lines. The last traceback in them gives type, message and
-frames; tracebacks that Python prints above it give the causes. torch's prefix of each line (`[rank0]: `) is dropped. A
-traceback without its last line counts as an unknown exception. The fingerprint equals that of a caught exception
-(`core.fingerprints`)."""
+frames; tracebacks that Python prints above it give the causes. A traceback that ordinary output follows was printed by
+a program that continued, so it ended nothing. torch's prefix of each line (`[rank0]: `) is dropped. A traceback without
+its last line counts as an unknown exception. The fingerprint is that of a caught exception (`core.fingerprints`)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ CUT_OFF = "unknown exception"  # type of a traceback without its last line
 MOST_FRAMES = 60
 MOST_CAUSES = 5
 MOST_MESSAGE = 2000  # characters
+MOST_LINES = 10  # of a message that are kept; a message has no more lines, except indented ones
 _RELATIONS: dict[str, Literal["cause", "context"]] = {
     "The above exception was the direct cause of the following exception:": "cause",
     "During handling of the above exception, another exception occurred:": "context",
@@ -29,14 +30,19 @@ _RELATIONS: dict[str, Literal["cause", "context"]] = {
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d{1,9}), in (.+)$')
 _DUMPED = re.compile(r"^object (type name|repr)\s*: (.+)$")
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_RAISED = re.compile(r"^([^\W\d]\w*(?:\.(?:\w+|<locals>|<lambda>))*)(?:: (.*))?$")
+_GLOG = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d")  # lines of torch's C++ code and of its Python loggers
+_AT_EXIT = re.compile(r"^wandb: |^\S+:\d+: \w*Warning: ")  # what loggers and the interpreter print after a traceback
+_IGNORED = "Exception ignored in"  # a traceback follows that ends no program
+_DIGITS = re.compile(r"\d+")
+_LOGGED = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d|^[\[(]?\d\d:\d\d:\d\d|^\[?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 
 
 def parse(lines: Sequence[str]) -> ExceptionInfo | None:
     """Return the exception of the last traceback in these lines, None if there is none."""
     text = [_PREFIX.sub("", line) for line in lines]
-    begins = [number for number, line in enumerate(text) if line.lstrip() == BEGIN]
-    if not begins:
+    begins = [number for number, line in enumerate(text) if line.lstrip() == BEGIN and not _is_ignored(text, number)]
+    if not begins or _has_continued(text[: begins[0]], text[begins[-1] :]):
         return None
     raised = _raised(text[begins[-1] :])
     if raised is None:
@@ -49,6 +55,25 @@ def parse(lines: Sequence[str]) -> ExceptionInfo | None:
             break
         causes.append(Cause(cause.type, cause.message, relation, cause.stack))
     return msgspec.structs.replace(raised, causes=tuple(causes[:MOST_CAUSES]))
+
+
+def _is_ignored(text: Sequence[str], begin: int) -> bool:
+    """Return True if the interpreter ignored the exception of the traceback that begins in this line."""
+    return begin > 0 and text[begin - 1].startswith(_IGNORED)
+
+
+def _has_continued(before: Sequence[str], block: Sequence[str]) -> bool:
+    """Return True if ordinary output follows the traceback in these lines. A message may have several lines, so output
+    is recognised by a time or a level, by lines like those before any traceback, or by its length."""
+    last = next((number for number, line in enumerate(block) if number and line[:1] not in ("", " ")), len(block))
+    following = itertools.takewhile(lambda line: not line.startswith(_IGNORED), block[last + 1 :])
+    rest = [line for line in following if line.strip() and not _GLOG.match(line) and not _AT_EXIT.match(line)]
+    usual = {_DIGITS.sub("0", line) for line in before}
+    return (
+        sum(line[:1] not in (" ", "\t") for line in rest) > MOST_LINES
+        or any(_LOGGED.match(line) for line in rest)
+        or any(_DIGITS.sub("0", line) in usual for line in rest)
+    )
 
 
 def _relation(lines: Sequence[str]) -> Literal["cause", "context"] | None:
@@ -95,5 +120,7 @@ def _dumped(lines: Sequence[str]) -> tuple[str, str]:
 
 def _more(lines: Sequence[str]) -> list[str]:
     """Return the further lines of a message, up to a line that certainly does not belong to it."""
-    message = itertools.takewhile(lambda line: line.strip() not in _RELATIONS, lines[:10])
-    return [line for line in message if line and not line.startswith(("W", "E", "I"))]
+    message = itertools.takewhile(
+        lambda line: line.strip() not in _RELATIONS and not line.startswith(_IGNORED), lines[:MOST_LINES]
+    )
+    return [line for line in message if line and not _GLOG.match(line)]

@@ -16,7 +16,7 @@ from resilience.core.attribution import Exit, Interruption, InterruptionRecord, 
 from resilience.core.records import Record
 from resilience.core.user_frames import user_frame
 from tests.support import record_streams
-from tests.support.launch_streams import ECHO, LEG_S, STEP_S, Fault, Kind, Launched, launched
+from tests.support.launch_streams import ECHO, LEG_S, STEP_S, TRACEBACK, Fault, Kind, Launched, launched
 from tests.support.record_streams import LOADS, WAITS
 
 # kind of fault -> interruption, class, category
@@ -113,6 +113,25 @@ def test_error_that_a_program_raised_for_a_closed_connection_only_followed() -> 
     assert incident.verdict.cascade == (3,)
     (alone,) = fold(with_tail(launched([Fault("raise", 1)], ranks=4), 1, lines))
     assert alone.verdict.culprits == ()
+
+
+@pytest.mark.parametrize("traceback", [TRACEBACK, ECHO])
+@pytest.mark.parametrize("end", [Exit(signal="SIGKILL"), Exit(signal="SIGKILL", oom=True), Exit(code=7)])
+def test_error_that_a_program_handled_before_it_ended_is_not_the_cause_of_its_end(
+    traceback: tuple[str, ...], end: Exit
+) -> None:
+    lines = ("retrying sample 17", *traceback, *("step 100 loss 2.1",) * 20)
+    (incident,) = fold(with_tail(launched([Fault("kill", 1)]), 1, lines, end))
+    (plain,) = fold(with_tail(launched([Fault("kill", 1)]), 1, (), end))
+    assert incident.verdict == plain.verdict
+    assert incident.fingerprint == plain.fingerprint
+    assert incident.chief is not None and incident.chief.exception is None
+
+
+def test_signal_is_the_cause_of_an_end_though_a_traceback_was_printed_last() -> None:
+    killed = Exit(signal="SIGKILL")
+    (incident,) = fold(with_tail(launched([Fault("kill", 1)]), 1, TRACEBACK, killed))
+    assert [culprit.what for culprit in incident.verdict.culprits] == ["killed"]
 
 
 def test_legs_of_the_restart_are_timed_by_node_and_worker() -> None:

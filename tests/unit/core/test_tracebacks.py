@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 from resilience.core.attribution import Cause, Frame
-from resilience.core.tracebacks import MOST_CAUSES, parse
+from resilience.core.tracebacks import MOST_CAUSES, MOST_LINES, parse
 
 PROGRAM = """
 def look_up(key):
@@ -109,3 +109,79 @@ def test_note_is_part_of_the_message_where_only_the_traceback_is_known() -> None
     found = parse(["Traceback (most recent call last):", frame, "ValueError: no", "a note"])
     assert found is not None
     assert found.message == "no\na note"
+
+
+RAISED = last_lines("raise ValueError('bad batch')")
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        ["step 100 loss 2.1"] * 20,
+        ["step 8 loss 2.1"],  # like the lines before
+        ["2026-01-02 03:04:05,678 INFO retrying"],
+        ["[03:04:05] retrying"],
+        ["WARNING:root:retrying"],
+    ],
+)
+def test_traceback_that_ordinary_output_follows_ended_nothing(output: list[str]) -> None:
+    assert parse(["step 7 loss 2.2", *RAISED, *output]) is None
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        [],
+        ["", "W1123 14:32:09.123456 77 torch/distributed/run.py:792] closing"],
+        ["[W1123 14:32:09.123456 ProcessGroupNCCL.cpp:1250] Warning: destroy_process_group() was not called"],
+        ["sys:1: ResourceWarning: unclosed <socket>"],
+        ["wandb: Run summary:"] * 30,
+        [
+            "Exception ignored in: <function Loader.__del__ at 0x7f>",
+            *last_lines("raise OSError('closed')"),
+            *["x"] * 20,
+        ],
+    ],
+)
+def test_what_is_printed_while_a_program_ends_hides_no_exception(output: list[str]) -> None:
+    found = parse(["step 7 loss 2.2", *RAISED, *output])
+    assert found is not None
+    assert (found.type, found.stack) == ("ValueError", (Frame("<string>", 1, "<module>"),))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["shapes differ", "Weights: 3", "End", "Input: 4"],
+        ["CUDA error: device-side assert triggered", "Compile with `TORCH_USE_CUDA_DSA`."],
+        ["Error(s) in loading state_dict for Net:", *(f"\tsize mismatch for layer{number}" for number in range(30))],
+    ],
+)
+def test_message_of_several_lines_is_no_ordinary_output(lines: list[str]) -> None:
+    found = parse(last_lines(f"raise RuntimeError({chr(10).join(lines)!r})"))
+    assert found is not None
+    assert found.message.splitlines() == lines[: MOST_LINES + 1]
+
+
+def test_exception_that_the_interpreter_ignored_is_not_the_one_that_ended_the_program() -> None:
+    ignored = ["Exception ignored in: <function Loader.__del__ at 0x7f>", *last_lines("raise OSError('closed')")]
+    found = parse([*ignored, *RAISED])
+    assert found is not None and found.type == "ValueError"
+    assert parse(ignored) is None
+
+
+LOCAL = """
+def f():
+    class E(Exception):
+        pass
+    raise E('x')
+
+f()
+"""
+
+
+def test_type_of_a_function_is_known() -> None:
+    found = parse(last_lines(LOCAL))
+    assert found is not None
+    assert (found.type.rpartition(".")[2], found.message) == ("E", "x")
+    assert "<locals>" in found.type
