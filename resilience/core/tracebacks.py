@@ -28,11 +28,16 @@ _RELATIONS: dict[str, Literal["cause", "context"]] = {
     "During handling of the above exception, another exception occurred:": "context",
 }
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_GROUP = "Exception Group Traceback (most recent call last):"
+_MARGIN = re.compile(r"^  \| ?")  # before each line of a group's own traceback
+_PART_MARGIN = re.compile(r"^    \| ?")
+_PART = re.compile(r"^(  \+-|    )\+-+ (\d+|\.\.\.) -+$")  # before each part of a group
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d{1,9}), in (.+)$')
 _DUMPED = re.compile(r"^object (type name|repr)\s*: (.+)$")
 _RAISED = re.compile(r"^([^\W\d]\w*(?:\.(?:\w+|<locals>|<lambda>))*)(?:: (.*))?$")
 _GLOG = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d")  # lines of torch's C++ code and of its Python loggers
-_AT_EXIT = re.compile(r"^wandb: |^\S+:\d+: \w*Warning: ")  # what loggers and the interpreter print after a traceback
+# C++ frames at the end of torch's messages, and what loggers and the interpreter print after a traceback.
+_NOT_COUNTED = re.compile(r"^frame #\d+: |^wandb: |^\S+:\d+: \w*Warning: ")
 _IGNORED = "Exception ignored in"  # a traceback follows that ends no program
 _DIGITS = re.compile(r"\d+")
 _LOGGED = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d|^[\[(]?\d\d:\d\d:\d\d|^\[?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
@@ -40,14 +45,14 @@ _LOGGED = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d|^[\[(]?\d\d:\d\d:\d\d|^\[?(DEBUG|I
 
 def parse(lines: Sequence[str]) -> ExceptionInfo | None:
     """Return the exception of the last traceback in these lines, None if there is none."""
-    text = [_PREFIX.sub("", line) for line in lines]
+    text = _without_margins([_PREFIX.sub("", line) for line in lines])
     begins = [number for number, line in enumerate(text) if line.lstrip() == BEGIN and not _is_ignored(text, number)]
     if not begins or _has_continued(text[: begins[0]], text[begins[-1] :]):
         return None
     raised = _raised(text[begins[-1] :])
     if raised is None:
         return None
-    causes: list[Cause] = []
+    causes = _parts(text[begins[-1] :])
     for begin, following in reversed(list(itertools.pairwise(begins))):
         relation = _relation(text[begin:following])
         cause = _raised(text[begin:following])
@@ -55,6 +60,32 @@ def parse(lines: Sequence[str]) -> ExceptionInfo | None:
             break
         causes.append(Cause(cause.type, cause.message, relation, cause.stack))
     return msgspec.structs.replace(raised, causes=tuple(causes[:MOST_CAUSES]))
+
+
+def _without_margins(text: Sequence[str]) -> list[str]:
+    """Return the lines, with the tracebacks of exception groups like those of other exceptions. The lines about parts
+    stay as they are."""
+    plain: list[str] = []
+    is_group = False
+    for line in text:
+        is_group = line == f"  + {_GROUP}" or (is_group and line.startswith(("  |", "  +", "    ")))
+        begins = is_group and line.endswith(_GROUP) and line.startswith("  +")
+        plain.append(BEGIN if begins else _MARGIN.sub("", line) if is_group else line)
+    return plain
+
+
+def _parts(block: Sequence[str]) -> list[Cause]:
+    """Return the exceptions of the group whose traceback these lines are, none if it is no group."""
+    places = [number for number, line in enumerate(block) if _PART.match(line)]
+    parts = []
+    for place, following in itertools.pairwise([*places, len(block)]):
+        inner = itertools.takewhile(_PART_MARGIN.match, block[place + 1 : following])
+        lines = [_PART_MARGIN.sub("", line) for line in inner]
+        begins = [number for number, line in enumerate(lines) if line in (BEGIN, _GROUP)]
+        part = _raised(lines[begins[-1] :] if begins else ["", *lines])
+        if part is not None:
+            parts.append(Cause(part.type, part.message, "part", part.stack))
+    return parts
 
 
 def _is_ignored(text: Sequence[str], begin: int) -> bool:
@@ -67,7 +98,7 @@ def _has_continued(before: Sequence[str], block: Sequence[str]) -> bool:
     is recognised by a time or a level, by lines like those before any traceback, or by its length."""
     last = next((number for number, line in enumerate(block) if number and line[:1] not in ("", " ")), len(block))
     following = itertools.takewhile(lambda line: not line.startswith(_IGNORED), block[last + 1 :])
-    rest = [line for line in following if line.strip() and not _GLOG.match(line) and not _AT_EXIT.match(line)]
+    rest = [line for line in following if line.strip() and not _GLOG.match(line) and not _NOT_COUNTED.match(line)]
     usual = {_DIGITS.sub("0", line) for line in before}
     return (
         sum(line[:1] not in (" ", "\t") for line in rest) > MOST_LINES
@@ -121,6 +152,7 @@ def _dumped(lines: Sequence[str]) -> tuple[str, str]:
 def _more(lines: Sequence[str]) -> list[str]:
     """Return the further lines of a message, up to a line that certainly does not belong to it."""
     message = itertools.takewhile(
-        lambda line: line.strip() not in _RELATIONS and not line.startswith(_IGNORED), lines[:MOST_LINES]
+        lambda line: line.strip() not in _RELATIONS and not line.startswith(_IGNORED) and not _PART.match(line),
+        lines[:MOST_LINES],
     )
     return [line for line in message if line and not _GLOG.match(line)]

@@ -153,6 +153,11 @@ def test_what_is_printed_while_a_program_ends_hides_no_exception(output: list[st
     "lines",
     [
         ["shapes differ", "Weights: 3", "End", "Input: 4"],
+        [
+            "NCCL error",
+            "Exception raised from run (most recent call first):",
+            *(f"frame #{n}: f + 0x1" for n in range(30)),
+        ],
         ["CUDA error: device-side assert triggered", "Compile with `TORCH_USE_CUDA_DSA`."],
         ["Error(s) in loading state_dict for Net:", *(f"\tsize mismatch for layer{number}" for number in range(30))],
     ],
@@ -185,3 +190,54 @@ def test_type_of_a_function_is_known() -> None:
     assert found is not None
     assert (found.type.rpartition(".")[2], found.message) == ("E", "x")
     assert "<locals>" in found.type
+
+
+GROUP = """
+def fail(error):
+    raise error
+
+def gather():
+    caught = []
+    for error in (ValueError('first\\nEnd of it'), KeyError('second'), ExceptionGroup('inner', [OSError('third')])):
+        try:
+            fail(error)
+        except Exception as error:
+            caught.append(error)
+    {raising}
+
+gather()
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_exception_group_is_known_with_its_parts(prefix: str) -> None:
+    lines = last_lines(GROUP.format(raising="raise ExceptionGroup('tasks failed', [*caught, TypeError('not raised')])"))
+    found = parse(["step 7", *(prefix + line for line in lines)])
+    assert found is not None
+    assert (found.type, found.message) == ("ExceptionGroup", "tasks failed (4 sub-exceptions)")
+    assert found.stack[-1].function == "gather"
+    assert [(part.type, part.message, part.relation) for part in found.causes] == [
+        ("ValueError", "first\nEnd of it", "part"),
+        ("KeyError", "'second'", "part"),
+        ("ExceptionGroup", "inner (1 sub-exception)", "part"),
+        ("TypeError", "not raised", "part"),
+    ]
+    assert [frame.function for frame in found.causes[0].stack] == ["gather", "fail"]
+    assert parse([*lines, *["step 8"] * 20]) is None
+
+
+def test_exception_group_may_have_a_cause_and_be_one() -> None:
+    chained = "raise ExceptionGroup('tasks failed', caught[:1]) from caught[1]"
+    found = parse(last_lines(GROUP.format(raising=chained)))
+    assert found is not None
+    assert [(cause.type, cause.relation) for cause in found.causes] == [("ValueError", "part"), ("KeyError", "cause")]
+    outer = """
+    try:
+        raise ExceptionGroup('tasks failed', caught[:2])
+    except ExceptionGroup as group:
+        raise RuntimeError('step failed') from group
+"""
+    found = parse(last_lines(GROUP.format(raising=outer.strip())))
+    assert found is not None
+    assert (found.type, found.message) == ("RuntimeError", "step failed")
+    assert [(cause.type, cause.relation) for cause in found.causes] == [("ExceptionGroup", "cause")]
