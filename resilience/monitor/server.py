@@ -38,6 +38,7 @@ from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import LoaderWorkers
+from resilience.monitor.oom import OomKills
 from resilience.monitor.page import Closed, MonitorSide
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.emitter import Emitter
@@ -126,7 +127,7 @@ class RankMonitor:
         self._status: Exit | None = None
         self._noticed_by: Literal["mutex", "pidfd"] = "pidfd"
         self._is_over = False
-        self._oom_kills = processes.oom_kills()
+        self._oom_kills = OomKills()
         self._stacks = stacks.NONE
         self._open: dict[str, Record] = {}  # stages and iterations that the rank has begun but not ended
         self._pace = Pace()
@@ -156,6 +157,7 @@ class RankMonitor:
             self._weigh_suspicion(now)
             if not decision.commands and not self._is_gone and self._witness.take_sample(now):
                 self._loader_workers.look(self._rank.pid)
+                self._oom_kills.look()
             self._watch = decision.state
             self._perform(decision)
             self._is_over |= self._is_dismissed_by_rank()
@@ -538,15 +540,13 @@ class RankMonitor:
         self._outlet.stand_in(record)
 
     def _exit_status(self) -> Exit:
-        """Return how the rank ended. Out of memory: it got SIGKILL, and the count of OOM kills has risen."""
+        """Return how the rank ended. Out of memory: it got SIGKILL, and the count of OOM kills has just risen."""
         status = self._status or self._rank.exit_status(EXIT_LIMIT)
         if status == Exit() and self._dump is not None:
             status = Exit(signal=self._dump.fatal_signal())
-        if status.signal != "SIGKILL" or self._oom_kills is None:
-            return status
-        now = processes.oom_kills()
-        self._status = msgspec.structs.replace(status, oom=None if now is None else now > self._oom_kills)
-        return self._status
+        if status.signal == "SIGKILL" and status.oom is None:
+            status = self._status = msgspec.structs.replace(status, oom=self._oom_kills.have_risen())
+        return status
 
     def _rank_finished(self) -> None:
         status = self._exit_status()
