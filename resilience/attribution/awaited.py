@@ -18,7 +18,7 @@ from resilience.core.user_frames import user_frame
 from resilience.core.wait_for import Walk, are_together, walk
 
 _HUNG: Class = "hung"
-_HANGS: Mapping[Hang, Class] = {
+HANGS: Mapping[Hang, Class] = {
     "stopped": "stopped",
     "in_kernel": "blocked_in_kernel",
     "in_loop": "busy_without_progress",
@@ -42,9 +42,9 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     }  # because of an echoed error
     stuck = {
         # A section says more than the lock that the rank waits for in it, even if the rank's own limit fired first.
-        rank: hung_in(evidence.sections.get(rank, ()), _HANGS[word]) if word == "on_lock" else _HANGS[word]
+        rank: hung_in(evidence.sections.get(rank, ()), HANGS[word]) if word == "on_lock" else HANGS[word]
         for rank, word in sorted(evidence.hangs.items())
-        if word in _HANGS and rank in evidence.active - ending
+        if word in HANGS and rank in evidence.active - ending
     }
     inside = [rank for rank in elsewhere if is_inside(places[rank]) and rank not in ending]
     compared = walk_of(evidence)
@@ -57,7 +57,7 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     if compared.awaited:
         return _awaited(evidence, compared.awaited, stuck, set(inside))
     if stuck:
-        return _named_by(stuck, 0.7)
+        return named_by(stuck, 0.7)
     silent = (
         sorted(evidence.active - evidence.answered - set(symptoms)) if "hung" in shown and evidence.answered else []
     )
@@ -65,20 +65,20 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
         # Its section gives the class that its own exceeded limit would have given.
         otherwise: Class = "missed_completion" if "missed_completion" in shown else _HUNG
         classes = {rank: hung_in(evidence.sections.get(rank, ()), otherwise) for rank in (*silent, *inside)}
-        return _named_by(classes, 0.6 if silent else 0.7)
+        return named_by(classes, 0.6 if silent else 0.7)
     late = sorted(evidence.active - evidence.returned)
     is_skipped = "missed_completion" in shown and all(waits(evidence, rank) for rank in late)
     gone = sorted(evidence.returned & evidence.active) if ending or is_skipped else []
     if gone and len(gone) * 2 <= len(evidence.active):
-        return _named_by(dict.fromkeys(gone, "went_on"), 0.6)
+        return named_by(dict.fromkeys(gone, "went_on"), 0.6)
     if "missed_completion" in shown and late:
-        return _named_by(dict.fromkeys(late, "missed_completion"), 0.6)
+        return named_by(dict.fromkeys(late, "missed_completion"), 0.6)
     if not evidence.active <= set(places):
         return [], "hung", set()
     return _odd_ones(evidence, places)
 
 
-def _named_by(classes: Mapping[int, Class], confidence: float) -> tuple[list[Culprit], Class, set[int]]:
+def named_by(classes: Mapping[int, Class], confidence: float) -> tuple[list[Culprit], Class, set[int]]:
     """Rule 7: blame these ranks. If there are several, each is only a candidate."""
     confidence = confidence if len(classes) == 1 else UNSURE
     return [Culprit(rank, what, confidence, 7) for rank, what in classes.items()], next(iter(classes.values())), {7}
@@ -94,10 +94,10 @@ def _continued(
         return [], "unknown", set()
     gone = sorted(others & {*evidence.returned, *walk_of(evidence).awaited})
     if 0 < len(gone) * 2 <= len(evidence.active):
-        return _named_by(dict.fromkeys(gone, "went_on"), 0.6)
+        return named_by(dict.fromkeys(gone, "went_on"), 0.6)
     slow = [rank for rank in elsewhere if rank in others]
     if 0 < len(slow) * 2 <= len(evidence.active):
-        return _named_by(dict.fromkeys(slow, "went_on"), UNSURE)
+        return named_by(dict.fromkeys(slow, "went_on"), UNSURE)
     return [], "unknown", set()
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from resilience.attribution.awaited import awaited_ranks, walk_of
+from resilience.attribution.awaited import HANGS, awaited_ranks, named_by, walk_of
 from resilience.attribution.culprits import NAMED, SURE, UNSURE, Culprit
 from resilience.attribution.evidence import (
     RESTART_STAGES,
@@ -251,8 +251,7 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     # No other rank kills or crashes a process: whatever else happened, this is a fault of its own.
     blamed += [Culprit(symptom.rank, symptom.what, symptom.confidence, 1) for symptom in exits]
     if hung and (not blamed or evidence.first in {symptom.rank for symptom in hung}):
-        awaited = walk_of(evidence).awaited
-        blamed += [_of_hang(symptom, awaited) for symptom in hung]
+        blamed += _blame_hung(evidence, hung)
     fired = {culprit.rule for culprit in blamed} | {symptom.rule for symptom in symptoms.values() if not symptom.is_own}
     if quiet:
         blamed += _blame_quiet(evidence, symptoms, quiet, {culprit.rank for culprit in blamed})
@@ -333,10 +332,23 @@ def _may_have_been_awaited(evidence: Evidence, symptoms: Mapping[int, Symptom], 
     return elsewhere if len(elsewhere) * 2 <= len(evidence.active) else []  # else they only compute
 
 
-def _of_hang(symptom: Symptom, awaited: tuple[int, ...]) -> Culprit:
-    """Return a rank that hangs by itself as culprit, with more confidence if the others wait for this rank alone."""
-    confidence = max(symptom.confidence, SURE) if awaited == (symptom.rank,) else symptom.confidence
-    return Culprit(symptom.rank, symptom.what, confidence, symptom.rule)
+def _blame_hung(evidence: Evidence, hung: list[Symptom]) -> list[Culprit]:
+    """Blame the ranks that hang by themselves, with more confidence if the others wait for one rank alone. A rank that
+    is only in a call may wait in it for a rank that cannot run: then it is a candidate."""
+    reporters = {symptom.rank for symptom in hung}
+    held = {
+        rank: HANGS[word]
+        for rank, word in sorted(evidence.hangs.items())
+        if word in ("stopped", "holds_gil") and rank in evidence.active - reporters
+    }
+    if held and all(symptom.what == "hung" and symptom.record.hang in (None, "in_call") for symptom in hung):
+        named, _, _ = named_by(held, 0.7)
+        return named + [Culprit(symptom.rank, symptom.what, UNSURE, symptom.rule) for symptom in hung]
+    awaited = walk_of(evidence).awaited
+    return [
+        Culprit(each.rank, each.what, max(each.confidence, SURE if awaited == (each.rank,) else 0.0), each.rule)
+        for each in hung
+    ]
 
 
 def _blame_raised(evidence: Evidence, raised: list[Symptom], alone: bool) -> list[Culprit]:

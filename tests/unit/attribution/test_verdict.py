@@ -582,3 +582,33 @@ def test_rank_that_calls_the_same_collective_from_another_line_is_not_out_of_ste
     assert blamed(seen) == [(0, "desynchronised")]
     known = msgspec.structs.replace(seen, collectives={rank: waits_at(9) for rank in RANKS})
     assert (blamed(known), candidates(known), judge(known).what) == ([], [], "communication")
+
+
+@pytest.mark.parametrize(
+    ("word", "what", "category"),
+    [("stopped", "stopped", "host"), ("holds_gil", "blocked_in_native_code", "user_code")],
+)
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_rank_that_cannot_run_is_blamed_and_not_one_that_is_in_a_call_until_its_limit(
+    word: Hang, what: str, category: str, is_awaited: bool
+) -> None:
+    """Rank 0 waits for rank 1 in a store, and the others wait for rank 0."""
+    calls = (Frame("/home/me/train.py", 50, "wait_for_peer"),)
+    hangs: dict[int, Hang] = {1: word, 2: "in_collective"}
+    entered = {rank: waits_at(9 - (rank == 0), left=rank == 0) for rank in (0, 2, 3)} if is_awaited else {}
+    for kind in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT):
+        record = msgspec.structs.replace(
+            silent(0, calls, hang="in_call"), interruption=kind, detector=Detector("step", 60.0)
+        )
+        stacks = {0: calls, 1: LOADS, 2: BARRIER, 3: BARRIER}
+        seen = Evidence((record,), first=0, active=RANKS, stacks=stacks, hangs=hangs, collectives=entered)
+        assert (blamed(seen), candidates(seen)) == ([(1, what)], [0])
+        assert (judge(seen).category, judge(seen).first) == (category, 1)
+        assert judge(seen).culprits[0].confidence < SURE
+
+
+@pytest.mark.parametrize("word", ["in_kernel", "in_loop", "on_lock", "in_call"])
+def test_rank_that_may_be_at_work_does_not_excuse_one_that_is_in_a_call_until_its_limit(word: Hang) -> None:
+    record = silent(0, LOADS, hang="in_call")
+    seen = Evidence((record,), first=0, active=RANKS, stacks={0: LOADS, 1: LOADS}, hangs={1: word}, answered=RANKS)
+    assert blamed(seen) == [(0, "hung")]
