@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 
 from resilience.adapters import processes
 
 GRACE = 10.0  # seconds after the end of the rank; twice torch's interval
 WORKER = "pt_data_worker"  # what torch calls these processes
+
+Identity = tuple[int, int]  # pid, start time
 
 
 class LoaderWorkers:
@@ -23,8 +26,8 @@ class LoaderWorkers:
 
     def __init__(self) -> None:
         self._children: dict[int, int] = {}  # pid -> start time
-        self._left: list[tuple[int, int]] = []  # workers for which no thread could be started
-        self._ended: list[int] = []
+        self._left: list[Identity] = []
+        self._report: Callable[[tuple[int, ...]], object] = lambda pids: None
         self._thread: threading.Thread | None = None
 
     def look(self, pid: int) -> None:
@@ -35,32 +38,43 @@ class LoaderWorkers:
             with contextlib.suppress(OSError):  # too many open files: the next look remembers them
                 self._children = {child: known.get(child) or processes.identity_of(child)[1] for child in children}
 
-    def outlived(self) -> None:
-        """The rank is dead: begin to wait for its workers, in a thread, if there are any."""
-        left = [identity for identity in self._children.items() if _is_worker(identity)]
-        if left and self._thread is None:
-            thread = threading.Thread(target=self._end, args=(left,), name="resilience-loader-workers", daemon=True)
+    def outlived(self, report: Callable[[tuple[int, ...]], object]) -> None:
+        """The rank is dead: begin to wait for its workers, in a thread, if there are any. report: called with the pids
+        of those that had to be killed, in any thread."""
+        self._report = report
+        self._left = [identity for identity in self._children.items() if _is_worker(identity)]
+        if self._left:
+            thread = threading.Thread(target=self._end, args=(GRACE,), name="resilience-loader-workers", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # this host or process has no thread left: `finish` does the work
-                self._left = left
-            else:
-                self._thread = thread
+                return
+            self._thread = thread
 
-    def finish(self) -> tuple[int, ...]:
-        """Wait until they have ended; return the pids of those that had to be killed."""
-        self._end(self._left)
-        if self._thread is not None:
-            self._thread.join(GRACE + 1.0)
-        return tuple(self._ended)
+    @property
+    def is_waiting(self) -> bool:
+        """Return True if the thread still waits for workers."""
+        return self._thread is not None and self._thread.is_alive()
 
-    def _end(self, left: list[tuple[int, int]]) -> None:
-        deadline = time.monotonic() + GRACE
-        for identity in left:
+    def finish(self, limit: float) -> None:
+        """Wait until they have ended, at most `limit` seconds, and kill the others."""
+        if self._thread is None:
+            self._end(limit)
+            return
+        self._thread.join(limit)
+        if self._thread.is_alive():
+            self._end(0.0)
+
+    def _end(self, limit: float) -> None:
+        deadline = time.monotonic() + limit
+        killed = []
+        for identity in self._left:
             if not processes.await_end(identity, deadline - time.monotonic()) and _is_worker(identity):
                 processes.kill(identity)
-                self._ended.append(identity[0])
+                killed.append(identity[0])
+        if killed:
+            self._report(tuple(killed))
 
 
-def _is_worker(identity: tuple[int, int]) -> bool:
+def _is_worker(identity: Identity) -> bool:
     return processes.is_alive(identity) and processes.name(identity[0]) == WORKER

@@ -31,6 +31,7 @@ from resilience.core.printable import printable
 from resilience.core.silences import Shown
 from resilience.errors import DecodeError, MonitorError
 from resilience.monitor import messages
+from resilience.monitor.loader_workers import LoaderWorkers
 from resilience.monitor.worker import WorkerMonitor, resumed
 
 MOST_WAITING = 16  # connections that wait for an assigned worker
@@ -59,6 +60,7 @@ class Program:
         self._adopt: messages.Adopt | None = None
         self._newcomers: set[Channel] = set()  # asked for their rank
         self._is_leaving = False
+        self._loader_workers: list[LoaderWorkers] = []  # of earlier workers
 
     def run(self) -> None:
         """Watch assigned workers until this process has to end."""
@@ -70,6 +72,8 @@ class Program:
                 key.data()
         if self._agent_lost_at is not None:
             self._remove_socket()
+        for loader_workers in self._loader_workers:
+            loader_workers.finish(0.0)  # at once: the agent does not wait for this process
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -104,6 +108,8 @@ class Program:
         worker.run()
         self._worker = None
         self._shown_silences = rank, worker.shown
+        outliving = [*self._loader_workers, worker.loader_workers]
+        self._loader_workers = [workers for workers in outliving if workers.is_waiting]
         del worker
         gc.collect()  # its pages stay mapped as long as anything refers to them
 

@@ -37,7 +37,7 @@ from resilience.monitor.collectives import last_collectives
 from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.listening import Listener
-from resilience.monitor.loader_workers import LoaderWorkers
+from resilience.monitor.loader_workers import GRACE, LoaderWorkers
 from resilience.monitor.oom import OomKills
 from resilience.monitor.page import Closed, MonitorSide
 from resilience.telemetry import rank_snapshot
@@ -220,7 +220,14 @@ class RankMonitor:
                     break
             self._is_gone = True
             self._noticed_by = noticed_by
-            self._loader_workers.outlived()
+            emitter, file = self._emitter, self._file
+
+            def report(pids: tuple[int, ...]) -> None:
+                if emitter is not None and file is not None:
+                    emitter.emit(events.LoaderWorkersKilled(pids))
+                    file.close()  # its owner may have closed it before
+
+            self._loader_workers.outlived(report)
 
     def _receive(self) -> bool:
         """Handle the rank's messages. Return True if there may be more."""
@@ -756,9 +763,12 @@ class RankMonitor:
             self._recorder.close()
         self._write_snapshot(time.monotonic(), is_last=self._is_gone)
         self._report_refused_messages(float("inf"))
-        if killed := self._loader_workers.finish():
-            self.emit(events.LoaderWorkersKilled(killed))
+        self._end_loader_workers()
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
+
+    def _end_loader_workers(self) -> None:
+        """Wait until the data loader workers of a dead rank have ended, and kill those that do not."""
+        self._loader_workers.finish(GRACE + 1.0)
 
 
 def silence_in_words(finding: Finding) -> str:

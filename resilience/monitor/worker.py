@@ -28,6 +28,7 @@ from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
 from resilience.monitor import messages
 from resilience.monitor.listening import Listener
+from resilience.monitor.loader_workers import LoaderWorkers
 from resilience.monitor.page import MonitorSide, Page
 from resilience.monitor.server import RankMonitor
 
@@ -136,6 +137,11 @@ class WorkerMonitor(RankMonitor):
     def is_over(self) -> bool:
         """Return True if the watch is about to end."""
         return self._is_over
+
+    @property
+    def loader_workers(self) -> LoaderWorkers:
+        """Return the data loader workers of this worker; they may outlive it."""
+        return self._loader_workers
 
     @property
     def is_attached(self) -> bool:
@@ -394,6 +400,12 @@ class WorkerMonitor(RankMonitor):
             os.killpg(self.pid, number)
 
     # -- the end --------------------------------------------------------------------------------
+
+    def _end_loader_workers(self) -> None:
+        """Let the thread go on: this process watches the next worker, and the agent waits for its answers. Without a
+        thread, kill them now."""
+        if not self.loader_workers.is_waiting:
+            self.loader_workers.finish(0.0)
 
     def _release(self) -> None:
         if self._is_group and self._is_gone and self._agent_lost_at is not None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
+import pytest
 
+from resilience.adapters import processes
+from resilience.adapters.channel import Channel, listen, pair
 from resilience.core import events
+from resilience.core.identity import Origin
+from resilience.core.watch import Limits
+from resilience.monitor import loader_workers, messages
 from resilience.monitor.evidence import SAMPLE_EVERY
+from resilience.monitor.program import Program
 from resilience.telemetry.rank_snapshot import read_all
+from resilience.telemetry.recording import RecordTail
 from tests.support.ranks import LOOK_EVERY, Job
 from tests.support.signs import await_file
 
@@ -37,3 +50,69 @@ def test_data_loader_workers_of_a_killed_rank_are_ended_though_nobody_reads_thei
     assert (names, alive) == ({"pt_data_worker"}, [])
     (killed,) = job.of(events.LoaderWorkersKilled, rank=1, role="monitor")
     assert set(killed.event.pids) <= {worker.pid for worker in workers}
+
+
+RANK = """
+import os, time
+worker = os.fork()
+if worker == 0:
+    open("/proc/self/comm", "w").write("pt_data_worker")
+    os.write(1, f"{os.getpid()}\\n".encode())
+time.sleep(3600)
+"""
+
+
+def _await_message(line: Channel, kind: type[messages.ToAgent]) -> None:
+    deadline = time.monotonic() + 60.0
+    while (data := line.receive(1.0)) is None or not isinstance(messages.decode_for_agent(data), kind):
+        assert time.monotonic() < deadline
+
+
+def test_launchers_monitor_watches_on_while_the_data_loader_workers_of_a_dead_worker_have_time_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are killed at the latest when the monitor itself ends."""
+    monkeypatch.setattr(loader_workers, "GRACE", 3600.0)
+    line, agents_line = pair()
+    listener = listen(tmp_path / "socket")
+    program = Program(line, listener)
+    monitor = threading.Thread(target=program.run)
+    rank = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    worker = psutil.Process(int(rank.stdout.readline()))
+    try:
+        monitor.start()
+        origin = Origin("job", "n", "rank", rank.pid, initial_rank=0, rank=0, world_size=1)
+        start_time = processes.identity_of(rank.pid)[1]
+        assigned = messages.Assigned(rank.pid, start_time, origin, bytes(tmp_path / "run"), Limits())
+        agents_line.send(messages.encode(messages.OpenMonitor(os.getpid())))
+        agents_line.send(messages.encode(assigned))
+        deadline = time.monotonic() + 60.0
+        while (watch := program._worker) is None:
+            assert time.monotonic() < deadline
+            time.sleep(LOOK_EVERY)
+        watch.loader_workers.look(rank.pid)
+        rank.kill()
+        _await_message(agents_line, messages.Gone)
+        agents_line.send(messages.encode(messages.ProbeMonitor(1)))
+        _await_message(agents_line, messages.Alive)
+        assert worker.is_running()
+        agents_line.send(messages.encode(messages.Leave()))
+        monitor.join(60.0)
+        psutil.wait_procs([worker], 60.0)
+        assert not worker.is_running()
+        (record,) = [
+            record
+            for record in RecordTail(tmp_path / "run" / "records" / "n-0.jsonl").added()
+            if isinstance(record.event, events.LoaderWorkersKilled)
+        ]
+        assert record.event.pids == (worker.pid,)
+    finally:
+        rank.kill()
+        rank.communicate()
+        if worker.is_running():
+            worker.kill()
+        agents_line.close()
+        monitor.join(60.0)
+        line.close()
+        listener.close()

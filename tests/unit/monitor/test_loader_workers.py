@@ -25,6 +25,8 @@ def test_workers_end_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_workers, "_is_worker", lambda identity: True)
     workers = LoaderWorkers()
     workers.look(6)
-    workers.outlived()
-    assert workers.finish() == (7,)
-    assert killed == [(7, 1)]
+    reported: list[tuple[int, ...]] = []
+    workers.outlived(reported.append)
+    assert not workers.is_waiting
+    workers.finish(0.0)
+    assert (killed, reported) == ([(7, 1)], [(7,)])
