@@ -83,9 +83,10 @@ class Limits(msgspec.Struct, frozen=True):
     safety_factor: for limits that the rank calculates from its observations. shadow: limits that are checked and
     reported but end nothing. learned: the basis of learned limits, by deadline. rule: the rule for silences without
     another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off
-    the rule. groups: learned limits of groups of ranks, by deadline, valid in a world of `group_world` ranks; a monitor
-    picks its rank's (`core.timeouts.of_rank`). outside: learned limits outside known phases, by deadline.
-    ends_suspects: a rank that all others wait for is ended before its learned limit (`core.suspicion`)."""
+    the rule, and the one between heartbeats applies only if heartbeats were announced. groups: learned limits of groups
+    of ranks, by deadline, valid in a world of `group_world` ranks; a monitor picks its rank's
+    (`core.timeouts.of_rank`). outside: learned limits outside known phases, by deadline. ends_suspects: a rank that all
+    others wait for is ended before its learned limit (`core.suspicion`)."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT
@@ -435,7 +436,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
                 _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step),
             )
         )
-    if observation.heartbeat_at is not None:
+    if observation.heartbeat_at is not None and _are_heartbeats_owed(limits, observation):
         limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, limits.heartbeat)
         rows.append((HEARTBEAT, observation.heartbeat_at, limit))
     elif observation.heartbeats_from is not None:
@@ -457,6 +458,12 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     if limits.rule is not None and observation.silence is not None and not is_set:
         rows.append(_silence_row(limits, limits.rule, observation.silence))
     return rows
+
+
+def _are_heartbeats_owed(limits: Limits, observation: Observation) -> bool:
+    """Return True if the limit between heartbeats applies. A program may send some without announcing them, in a long
+    evaluation only; the default limit must not end it later, in its next long stretch of steps."""
+    return HEARTBEAT not in limits.defaults or _is_learned(limits, HEARTBEAT) or observation.heartbeats_from is not None
 
 
 def _is_learned(limits: Limits, limit: str) -> bool:

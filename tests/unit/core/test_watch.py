@@ -250,6 +250,17 @@ def test_first_heartbeat_and_later_ones_have_limits_of_their_own(watcher: Module
     assert watch_over(watcher, limits, in_function()) == []  # nobody announced any
 
 
+def test_default_limit_between_heartbeats_holds_only_for_heartbeats_that_were_announced(watcher: ModuleType) -> None:
+    """A few heartbeats in a long evaluation are no promise of more, while steps show that the rank is well."""
+    default = limits_of(heartbeat=Limit(hard=50.0), initial_heartbeat=Limit(hard=70.0), defaults=("heartbeat",))
+    beaten = in_function(heartbeat_at=START)
+    assert found(watch_over(watcher, default, beaten)) == set()
+    assert found(watch_over(watcher, default, in_function(heartbeats_from=0.0, heartbeat_at=START))) == {"heartbeat"}
+    learned = msgspec.structs.replace(default, learned={"heartbeat": Learned(50.0, 1.0, 2.0)})
+    for set_limit in (msgspec.structs.replace(default, defaults=()), learned):
+        assert found(watch_over(watcher, set_limit, beaten)) == {"heartbeat"}
+
+
 def test_sections_are_signs_of_a_rank_that_never_sends_the_heartbeats_it_announced(watcher: ModuleType) -> None:
     limits = limits_of(initial_heartbeat=Limit(50.0))
     at = START + 20.0
