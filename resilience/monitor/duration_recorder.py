@@ -231,7 +231,7 @@ class DurationRecorder:
         for name, at in (
             (STEP, view.step_at),
             (HEARTBEAT, view.heartbeat_at),
-            (OUT_OF_SECTION, view.section_left_at),
+            (OUT_OF_SECTION, None if view.open_sections else view.section_left_at),
         ):
             if at is not None and view.since > at:
                 self._note_start(at)

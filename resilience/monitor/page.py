@@ -453,7 +453,7 @@ class PageView(msgspec.Struct, frozen=True):
     heartbeat_at: float | None
     step: int | None
     step_at: float | None
-    section_left_at: float | None
+    section_left_at: float | None  # when the last section was closed; others may be open
     open_sections: tuple[OpenEntry, ...]
     store_due_at: float | None  # when the store's answer, for which the rank waits, is due
     ran_at: float | None  # when a thread beside its main thread last ran
@@ -518,7 +518,7 @@ class MonitorSide:
             heartbeat_at=words[_HEARTBEAT] * _NS or None,
             step=step - 1 if step else None,
             step_at=words[_STEP_AT] * _NS or None,
-            section_left_at=None if entries else words[_SECTION_LEFT] * _NS or None,
+            section_left_at=words[_SECTION_LEFT] * _NS or None,
             open_sections=tuple(entries),
             store_due_at=words[_STORE_DUE] * _NS or None,
             ran_at=words[_RAN] * _NS or None,

@@ -266,6 +266,8 @@ def test_sections_are_signs_of_a_rank_that_never_sends_the_heartbeats_it_announc
     at = START + 20.0
     for signs in ({"section_left_at": at}, {"open_sections": (Sign("data", START, 1), Sign("save", at, 1))}):
         assert watch_over(watcher, limits, in_function(heartbeats_from=START, **signs))[0][0] == at + 50.0
+    inner = in_function(heartbeats_from=START, open_sections=(Sign("train", START),), section_left_at=at)
+    assert watch_over(watcher, limits, inner)[0][0] == at + 50.0
     before = in_function(heartbeats_from=START, section_left_at=START - 5.0)
     assert watch_over(watcher, limits, before)[0][0] == START + 50.0
 

@@ -142,6 +142,12 @@ def test_time_from_the_last_sign_to_the_end_of_a_program_that_ended_well_counts(
     ]
 
 
+def test_section_left_open_at_the_end_is_not_outside_sections(keeper: DurationRecorder, tmp_path: Path) -> None:
+    sections = (OpenEntry("train", 40.0),)
+    keeper.ended_well(view(doing=Doing.ENDING, since=50.0, step_at=49.0, section_left_at=47.5, open_sections=sections))
+    assert kept(keeper, tmp_path)[1:] == [("step", 1.0, "ok")]
+
+
 def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) -> None:
     keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2, first=1)}, {})
     keeper.take([section("data", 1.0, 30.0), section("data", 40.0, 0.1)], [])
