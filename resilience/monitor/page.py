@@ -570,6 +570,9 @@ class MonitorSide:
         shared = self._words
         for attempt in range(_READS):
             words = shared[:_RING].tolist()
+            # Again, after the slots: a section that ends during the copy stores this word before it frees its slot.
+            # With the old word and the free slot, the rank would have been outside sections since long ago.
+            words[_SECTION_LEFT] = shared[_SECTION_LEFT]
             sequence = words[_SEQUENCE]
             if (sequence % 2 == 0 and shared[_SEQUENCE] == sequence) or sequence == self._abandoned:
                 return words

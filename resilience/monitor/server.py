@@ -39,7 +39,7 @@ from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import GRACE, LoaderWorkers
 from resilience.monitor.oom import OomKills
-from resilience.monitor.page import Closed, MonitorSide
+from resilience.monitor.page import Closed, MonitorSide, PageView
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -149,9 +149,9 @@ class RankMonitor:
             if not self._pace.looks(now, due):
                 continue
             self._pace = self._pace.looked(now)
-            self._fold_timings(now)
+            view = self._fold_timings(now)
             self._report_refused_messages(now)
-            self._observation = self._observe()
+            self._observation = self._observe(view)
             decision = decide(self._watch, self._observation, now)
             self._weigh_shadow(now)
             self._weigh_suspicion(now)
@@ -377,8 +377,10 @@ class RankMonitor:
 
     # -- observing ------------------------------------------------------------------------------
 
-    def _observe(self) -> Observation:
-        view = self._page.read()
+    def _observe(self, view: PageView | None = None) -> Observation:
+        """Return the present observation. view: the page as the listener knows it, so that a section that ends right
+        now does not seem to be silent outside of it; by default as it is now."""
+        view = self._page.read() if view is None else view
         call = None if self._origin is None else self._origin.call
         interrupted_at, rule = self._interrupted_at(view.iteration), self._watch.limits.rule
         return Observation(
@@ -581,22 +583,23 @@ class RankMonitor:
                 self.emit(events.StageEnded(name, "lost", duration, closed_by="monitor"))  # type: ignore[arg-type]
         self._open.clear()
 
-    def _fold_timings(self, now: float) -> None:
+    def _fold_timings(self, now: float) -> PageView:
+        """Take what has ended since the last call. Return the page as it was after that."""
         before = self._page.read()
         finished, overrun = self._page.drain()
-        self._listen(finished, now)
+        view = self._page.read()
+        self._listen(finished, view, now)
         if self._recorder is not None:
-            still_open = self._page.read().open_sections
-            self._recorder.take(finished, still_open, self._announced_at, before.heartbeat_at, before.step)
+            self._recorder.take(finished, view.open_sections, self._announced_at, before.heartbeat_at, before.step)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if now >= self._flush_at:
             self._flush_at = now + FLUSH_EVERY
             self._write_timings()
+        return view
 
-    def _listen(self, finished: list[Closed], now: float) -> None:
+    def _listen(self, finished: list[Closed], view: PageView, now: float) -> None:
         """Learn how long a healthy rank is silent."""
-        view = self._page.read()
         is_ended = self._watch.kill_at is not None or self._watch.asked_in == view.iteration
         is_healthy = (
             not is_ended and not self._observation.is_dismissed and self._interrupted_at(view.iteration) is None

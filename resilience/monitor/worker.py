@@ -29,7 +29,7 @@ from resilience.errors import DecodeError
 from resilience.monitor import messages
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import LoaderWorkers
-from resilience.monitor.page import MonitorSide, Page
+from resilience.monitor.page import MonitorSide, Page, PageView
 from resilience.monitor.server import RankMonitor
 
 LOG_TAIL_LINES = 200
@@ -346,8 +346,8 @@ class WorkerMonitor(RankMonitor):
 
     # -- observing, obeying ---------------------------------------------------------------------
 
-    def _observe(self) -> Observation:
-        observation = super()._observe()
+    def _observe(self, view: PageView | None = None) -> Observation:
+        observation = super()._observe(view)
         is_known = self._status not in (None, Exit()) or time.monotonic() >= self._gone_at + REAP_LIMIT
         was_ended = self._watch.finding is not None  # then an exit status of 0 means nothing
         ended_well = self._status is not None and self._status.code == 0 and not was_ended

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 from resilience.monitor import client
 from resilience.monitor.page import (
+    _OPEN,
     COLLECTIVES,
     NAME_BYTES,
     NAMES,
@@ -103,6 +106,29 @@ def test_open_sections_are_seen_oldest_first_until_left() -> None:
     rank.leave("data")
     assert names(monitor) == []
     assert left_at is not None and (monitor.read().section_left_at or 0.0) > left_at
+
+
+def test_section_that_ends_during_a_read_is_not_seen_as_ended_long_ago() -> None:
+    rank, monitor = both_sides()
+    rank.enter("load")
+    rank.leave("load")
+    rank.enter("checkpoint")
+
+    class Words:
+        """The rank's words. The rank leaves its section after its monitor has read the words before the slots."""
+
+        def __getitem__(self, index: Any) -> Any:
+            if not isinstance(index, slice):
+                return rank._words[index]
+            before = rank._words[:_OPEN].tolist()
+            rank.leave("checkpoint")
+            return memoryview(array("q", [*before, *rank._words[_OPEN : index.stop].tolist()]))
+
+    before = monitor.read().section_left_at
+    monitor._words = Words()  # type: ignore[assignment]
+    view = monitor.read()
+    assert view.open_sections == ()
+    assert before is not None and view.section_left_at is not None and view.section_left_at > before
 
 
 def test_leave_all_leaves_nothing_open() -> None:
