@@ -78,10 +78,10 @@ class Limits(msgspec.Struct, frozen=True):
     counter last rose, once used. heartbeat: between heartbeats. initial_heartbeat: from their announcement, or a later
     opening or closing of a section, to the first one. sections: by name, while open. out_of_section: while no section
     is open, after the first one. warmup: replaces the limit for the first `warmup_occurrences` occurrences of a
-    section, by name, or of a gap between heartbeats ("heartbeat"). first: the same, but learned, by deadline; takes
-    precedence over warmup. signal: ends a rank past a hard limit. grace: seconds between that and SIGKILL.
-    safety_factor: for limits that the rank calculates from its observations. shadow: limits that are checked and
-    reported but end nothing. learned: the basis of learned limits, by deadline. rule: the rule for silences without
+    section, by name; warmup_heartbeat: of a gap between heartbeats, None: as usual. first: the same, but learned, by
+    deadline; takes precedence over these. signal: ends a rank past a hard limit. grace: seconds between that and
+    SIGKILL. safety_factor: for limits that the rank calculates from its observations. shadow: limits that are checked
+    and reported but end nothing. learned: the basis of learned limits, by deadline. rule: the rule for silences without
     another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off
     the rule, and the one between heartbeats applies only if heartbeats were announced. groups: learned limits of groups
     of ranks, by deadline, valid in a world of `group_world` ranks; a monitor picks its rank's
@@ -100,6 +100,7 @@ class Limits(msgspec.Struct, frozen=True):
     out_of_section: Limit = NO_LIMIT
     sections: dict[str, Limit] = {}
     warmup: dict[str, Limit] = {}
+    warmup_heartbeat: Limit | None = None
     warmup_occurrences: int = 0
     first: dict[str, First] = {}
     signal: str = "SIGTERM"
@@ -436,8 +437,9 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
                 _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step),
             )
         )
-    if observation.heartbeat_at is not None and _are_heartbeats_owed(limits, observation):
-        limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, limits.heartbeat)
+    if observation.heartbeat_at is not None:
+        usual = limits.heartbeat if _are_heartbeats_owed(limits, observation) else NO_LIMIT
+        limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, usual)
         rows.append((HEARTBEAT, observation.heartbeat_at, limit))
     elif observation.heartbeats_from is not None:
         limit = _for_occurrence(limits, observation, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
@@ -453,7 +455,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         rows.append((OUT_OF_SECTION, observation.section_left_at, limit))
     if observation.doing is Doing.ENDING:
         rows = [row for row in rows if not _is_learned(limits, row[0])]
-    is_set = any(section.name in limits.sections for section in observation.open_sections)  # may be set to no limit
+    is_set = any(_is_set(limits, section) for section in observation.open_sections)  # may be set to no limit
     is_set = is_set or observation.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
     if limits.rule is not None and observation.silence is not None and not is_set:
         rows.append(_silence_row(limits, limits.rule, observation.silence))
@@ -461,8 +463,8 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
 
 
 def _are_heartbeats_owed(limits: Limits, observation: Observation) -> bool:
-    """Return True if the limit between heartbeats applies. A program may send some without announcing them, in a long
-    evaluation only; the default limit must not end it later, in its next long stretch of steps."""
+    """Return True if the usual limit between heartbeats applies. A program may send some without announcing them, in a
+    long evaluation only; the default limit must not end it later, in its next long stretch of steps."""
     return HEARTBEAT not in limits.defaults or _is_learned(limits, HEARTBEAT) or observation.heartbeats_from is not None
 
 
@@ -504,12 +506,22 @@ def _silent_from(observation: Observation, announced_at: Seconds) -> Seconds:
     return max(announced_at, left_at, *(section.seen_at for section in observation.open_sections))
 
 
+def _is_set(limits: Limits, section: Sign) -> bool:
+    return section.name in limits.sections or _is_warming_up(limits, section)
+
+
+def _is_warming_up(limits: Limits, section: Sign) -> bool:
+    """Return True if an open section has the limit of its warm-up. Learned limits take precedence."""
+    deadline = of_section(section.name)
+    is_first = section.occurrence <= limits.warmup_occurrences and section.name in limits.warmup
+    return is_first and deadline not in limits.first and deadline not in limits.outside
+
+
 def section_limit(limits: Limits, observation: Observation, section: Sign) -> Limit:
     """Return the limit of an open section."""
     usual = limits.sections.get(section.name, NO_LIMIT)
-    deadline = of_section(section.name)
-    if deadline not in limits.first and deadline not in limits.outside:
-        return limits.warmup.get(section.name, usual) if section.occurrence <= limits.warmup_occurrences else usual
+    if _is_warming_up(limits, section):
+        return limits.warmup[section.name]
     return _for_occurrence(limits, observation, of_section(section.name), section.occurrence, usual)
 
 
@@ -525,7 +537,7 @@ def _for_occurrence(limits: Limits, observation: Observation, deadline: str, occ
     if first is not None:
         return usual
     is_warm_up = deadline == HEARTBEAT and occurrence <= limits.warmup_occurrences
-    return limits.warmup.get(deadline, usual) if is_warm_up else usual
+    return limits.warmup_heartbeat if is_warm_up and limits.warmup_heartbeat is not None else usual
 
 
 def next_deadline(watch: Watch, observation: Observation, now: Seconds) -> Seconds | None:
@@ -555,6 +567,7 @@ def _all(limits: Limits) -> list[Seconds]:
         limits.out_of_section,
         *limits.sections.values(),
         *limits.warmup.values(),
+        limits.warmup_heartbeat or NO_LIMIT,
         *(limit for first in limits.first.values() for limit in first.limits.values()),
         *(outside.limit for outside in limits.outside.values()),
     )

@@ -327,16 +327,15 @@ def checked(field: dataclasses.Field[Any], value: Any) -> Any:
 
 def to_limits(config: FaultToleranceConfig) -> Limits:
     """Return the limits for the ranks' monitors: past a limit a rank is ended."""
-    warmup = {name: Limit(hard=limit) for name, limit in config.warmup_rank_section_timeouts.items()}
-    if config.warmup_rank_heartbeat_timeout is not None:
-        warmup[HEARTBEAT] = Limit(hard=config.warmup_rank_heartbeat_timeout)
+    heartbeat = config.warmup_rank_heartbeat_timeout
     return Limits(
         step=Limit(hard=config.step_timeout),
         heartbeat=Limit(hard=config.rank_heartbeat_timeout),
         initial_heartbeat=Limit(hard=config.initial_rank_heartbeat_timeout),
         out_of_section=Limit(hard=config.rank_out_of_section_timeout),
         sections={name: Limit(hard=limit) for name, limit in config.rank_section_timeouts.items()},
-        warmup=warmup,
+        warmup={name: Limit(hard=limit) for name, limit in config.warmup_rank_section_timeouts.items()},
+        warmup_heartbeat=None if heartbeat is None else Limit(hard=heartbeat),
         warmup_occurrences=config.num_warmup_iterations,
         signal=config.rank_termination_signal.name,
         grace=0.0 if config.rank_termination_signal is signal.SIGKILL else GRACE,
@@ -348,8 +347,6 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
 
 def from_limits(limits: Limits) -> FaultToleranceConfig:
     """Return the settings that yield these limits in `to_limits`; the others have their default."""
-    warmup = dict(limits.warmup)
-    heartbeat = warmup.pop(HEARTBEAT, Limit())
     return FaultToleranceConfig(
         initial_rank_heartbeat_timeout=limits.initial_heartbeat.hard,
         rank_heartbeat_timeout=limits.heartbeat.hard,
@@ -357,8 +354,8 @@ def from_limits(limits: Limits) -> FaultToleranceConfig:
         rank_out_of_section_timeout=limits.out_of_section.hard,
         step_timeout=limits.step.hard,
         num_warmup_iterations=limits.warmup_occurrences,
-        warmup_rank_heartbeat_timeout=heartbeat.hard,
-        warmup_rank_section_timeouts={name: limit.hard for name, limit in warmup.items()},
+        warmup_rank_heartbeat_timeout=None if limits.warmup_heartbeat is None else limits.warmup_heartbeat.hard,
+        warmup_rank_section_timeouts={name: limit.hard for name, limit in limits.warmup.items()},
         safety_factor=limits.safety_factor,
         rank_termination_signal=signal.Signals[limits.signal],
         end_suspected_ranks=limits.ends_suspects,

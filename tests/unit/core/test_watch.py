@@ -256,6 +256,10 @@ def test_default_limit_between_heartbeats_holds_only_for_heartbeats_that_were_an
     beaten = in_function(heartbeat_at=START)
     assert found(watch_over(watcher, default, beaten)) == set()
     assert found(watch_over(watcher, default, in_function(heartbeats_from=0.0, heartbeat_at=START))) == {"heartbeat"}
+    warm_up = msgspec.structs.replace(default, warmup_heartbeat=Limit(hard=30.0), warmup_occurrences=2)
+    for gaps, limits_found in ((1, {"heartbeat"}), (2, set())):
+        seen = in_function(heartbeat_at=START, heartbeat_gaps=gaps)
+        assert found(watch_over(watcher, warm_up, seen)) == limits_found
     learned = msgspec.structs.replace(default, learned={"heartbeat": Learned(50.0, 1.0, 2.0)})
     for set_limit in (msgspec.structs.replace(default, defaults=()), learned):
         assert found(watch_over(watcher, set_limit, beaten)) == {"heartbeat"}
@@ -276,7 +280,8 @@ def test_first_occurrences_have_limits_of_their_own(watcher: ModuleType) -> None
     limits = limits_of(
         sections={"data": Limit(SOFT), "save": Limit(SOFT)},
         heartbeat=Limit(SOFT),
-        warmup={"data": Limit(30.0), "heartbeat": Limit(40.0), "new": Limit(50.0)},
+        warmup={"data": Limit(30.0), "new": Limit(50.0)},
+        warmup_heartbeat=Limit(40.0),
         warmup_occurrences=2,
     )
 
@@ -342,7 +347,7 @@ def test_learned_first_limits_go_before_the_warm_up(watcher: ModuleType) -> None
     limits = limits_of(
         heartbeat=Limit(SOFT),
         first={"heartbeat": First(1, {"cold": Limit(30.0)})},
-        warmup={"heartbeat": Limit(40.0)},
+        warmup_heartbeat=Limit(40.0),
         warmup_occurrences=3,
     )
     for gaps, allowed in ((0, 30.0), (1, SOFT)):
@@ -369,6 +374,11 @@ def test_warm_up_of_a_section_is_none_of_the_step_though_it_has_its_name(watcher
     assert watch_over(watcher, limits, in_function(step_at=START))[0][0] == START + SOFT
 
 
+def test_warm_up_of_heartbeats_is_none_of_a_section_of_that_name(watcher: ModuleType) -> None:
+    limits = limits_of(warmup_heartbeat=Limit(SOFT), warmup_occurrences=3)
+    assert found(watch_over(watcher, limits, in_function(open_sections=(Sign("heartbeat", START),)))) == set()
+
+
 def test_shorter_limit_of_a_warm_up_is_not_slept_through(watcher: ModuleType) -> None:
     limits = limits_of(sections={"data": Limit(50.0)}, warmup={"data": Limit(2.0)}, warmup_occurrences=1)
 
@@ -376,6 +386,13 @@ def test_shorter_limit_of_a_warm_up_is_not_slept_through(watcher: ModuleType) ->
         return in_function(open_sections=() if now < START + 3.0 else (Sign("data", START + 3.0, 1),))
 
     asked = watch_over(watcher, limits, observe)[0][0]
+    assert START + 5.0 <= asked <= START + 7.0
+    beating = limits_of(heartbeat=Limit(50.0), warmup_heartbeat=Limit(2.0), warmup_occurrences=1)
+
+    def beat(now: float) -> Observation:
+        return in_function() if now < START + 3.0 else in_function(heartbeat_at=START + 3.0)
+
+    asked = watch_over(watcher, beating, beat)[0][0]
     assert START + 5.0 <= asked <= START + 7.0
 
 
@@ -862,6 +879,14 @@ def test_limit_that_somebody_has_set_replaces_the_rule(watcher: ModuleType) -> N
         seen = silent(**signs)  # type: ignore[arg-type]
         assert found(watch_over(watcher, own, seen, until=4000.0)) == set()
         assert not watcher.is_silence_weighed(own, seen)
+
+
+def test_warm_up_that_is_set_to_no_limit_replaces_the_rule(watcher: ModuleType) -> None:
+    limits = limits_of(rule=RULE, warmup={"compile": Limit()}, warmup_occurrences=2)
+    learned = msgspec.structs.replace(limits, first={"compile": First(1, {"cold": Limit()})})
+    for occurrence, own, found_limits in ((2, limits, set()), (3, limits, {"silence"}), (2, learned, {"silence"})):
+        seen = silent(open_sections=(Sign("compile", START, occurrence),))
+        assert found(watch_over(watcher, own, seen, until=1000.0)) == found_limits
 
 
 def test_rule_holds_beside_a_limit_that_is_only_a_default(watcher: ModuleType) -> None:
