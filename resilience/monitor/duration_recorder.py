@@ -72,6 +72,7 @@ class DurationRecorder:
         )
         self._recorder = Recorder(folder, header, time.time())
         self._is_known = False  # whether the run's configuration is known
+        self._cycle = origin.cycle
         self._starting: _Started | None = None  # a start without any sign of life yet
         self._counts: Counter[str] = Counter()  # occurrences since the last start
         self._left_at: float | None = None  # when the last section was left, while none is open
@@ -133,16 +134,20 @@ class DurationRecorder:
     def process_started(self, cycle: int, is_cold: bool | None = None) -> None:
         """Note the start of the rank's program. is_cold: by default True if this run has no record of it."""
         is_cold = self._recorder.is_new if is_cold is None else is_cold
-        self._start("cold" if is_cold else "warm", 0.0, cycle, 0)
+        self._cycle = cycle
+        self._start("cold" if is_cold else "warm", 0.0, 0)
 
-    def iteration_started(self, at: float, cycle: int, iteration: int) -> None:
-        """Note the start of the rank's wrapped function. at: monotonic seconds."""
-        if iteration:  # the first one is part of the program's start
-            self._start("iteration", at, cycle, iteration)
+    def _iteration_began(self, at: float, iteration: int) -> None:
+        """Note that the rank's signs of life begin anew. A gap neither reaches across that nor is known to lie outside
+        the sections that were left open. at: monotonic seconds."""
+        self._gaps.clear()
+        self._left_at = None
+        if iteration > 0:  # the first one is part of the program's start; a program without a Wrapper has none
+            self._start("iteration", at, iteration)
 
-    def _start(self, how: Start, at: float, cycle: int, iteration: int) -> None:
+    def _start(self, how: Start, at: float, iteration: int) -> None:
         self.how = how
-        self._starting = _Started(how, at, cycle, iteration)
+        self._starting = _Started(how, at, self._cycle, iteration)
         self._has_beaten = False
         self._silent_from = 0.0
 
@@ -164,6 +169,9 @@ class DurationRecorder:
         step, before `closed` was read."""
         closed, still_open = list(closed), list(still_open)
         for entry in closed:
+            if entry.begins is not None:
+                self._iteration_began(entry.at, entry.begins)
+                continue
             began = entry.at if entry.name else entry.at - entry.duration
             self._note_start(began)
             if entry.is_step:
@@ -174,11 +182,7 @@ class DurationRecorder:
             else:
                 self._add(deadlines.of_section(entry.name), entry.duration, began, is_failed=entry.failed)
                 self._section_ended(began, began + entry.duration)
-        first_open = min((entry.entered_at for entry in still_open), default=float("inf"))
-        for begin, seconds in self._gaps:
-            if begin < first_open:  # else it lies within a section that is still open
-                self._add(OUT_OF_SECTION, seconds, begin)
-        self._gaps = [(begin, seconds) for begin, seconds in self._gaps if begin >= first_open]
+        self._record_gaps(min((entry.entered_at for entry in still_open), default=float("inf")))
         if announced is not None and not self._has_beaten:
             self._take_initial(closed, still_open, announced, heartbeat_at)
         if step is not None and self._starting is None:  # later steps count from the first one
@@ -186,11 +190,22 @@ class DurationRecorder:
             if self.how == "cold":
                 self._recorder.state.first_step = self._first_step
 
+    def _record_gaps(self, first_open: float) -> None:
+        """Record the gaps before the first section that is still open, up to its opening. The others lie within it."""
+        for begin, seconds in self._gaps:
+            if begin < first_open:
+                self._add(OUT_OF_SECTION, min(seconds, first_open - begin), begin)
+        self._gaps = [(begin, seconds) for begin, seconds in self._gaps if begin >= first_open]
+
     def _take_initial(
         self, closed: list[Closed], still_open: list[OpenEntry], announced: float, heartbeat_at: float | None
     ) -> None:
         """Record the time to the first heartbeat, once there is one."""
-        gaps = [entry.at - entry.duration for entry in closed if not entry.name and not entry.is_step]
+        gaps = [
+            entry.at - entry.duration
+            for entry in closed
+            if not entry.name and not entry.is_step and entry.begins is None
+        ]
         first = min(gaps, default=heartbeat_at)
         sections = [entry for entry in closed if entry.name]
         signs = [self._silent_from, announced, *(entry.entered_at for entry in still_open)]
@@ -220,6 +235,9 @@ class DurationRecorder:
         """Note the end of a section. Gaps within it do not count; the time before it may be a gap."""
         while self._gaps and self._gaps[-1][0] >= entered:  # sorted by begin
             self._gaps.pop()
+        if self._gaps:
+            begin, seconds = self._gaps[-1]
+            self._gaps[-1] = begin, min(seconds, entered - begin)
         if self._left_at is not None and entered > self._left_at:
             self._gaps.append((self._left_at, entered - self._left_at))
         self._left_at = left if self._left_at is None else max(self._left_at, left)
@@ -243,13 +261,16 @@ class DurationRecorder:
         now = time.monotonic()
         limit = "" if finding is None else finding.limit
         silent_for = 0.0 if finding is None else finding.silent_for
-        section = deadlines.limited(limit).section
+        kind, section = deadlines.limited(limit).kind, deadlines.limited(limit).section
         killed = deadlines.of_section(section) if section else deadlines.of_limit(limit)
         for entry in view.open_sections:
             self._note_start(entry.entered_at)
             name = deadlines.of_section(entry.name)
             is_killed = name == killed
-            self._record(name, silent_for if is_killed else now - entry.entered_at, entry.entered_at, is_killed)
+            until = now
+            if is_killed:  # a silence may begin long after its section was entered
+                until = found_at if kind == "silence" else entry.entered_at + silent_for
+            self._record(name, until - entry.entered_at, entry.entered_at, is_killed)
         signs = {
             STEP: view.step_at,
             HEARTBEAT: view.heartbeat_at,

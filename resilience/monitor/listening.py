@@ -90,6 +90,8 @@ class Listener:
 
 
 def _signs(entry: Closed, is_healthy: bool) -> Iterable[SignOfLife]:
+    if entry.begins is not None:
+        return
     if entry.name:
         left_at = entry.at + entry.duration
         yield SignOfLife(left_at, "closed", entry.name, entry.at, failed=entry.failed or not is_healthy)

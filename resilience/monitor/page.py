@@ -27,11 +27,11 @@ from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 
-MAGIC = 0x52_45_53_49_4C_05  # "RESIL", layout 5
+MAGIC = 0x52_45_53_49_4C_06  # "RESIL", layout 6
 NAMES = 128  # different names of sections, hooks and collectives
 NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
-RING = 4096  # finished sections, heartbeat gaps and steps that the monitor has not yet read
+RING = 4096  # finished sections, heartbeat gaps, steps and beginnings that the monitor has not yet read
 COLLECTIVES = 256  # the most recently entered ones
 
 # Words, by index. Those up to the ring of finished sections are copied at once, in ascending order: the sequence
@@ -59,6 +59,7 @@ SIZE = _NAMES_AT + NAMES * NAME_BYTES
 _HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
 _FAILED = 1 << 32  # added to the name if an exception left the section
 _IS_STEP = 1 << 33  # instead of a name: the step rose
+_IS_BEGINNING = 1 << 34  # instead of a name: the signs of life are cleared; the next word holds the iteration + 1
 
 _DOING = tuple(Doing)
 _DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
@@ -310,6 +311,13 @@ class RankSide:
         were left by an interruption, or are stale."""
         words = self._words
         self._forget_sections()
+        now = time.monotonic_ns()
+        head = words[_HEAD]
+        index = _RING + head % RING * _RING_WORDS
+        words[index] = _IS_BEGINNING
+        words[index + 1] = seat.iteration + 1
+        words[index + 2] = now
+        words[_HEAD] = head + 1
         words[_SEQUENCE] |= 1
         words[_ITERATION] = seat.iteration + 1  # ENTRY is -1
         words[_RANK] = seat.rank
@@ -462,15 +470,17 @@ class PageView(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A finished section. Without a name: a heartbeat gap, or the time to a higher step (0 for the first). duration: in
-    seconds. at: when the section was entered, or the heartbeat or step came. failed: an exception left the section, so
-    its duration says little."""
+    """A finished section. Without a name: a heartbeat gap, or the time to a higher step (0 for the first), or nothing
+    but the beginning of an iteration, which clears all signs of life. duration: in seconds. at: when the section was
+    entered, or the heartbeat, the step or the beginning came. failed: an exception left the section, so its duration
+    says little. begins: the number of the iteration."""
 
     name: str
     duration: float
     at: float
     failed: bool = False
     is_step: bool = False
+    begins: int | None = None
 
 
 class CollectiveEntry(msgspec.Struct, frozen=True):
@@ -584,6 +594,8 @@ class MonitorSide:
     def _closed(self, count: int) -> Closed:
         index = _RING + count % RING * _RING_WORDS
         number, duration, moment = self._words[index : index + _RING_WORDS]
+        if number == _IS_BEGINNING:
+            return Closed("", 0.0, moment * _NS, begins=duration - 1)
         is_step = number == _IS_STEP
         name = "" if is_step or number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
         return Closed(name, duration * _NS, moment * _NS, bool(number & _FAILED), is_step)

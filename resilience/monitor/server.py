@@ -357,9 +357,6 @@ class RankMonitor:
             case events.IterationStarted():
                 self._open["iteration"] = record
                 self._outlet.started(record.origin)
-                if self._recorder is not None:
-                    began_at, origin = record.mono_ns / 1e9, record.origin
-                    self._recorder.iteration_started(began_at, origin.cycle, origin.iteration or 0)
             case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"

@@ -884,7 +884,9 @@ def test_limit_that_somebody_has_set_replaces_the_rule(watcher: ModuleType) -> N
 def test_warm_up_that_is_set_to_no_limit_replaces_the_rule(watcher: ModuleType) -> None:
     limits = limits_of(rule=RULE, warmup={"compile": Limit()}, warmup_occurrences=2)
     learned = msgspec.structs.replace(limits, first={"compile": First(1, {"cold": Limit()})})
-    for occurrence, own, found_limits in ((2, limits, set()), (3, limits, {"silence"}), (2, learned, {"silence"})):
+    phased = msgspec.structs.replace(limits, outside={"compile": Outside(Limit(), Phases((100,), 500))})
+    cases = ((2, limits, set()), (3, limits, {"silence"}), (2, learned, {"silence"}), (2, phased, {"silence"}))
+    for occurrence, own, found_limits in cases:
         seen = silent(open_sections=(Sign("compile", START, occurrence),))
         assert found(watch_over(watcher, own, seen, until=1000.0)) == found_limits
 

@@ -40,6 +40,10 @@ def beat(at: float, gap: float) -> Closed:
     return Closed("", gap, at)
 
 
+def beginning(at: float, iteration: int) -> Closed:
+    return Closed("", 0.0, at, begins=iteration)
+
+
 def step(at: float, gap: float) -> Closed:
     return Closed("", gap, at, is_step=True)
 
@@ -88,13 +92,45 @@ def test_sections_before_the_first_heartbeat_begin_its_time_anew(keeper: Duratio
 def test_occurrences_are_counted_from_the_start_that_they_belong_to(keeper: DurationRecorder, tmp_path: Path) -> None:
     keeper.take([section("data", 1.0, 0.5), section("data", 2.0, 0.5)], [])
     assert keeper.occurrences("data") == 2
-    keeper.iteration_started(10.0, cycle=0, iteration=1)
+    keeper.take([section("data", 3.0, 0.25), beginning(10.0, iteration=1)], [])
     assert (keeper.how, keeper.occurrences("data")) == ("iteration", 0)
-    # The page's ring still held one of before.
-    keeper.take([section("data", 3.0, 0.25), section("data", 11.0, 0.75)], [])
+    keeper.take([section("data", 11.0, 0.75)], [])
     assert keeper.occurrences("data") == 1
     rows = [row for row in kept(keeper, tmp_path) if row[0] != "out_of_section"]
     assert rows[-3:] == [("data", 0.25, "ok"), ("iteration", 0, "start"), ("data", 0.75, "ok")]
+
+
+def gaps(keeper: DurationRecorder, folder: Path) -> list[float]:
+    return [seconds for name, seconds, _ in kept(keeper, folder) if name == "out_of_section"]
+
+
+@pytest.mark.parametrize("looks", [1, 4])
+def test_time_outside_sections_ends_where_the_outermost_one_begins(
+    keeper: DurationRecorder, tmp_path: Path, looks: int
+) -> None:
+    batches = [
+        ([section("load", 0.0, 1.0)], []),
+        ([section("inner", 8.0, 1.0)], [OpenEntry("epoch", 2.0)]),
+        ([section("inner", 9.5, 0.25)], [OpenEntry("epoch", 2.0)]),
+        ([section("epoch", 2.0, 8.0), section("save", 11.0, 1.0)], []),
+    ]
+    if looks == 1:
+        batches = [([entry for closed, _ in batches for entry in closed], [])]
+    for closed, still_open in batches:
+        keeper.take(closed, still_open)
+    assert gaps(keeper, tmp_path) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("iteration", [-1, 0, 1])
+def test_time_between_two_iterations_is_not_outside_sections(
+    keeper: DurationRecorder, tmp_path: Path, iteration: int
+) -> None:
+    """A Wrapper's call, or a restart in place, lies between them. -1: the rank is back from a Wrapper's call."""
+    keeper.take([section("data", 1.0, 0.5), beginning(60.0, iteration), section("data", 61.0, 0.5)], [])
+    keeper.take([section("data", 62.0, 0.5)], [])
+    rows = kept(keeper, tmp_path)
+    assert [seconds for name, seconds, _ in rows if name == "out_of_section"] == [0.5]
+    assert ("iteration", 0, "start") in rows[2:] or iteration < 1
 
 
 def test_start_of_a_rank_is_cold_once_and_whenever_a_node_is_new(tmp_path: Path) -> None:
@@ -114,6 +150,15 @@ def test_kill_is_kept_with_the_time_until_its_limit_fired(keeper: DurationRecord
     *_, data, outer = kept(keeper, tmp_path)
     assert data == ("data", 2.5, "killed")
     assert (outer[0], outer[2]) == ("outer", "cut")
+
+
+def test_section_in_which_a_silence_ended_the_rank_is_kept_from_its_beginning(
+    keeper: DurationRecorder, tmp_path: Path
+) -> None:
+    now = time.monotonic()
+    left_open = view(open_sections=(OpenEntry("train", now - 60.0),), step_at=now - 20.0)
+    keeper.cut(left_open, Finding("silence:train", "hard", 15.0, 15.0), now - 5.0)
+    assert kept(keeper, tmp_path)[1:] == [("train", 55.0, "killed")]
 
 
 @pytest.mark.parametrize("deadline", ["heartbeat", "step", "out_of_section", "initial_heartbeat"])
