@@ -270,6 +270,8 @@ class WorkerMonitor(RankMonitor):
             return
         self._detach()
         self._listener.start_again()
+        if is_new and self._link is not None and self._recorder is not None:  # not the first program of this worker
+            self._recorder.process_started(self._assigned.origin.cycle, is_cold=False)
         self._link, self._attached_page, self._channel = link, page, channel
         self._page = self._witness.page = MonitorSide(page)
         self._witness.program = program

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from selectors import DefaultSelector
 from typing import Any
 
 import msgspec
 import pytest
 
+from resilience.adapters.channel import pair
+from resilience.adapters.processes import Process
+from resilience.core.identity import Origin
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing, Limit, Limits, Watch, exceeded
-from resilience.monitor import page
+from resilience.monitor import messages, page
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
+from resilience.monitor.worker import WorkerMonitor
 
 
 def test_monitor_without_a_thread_for_the_mutex_keeps_the_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +100,28 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
     side.reads, side.at_read = 0, at_read
     for _ in range(2):
         look()
+
+
+def test_each_program_of_a_worker_has_a_warm_up_of_its_own(tmp_path: Path) -> None:
+    pid = os.getpid()
+    origin = Origin("job", "n", "rank", pid, initial_rank=0, rank=0, world_size=1)
+    assigned = messages.Assigned(pid, 0, origin, bytes(tmp_path), Limits())
+    monitor = WorkerMonitor(assigned, Process(pid), DefaultSelector(), lambda message, fds: None)
+    channels = []
+    counts = []
+    for _ in range(2):
+        ours, theirs = pair()
+        channels.append(ours)
+        shared, dump = Page.create(), os.memfd_create("dump")
+        monitor.attach(messages.Attachment(pid, is_locked=False), shared, theirs, dump, is_new=True)
+        rank = RankSide(shared)
+        for _ in range(3):
+            rank.enter("load")
+            rank.leave("load")
+        counts.append(monitor._ended("load"))
+        monitor._fold_timings(time.monotonic())
+        counts.append(monitor._ended("load"))
+    monitor._release()
+    for channel in channels:
+        channel.close()
+    assert counts == [0, 3, 0, 3]
