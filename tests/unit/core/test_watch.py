@@ -377,6 +377,8 @@ def test_warm_up_of_a_section_is_none_of_the_step_though_it_has_its_name(watcher
 def test_warm_up_of_heartbeats_is_none_of_a_section_of_that_name(watcher: ModuleType) -> None:
     limits = limits_of(warmup_heartbeat=Limit(SOFT), warmup_occurrences=3)
     assert found(watch_over(watcher, limits, in_function(open_sections=(Sign("heartbeat", START),)))) == set()
+    usual = limits_of(heartbeat=Limit(SOFT), warmup_occurrences=3)
+    assert watch_over(watcher, usual, in_function(heartbeat_at=START))[0][0] == START + SOFT
 
 
 def test_shorter_limit_of_a_warm_up_is_not_slept_through(watcher: ModuleType) -> None:
