@@ -9,12 +9,14 @@ any length of run."""
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from resilience.adapters import files
 from resilience.adapters.background import READ_LIMIT, WRITER, BackgroundFile
 from resilience.core import encoding
 from resilience.core.configuration import Configuration
@@ -34,6 +36,7 @@ MOST_VALUES = 4_000  # lines of a file, besides starts and cut-offs: less than 5
 MOST_LINES = 6_000  # of a file in all
 PERIOD = 10.0  # seconds of a period, until there are more than PERIODS
 PERIODS = 64
+MOST_UNWRITTEN = 20_000  # additions that are remembered until they are written; a monitor writes every 15 s
 REREAD_LIMIT = 0.2  # seconds for a file that could not be read at the start: the monitor's loop waits for it
 
 
@@ -171,8 +174,25 @@ class _Running(msgspec.Struct):
     median: float = 0.0
 
 
+class _Addition(NamedTuple):
+    """A counted occurrence. at: wall seconds of its start. j: its number since the last start."""
+
+    name: str
+    seconds: float
+    at: float
+    j: int
+    is_ok: bool
+    is_failed: bool
+
+
+_Signature = tuple[int, int, int]  # of a file: inode, size, and time of change in nanoseconds
+
+
 class Recorder:
-    """Records one rank's durations. Used by the monitor's thread only."""
+    """Records one rank's durations. Used by the monitor's thread only.
+
+    Two monitors of a rank may share the files: the launcher's one, and that of a Wrapper whose call the launcher's one
+    sits out. So a file that somebody else has written since is read again, and what is new here is added to it."""
 
     def __init__(self, folder: Path, header: Header, at: float) -> None:
         """folder: the run folder. at: wall seconds now. Continues the files of an earlier monitor."""
@@ -188,6 +208,10 @@ class Recorder:
         self._is_changed = False
         self._is_configured = False
         self._is_earlier_known = False  # what an earlier monitor's files hold
+        self._is_outdated = False  # another monitor has written the file since
+        self._signature: _Signature | None = None  # of the file as it was last read or written here
+        self._unwritten: deque[_Addition] = deque(maxlen=MOST_UNWRITTEN)  # and some that were written
+        self._added = self._written = 0  # number of additions
         self._find_earlier(READ_LIMIT)
 
     @property
@@ -206,24 +230,45 @@ class Recorder:
         self._is_configured = True
 
     def _find_earlier(self, limit: float) -> bool:
-        """Continue the files of an earlier monitor if there are any. Return False if they cannot be read now, within
+        """Continue the files of another monitor if there are any. Return False if they cannot be read now, within
         `limit` seconds: then they must not be replaced."""
-        if not self._is_earlier_known:
-            try:
-                earlier = WRITER.ask(lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit)
-                self._continue_from(*earlier)
-            except (FileNotFoundError, NotADirectoryError, DecodeError):
-                pass  # there are none
-            except OSError:
-                return False
-            self._is_earlier_known = True
+        if self._is_earlier_known and not self._is_outdated:
+            return True
+        try:
+            signature, earlier, size = WRITER.ask(
+                lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit
+            )
+        except OSError:
+            return False
+        self._signature = signature
+        if earlier is not None and earlier.header.run == self._state.header.run:
+            if self._is_earlier_known:
+                self._continue_with(earlier)
+            else:
+                self._continue_from(earlier, size)
+        self._is_earlier_known, self._is_outdated = True, False
         return True
+
+    def _continue_with(self, other: Durations) -> None:
+        """Add what is new here to what another monitor has written, which holds all that was written here."""
+        self._forget_written()
+        if self._is_configured:
+            other.header = self._state.header
+        self._state = other
+        for name, running in self._running.items():
+            total = other.deadlines.setdefault(name, Series()).total
+            running.number, running.threshold = -1, threshold(total)
+            running.i = max(running.i, total.count + sum(new.name == name for new in self._unwritten))
+        for new in self._unwritten:
+            self._count(new)
+
+    def _forget_written(self) -> None:
+        while len(self._unwritten) > self._added - self._written:
+            self._unwritten.popleft()
 
     def _continue_from(self, earlier: Durations, size: int) -> None:
         """Put the earlier records of the same run before the present ones. size: of the file of values, in bytes."""
         later = self._state
-        if earlier.header.run != later.header.run:
-            return
         for name, running in self._running.items():
             self._update_median(name, running)
         for name, series in earlier.deadlines.items():
@@ -249,7 +294,6 @@ class Recorder:
     def add(self, name: str, seconds: float, at: float, end: End = "ok", is_failed: bool = False) -> None:
         """Add an occurrence that ended or was cut off. at: wall seconds of its start. is_failed: by an exception."""
         self._is_changed = True
-        series = self._state.deadlines.setdefault(name, Series())
         running = self._running.setdefault(name, _Running())
         first = FIRST if self._starts <= 1 else FIRST_AGAIN
         is_large = seconds > running.threshold > 0.0
@@ -259,17 +303,26 @@ class Recorder:
                 self._write(Value(name, running.i, running.j, round(at, 3), float(f"{seconds:.9g}"), end))
             else:
                 self._state.left_out += is_large
-        if is_failed:
-            series.failed.add(seconds)
-        if end == "ok":
-            series.total.add(seconds)
-            if running.j < FIRST_AGAIN:
-                series.early.add(seconds)
-            self._add_to_period(name, running, seconds, at)
-            if series.total.count % 256 == 0 or series.total.count & (series.total.count - 1) == 0:
-                running.threshold = threshold(series.total)
+        new = _Addition(name, seconds, at, running.j, end == "ok", is_failed)
+        self._added += 1
+        self._unwritten.append(new)
+        self._count(new)
         running.i += 1
         running.j += 1
+
+    def _count(self, new: _Addition) -> None:
+        """Add an occurrence to the histograms."""
+        series = self._state.deadlines.setdefault(new.name, Series())
+        running = self._running[new.name]
+        if new.is_failed:
+            series.failed.add(new.seconds)
+        if new.is_ok:
+            series.total.add(new.seconds)
+            if new.j < FIRST_AGAIN:
+                series.early.add(new.seconds)
+            self._add_to_period(running, new)
+            if series.total.count % 256 == 0 or series.total.count & (series.total.count - 1) == 0:
+                running.threshold = threshold(series.total)
 
     def median(self, name: str) -> float:
         """Return the median of a deadline's durations in seconds; 0 if there are none."""
@@ -277,28 +330,41 @@ class Recorder:
         return 0.0 if series is None else median(series.total)
 
     def flush(self, at: float) -> bool:
-        """Write the histograms if any value was added; else the file may belong to another monitor of this rank. Return
-        False if the write is refused, or if an earlier file cannot be read yet."""
+        """Write the histograms if any value was added. Return False if the write is refused, or if a file that another
+        monitor has written cannot be read yet."""
         return self._flush(at, REREAD_LIMIT)
 
     def _flush(self, at: float, limit: float) -> bool:
-        if not self._is_changed:
+        if not self._is_changed and not self._is_outdated:
             return True
         if not self._find_earlier(limit):
             return False
         self._state.seconds = max(0.0, at - self._state.began_at)
         for name, running in self._running.items():
             self._update_median(name, running)
-        self._is_changed = not WRITER.replace(self._path, encoding.to_json(self._state))
+        self._forget_written()
+        content, added = encoding.to_json(self._state), self._added
+        self._is_changed = WRITER.is_stalled or not WRITER.submit(lambda: self._replace(content, added))
         return not self._is_changed
+
+    def _replace(self, content: bytes, added: int) -> None:
+        """Write the file, unless another monitor has done so since. Runs in the writer's thread."""
+        present = _signature(self._path)
+        if present is not None and present != self._signature:
+            self._is_outdated = True
+        elif files.replace(self._path, content):
+            self._signature, self._written = _signature(self._path), added
 
     def close(self, at: float) -> None:
         self._flush(at, READ_LIMIT)
-        self._values.close()
+        self._values.close()  # waits for the writer
+        if self._is_outdated:
+            self._flush(at, READ_LIMIT)
+            WRITER.flush()
         self.dropped += self._values.take_lost()
 
-    def _add_to_period(self, name: str, running: _Running, seconds: float, at: float) -> None:
-        state = self._state
+    def _add_to_period(self, running: _Running, new: _Addition) -> None:
+        state, name, seconds, at = self._state, new.name, new.seconds, new.at
         while (number := state.number_of(at)) >= PERIODS:
             self._double_periods()
         period = state.deadlines[name].periods.setdefault(number, Period())
@@ -310,7 +376,7 @@ class Recorder:
         period.sum += seconds
         if seconds >= period.max:
             period.max, period.max_at = seconds, at
-        if running.j >= FIRST_AGAIN:
+        if new.j >= FIRST_AGAIN:
             period.settled += 1
             period.settled_max = max(period.settled_max, seconds)
 
@@ -405,6 +471,20 @@ def read_histograms(path: Path) -> Durations:
     return _histograms(path.read_bytes())
 
 
-def _earlier_files(histograms: Path, values: Path) -> tuple[Durations, int]:
-    """Return an earlier recorder's histograms, and the size of its file of values. Raises: OSError, DecodeError."""
-    return read_histograms(histograms), values.stat().st_size if values.exists() else 0
+def _earlier_files(histograms: Path, values: Path) -> tuple[_Signature | None, Durations | None, int]:
+    """Return another recorder's histograms, None without readable ones, and the size of its file of values. Raises:
+    OSError if they may be readable later."""
+    signature = _signature(histograms)
+    try:
+        return signature, read_histograms(histograms), values.stat().st_size if values.exists() else 0
+    except (FileNotFoundError, NotADirectoryError, DecodeError):
+        return signature, None, 0
+
+
+def _signature(path: Path) -> _Signature | None:
+    """Return what tells two versions of a file apart, None without a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

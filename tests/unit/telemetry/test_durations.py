@@ -131,6 +131,39 @@ def record(recorder: Recorder, begin: float, count: int) -> Recorder:
     return recorder
 
 
+def counts(folder: Path) -> dict[str, int]:
+    assert WRITER.flush(60.0)
+    state = durations.read_histograms(folder / "timings" / "host-3.hist")
+    periods = {
+        name: sum(period.count for period in series.periods.values()) for name, series in state.deadlines.items()
+    }
+    totals = {name: series.total.count for name, series in state.deadlines.items()}
+    assert periods == totals
+    return totals
+
+
+@pytest.mark.parametrize("length", [1000, 90_000])
+def test_two_monitors_of_a_rank_record_what_both_have_seen(tmp_path: Path, length: int) -> None:
+    """A Wrapper's call has a monitor of its own, which continues the files of the launcher's."""
+    launchers = Recorder(tmp_path, HEADER, at=0.0)
+    launchers.add("load", 30.0, 0.0)
+    assert launchers.flush(30.0)
+    assert counts(tmp_path) == {"load": 1}
+    launchers.add("load", 2.0, 31.0)  # not written yet when the call begins
+    wrappers = record(Recorder(tmp_path, HEADER, at=34.0), 34.0, 600)
+    assert wrappers.flush(700.0) and launchers.flush(701.0)
+    assert counts(tmp_path) == {"load": 1, "step": 600}
+    assert launchers.flush(715.0)
+    assert counts(tmp_path) == {"load": 2, "step": 600}
+    wrappers.add("step", 1.0, 34.0 + length)
+    wrappers.close(35.0 + length)
+    launchers.add("load", 2.0, 40.0 + length)
+    launchers.add("export", 20.0, 45.0 + length)
+    launchers.close(70.0 + length)
+    assert counts(tmp_path) == {"load": 3, "step": 601, "export": 1}
+    assert [value.i for value in values(tmp_path / "timings" / "host-3.jsonl") if value.section == "load"] == [0, 1, 2]
+
+
 def test_folder_that_cannot_be_written_costs_the_record_only(tmp_path: Path) -> None:
     (tmp_path / "timings").write_text("a file where a folder should be")
     recorder = Recorder(tmp_path, HEADER, at=0.0)
