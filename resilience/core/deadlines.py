@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from resilience.core.encoding import text
+
 Start = Literal["cold", "warm", "iteration"]
 """How a rank starts. cold: the rank, or any node of the job, starts for the first time in this run. warm: a new process
 on the same nodes. iteration: the wrapped function is called again in the same process."""
 
+NAME_BYTES = 64  # of a section's name
 EARLY = 16  # occurrences after a start that may be slower than later ones
 STEP = "step"
 HEARTBEAT = "heartbeat"
@@ -36,6 +39,13 @@ DEFINITIONS: Mapping[str, str] = {
     "NAME" + FIRST + ".iteration": "the same after an iteration of the Wrapper began",
 }
 """What each deadline measures. NAME: the name of a section, or one of the other names."""
+
+
+def recorded_name(name: str) -> str:
+    """Return the name under which a section is recorded and limited: at most NAME_BYTES bytes of UTF-8, without zero
+    bytes and half characters."""
+    encoded = text(name).replace("\0", "\\x00").encode()
+    return encoded[:NAME_BYTES].decode(errors="ignore")
 
 
 def of_section(name: str) -> str:

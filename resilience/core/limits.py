@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from resilience.core.deadlines import EARLY, OUT_OF_SECTION, Start, of_section
+from resilience.core.deadlines import EARLY, OUT_OF_SECTION, Start, of_section, recorded_name
 from resilience.core.encoding import from_builtins
 from resilience.core.watch import First, Limit, Limits
 from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
@@ -147,6 +147,17 @@ class ClientLimits(msgspec.Struct, frozen=True):
 
     hb_timeouts: HeartbeatTimeouts = HeartbeatTimeouts()
     section_timeouts: SectionTimeouts = SectionTimeouts()
+
+
+def with_recorded_names(limits: Limits) -> Limits:
+    """Return the limits with the names under which the rank's sections are observed."""
+    changed: Limits = msgspec.structs.replace(
+        limits,
+        sections={recorded_name(name): limit for name, limit in limits.sections.items()},
+        warmup={recorded_name(name): limit for name, limit in limits.warmup.items()},
+        shadow=None if limits.shadow is None else with_recorded_names(limits.shadow),
+    )
+    return changed
 
 
 def configured(limits: Limits) -> ClientLimits:

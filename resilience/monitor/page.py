@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from resilience.core.deadlines import NAME_BYTES, recorded_name
 from resilience.core.encoding import text
 from resilience.core.restart import Seat
 from resilience.core.watch import Doing
@@ -29,7 +30,6 @@ from resilience.errors import ConfigurationError, ConfigurationTypeError, Monito
 
 MAGIC = 0x52_45_53_49_4C_06  # "RESIL", layout 6
 NAMES = 128  # different names of sections, hooks and collectives
-NAME_BYTES = 64
 SECTIONS = 64  # open at the same time
 RING = 4096  # finished sections, heartbeat gaps, steps and beginnings that the monitor has not yet read
 COLLECTIVES = 256  # the most recently entered ones
@@ -397,9 +397,8 @@ class RankSide:
             raise ConfigurationTypeError(f"a name must be a str, not {type(name).__name__}: {name!r}")
         if not name:
             raise ConfigurationError("a name must not be empty: say what the section is for, such as 'data'")
-        encoded = text(name).replace("\0", "\\x00").encode()  # a zero byte ends a name here
-        truncated = encoded[:NAME_BYTES].decode(errors="ignore").encode()  # no half character
-        padded, overflow = truncated.ljust(NAME_BYTES, b"\0"), b"(more)".ljust(NAME_BYTES, b"\0")
+        recorded = recorded_name(name).encode()  # a zero byte would end a name here
+        padded, overflow = recorded.ljust(NAME_BYTES, b"\0"), b"(more)".ljust(NAME_BYTES, b"\0")
         number = self._words[_NAME_COUNT] + 1
         if number > NAMES:
             return NAMES
@@ -535,6 +534,11 @@ class MonitorSide:
             goodbye_call=words[_GOODBYE] - 1 if words[_GOODBYE] else None,
             left_call=words[_LEFT] - 1 if words[_LEFT] else None,
         )
+
+    @property
+    def are_names_full(self) -> bool:
+        """Return True if a name had no place any more: it is recorded as (more)."""
+        return self._words[_NAME_COUNT] >= NAMES
 
     def request_stop(self) -> bool:
         """Ask the program to stop. Return True if it has ever checked for such requests."""

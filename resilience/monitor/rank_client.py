@@ -17,6 +17,7 @@ import msgspec
 
 from resilience.adapters import rank_reductions
 from resilience.core import limits as calculation
+from resilience.core.deadlines import recorded_name
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
 from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, MonitorError, RankMonitorClientError
@@ -186,6 +187,8 @@ class RankMonitorClient:
         Raises: RankMonitorClientError."""
         link = self._require_link()
         observed = self._observed(link)
+        if selected_sections is not None:
+            selected_sections = [recorded_name(name) for name in selected_sections]
         try:
             fitted = refit.limits(selected_sections, link.world_size, link.rank) if method == "fit" else None
             section_timeouts = calculation.section_timeouts(
@@ -249,7 +252,10 @@ class RankMonitorClient:
     def _observed(self, link: connect.WorkerLink) -> Observed:
         """Return the longest times of all ranks. A collective."""
         page = link.page
-        longest_here = {_SECTION + name: taken * 1e-9 for name, taken in page.longest.items()}
+        longest_here: dict[str, float] = {}
+        for name, taken in page.longest.items():
+            key = _SECTION + recorded_name(name)
+            longest_here[key] = max(taken * 1e-9, longest_here.get(key, 0.0))
         if page.first_heartbeat:
             longest_here[_FIRST] = max(0, page.first_heartbeat - self._announced_ns) * 1e-9
         if page.longest_gap:

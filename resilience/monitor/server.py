@@ -27,6 +27,7 @@ from resilience.core import deadlines, encoding, events, hang_kind, shadow, susp
 from resilience.core.attribution import Detector, Exit, Hang, Interruption, InterruptionRecord
 from resilience.core.identity import Job, Origin
 from resilience.core.in_words import seconds
+from resilience.core.limits import with_recorded_names
 from resilience.core.pace import Pace
 from resilience.core.records import Record
 from resilience.core.timeouts import of_rank, raised
@@ -39,7 +40,7 @@ from resilience.monitor.evidence import Witness, shortest
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import GRACE, LoaderWorkers
 from resilience.monitor.oom import OomKills
-from resilience.monitor.page import Closed, MonitorSide, PageView
+from resilience.monitor.page import NAMES, Closed, MonitorSide, PageView
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -50,6 +51,10 @@ EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are checked again
 MOST_ROUNDS = 64  # batches of these after its end: its child may still hold the channel
 REFUSED_EVERY = 1.0  # seconds between two reports of refused messages
+NAMES_FULL = (
+    f"the program uses more than {NAMES - 1} names of sections, hooks and collectives; the other ones are recorded as "
+    "(more), and sections among them have no limit of their own"
+)
 
 
 class Outlet(Protocol):
@@ -119,6 +124,7 @@ class RankMonitor:
         self._stuck_in: int | None = None
         self._own_record: InterruptionRecord | None = None  # the rank's last one in this call
         self._has_completed = False  # the rank has completed this call
+        self._has_told_of_names = False  # that there are too many
         self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
         self._resumed_at: float | None = None  # when this process last ran again after it stood still
@@ -300,7 +306,7 @@ class RankMonitor:
 
     def open(self, origin: Origin, folder: Path, limits: watch.Limits, job: Job | None = None) -> None:
         """Write this rank's records to `folder` from now on, and apply these limits."""
-        limits = of_rank(limits, origin.initial_rank, origin.world_size)
+        limits = with_recorded_names(of_rank(limits, origin.initial_rank, origin.world_size))
         self._watch = Watch(limits=limits)
         self._suspicion = suspicion.limits_of(limits)
         self._folder = folder
@@ -590,6 +596,9 @@ class RankMonitor:
             self._recorder.take(finished, view.open_sections, self._announced_at, before.heartbeat_at, before.step)
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
+        if self._page.are_names_full and not self._has_told_of_names:
+            self._has_told_of_names = True
+            self.emit(events.TelemetryDropped("timing", NAMES_FULL, 1))
         if now >= self._flush_at:
             self._flush_at = now + FLUSH_EVERY
             self._write_timings()

@@ -23,6 +23,7 @@ from resilience.adapters.channel import Channel, ChannelClosed, close_all
 from resilience.core import events, watch
 from resilience.core.attribution import Exit, InterruptionRecord
 from resilience.core.identity import Origin
+from resilience.core.limits import with_recorded_names
 from resilience.core.silences import Shown
 from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
@@ -155,7 +156,7 @@ class WorkerMonitor(RankMonitor):
 
     def limit(self, limits: watch.Limits) -> None:
         """Apply these limits from now on."""
-        self._watch = msgspec.structs.replace(self._watch, limits=limits)
+        self._watch = msgspec.structs.replace(self._watch, limits=with_recorded_names(limits))
 
     def dismiss(self) -> None:
         """Note that the worker is ended on purpose."""

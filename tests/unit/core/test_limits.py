@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.core import limits
 from resilience.core.deadlines import EARLY
-from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
+from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts, with_recorded_names
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, RankMonitorClientError
 
@@ -229,3 +230,14 @@ def test_limit_of_the_peer_is_never_below_the_shortest_one_of_ours() -> None:
     section = {"section": {"step": 0.05}, "out_of_section": 0.2, "calculated_sections": ["step"]}
     loaded = limits.from_plain({"current_timeouts": {"section": section}}).section_timeouts
     assert (loaded.section, loaded.out_of_section) == ({"step": limits.SHORTEST}, limits.SHORTEST)
+
+
+def test_limits_have_the_names_under_which_sections_are_observed() -> None:
+    name = "validation/" + "é" * 40
+    short = "validation/" + "é" * 26
+    own = Limits(sections={name: Limit(hard=5.0)}, warmup={name: Limit(hard=9.0)})
+    limits = with_recorded_names(msgspec.structs.replace(own, shadow=own))
+    for each in (limits, limits.shadow):
+        assert each is not None
+        assert (list(each.sections), list(each.warmup)) == ([short], [short])
+    assert with_recorded_names(limits) == limits

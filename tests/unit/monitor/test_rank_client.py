@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from resilience.adapters.channel import Channel, pair
+from resilience.core.deadlines import NAME_BYTES
 from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, RankMonitorClientError
@@ -365,3 +366,12 @@ def test_request_that_cannot_be_sent_is_an_error(monitor: Monitor, begun: RankMo
 def test_request_for_something_else_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected one of"):
         WorkloadControlRequest("ExcludeThisNode")  # type: ignore[arg-type]
+
+
+def test_calculated_limit_has_the_name_under_which_its_section_is_recorded(monitor: Monitor) -> None:
+    rank_client = RankMonitorClient()
+    rank_client.init_workload_monitoring()
+    name = "validation/" + "x" * NAME_BYTES
+    monitor.link.page.longest = {name: 3 * SECOND, name + "y": 5 * SECOND}
+    rank_client.calculate_and_set_section_timeouts([name], calc_out_of_section=False, method="nvrx")
+    assert rank_client.section_timeouts.section[name[:NAME_BYTES]] == 20.0

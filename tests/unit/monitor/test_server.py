@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.adapters.channel import pair
+from resilience.adapters.channel import Channel, pair
 from resilience.adapters.processes import Process
+from resilience.core.deadlines import NAME_BYTES
+from resilience.core.events import TelemetryDropped
 from resilience.core.identity import Origin
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing, Limit, Limits, Watch, exceeded
@@ -22,6 +24,7 @@ from resilience.monitor import messages, page
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
 from resilience.monitor.worker import WorkerMonitor
+from resilience.telemetry.recording import RecordTail
 
 
 def test_monitor_without_a_thread_for_the_mutex_keeps_the_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,26 +105,76 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
         look()
 
 
-def test_each_program_of_a_worker_has_a_warm_up_of_its_own(tmp_path: Path) -> None:
-    pid = os.getpid()
-    origin = Origin("job", "n", "rank", pid, initial_rank=0, rank=0, world_size=1)
-    assigned = messages.Assigned(pid, 0, origin, bytes(tmp_path), Limits())
-    monitor = WorkerMonitor(assigned, Process(pid), DefaultSelector(), lambda message, fds: None)
-    channels = []
-    counts = []
-    for _ in range(2):
+class Worker:
+    """A worker's monitor in this process, and programs that attach themselves."""
+
+    def __init__(self, folder: Path, limits: Limits = Limits()) -> None:  # noqa: B008  (frozen)
+        self.pid = os.getpid()
+        origin = Origin("job", "n", "rank", self.pid, initial_rank=0, rank=0, world_size=1)
+        assigned = messages.Assigned(self.pid, 0, origin, bytes(folder), limits)
+        self.monitor = WorkerMonitor(assigned, Process(self.pid), DefaultSelector(), lambda message, fds: None)
+        self._channels: list[Channel] = []
+
+    def attach(self) -> RankSide:
+        """Attach another program, and return its page."""
         ours, theirs = pair()
-        channels.append(ours)
+        self._channels.append(ours)
         shared, dump = Page.create(), os.memfd_create("dump")
-        monitor.attach(messages.Attachment(pid, is_locked=False), shared, theirs, dump, is_new=True)
-        rank = RankSide(shared)
+        self.monitor.attach(messages.Attachment(self.pid, is_locked=False), shared, theirs, dump, is_new=True)
+        return RankSide(shared)
+
+    def close(self) -> None:
+        self.monitor._release()
+        for channel in self._channels:
+            channel.close()
+
+
+def test_each_program_of_a_worker_has_a_warm_up_of_its_own(tmp_path: Path) -> None:
+    worker, counts = Worker(tmp_path), []
+    for _ in range(2):
+        rank = worker.attach()
         for _ in range(3):
             rank.enter("load")
             rank.leave("load")
-        counts.append(monitor._ended("load"))
-        monitor._fold_timings(time.monotonic())
-        counts.append(monitor._ended("load"))
-    monitor._release()
-    for channel in channels:
-        channel.close()
+        counts.append(worker.monitor._ended("load"))
+        worker.monitor._fold_timings(time.monotonic())
+        counts.append(worker.monitor._ended("load"))
+    worker.close()
     assert counts == [0, 3, 0, 3]
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_limit_of_a_section_with_a_long_name_holds(tmp_path: Path, is_new: bool) -> None:
+    name = "validation/" + "x" * NAME_BYTES
+    limits = Limits(sections={name: Limit(hard=5.0)})
+    worker = Worker(tmp_path, Limits() if is_new else limits)
+    if is_new:
+        worker.monitor.limit(limits)
+    rank = worker.attach()
+    rank.doing(Doing.FUNCTION)
+    rank.enter(name)
+    observation = worker.monitor._observe()
+    worker.close()
+    (finding,) = exceeded(worker.monitor._watch.limits, observation, time.monotonic() + 10.0)
+    assert finding.limit == "section:" + name[:NAME_BYTES]
+
+
+def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    rank = worker.attach()
+    for number in range(page.NAMES - 1):
+        rank.enter(f"batch {number}")
+        rank.leave(f"batch {number}")
+    worker.monitor._fold_timings(time.monotonic())
+    reported = [worker.monitor._has_told_of_names]
+    rank.enter("checkpoint")
+    for _ in range(2):
+        worker.monitor._fold_timings(time.monotonic())
+    worker.close()
+    dropped = [
+        record.event
+        for record in RecordTail(tmp_path / "records" / "n-0.jsonl").added()
+        if isinstance(record.event, TelemetryDropped)
+    ]
+    assert reported == [False] and len(dropped) == 1
+    assert "more than 127 names" in dropped[0].reason
