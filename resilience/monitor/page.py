@@ -145,6 +145,8 @@ class RankSide:
         words = self._words
         now = time.monotonic_ns()
         before = words[_HEARTBEAT]
+        if now < before:  # a signal handler or another thread was faster
+            now = before
         words[_HEARTBEAT] = now
         if before:
             head = words[_HEAD]
@@ -212,6 +214,8 @@ class RankSide:
         now = time.monotonic_ns()
         if number + 1 > words[_STEP]:
             before = words[_STEP_AT]
+            if now < before:  # as above
+                now = before
             words[_STEP] = number + 1  # 0 means: never
             words[_STEP_AT] = now
             head = words[_HEAD]

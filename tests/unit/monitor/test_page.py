@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 from resilience.monitor import client
+from resilience.monitor import page as page_module
 from resilience.monitor.page import (
     _OPEN,
     COLLECTIVES,
@@ -211,6 +213,36 @@ def test_finished_sections_and_heartbeat_gaps_are_drained_once_in_order() -> Non
     assert lost == 0
     assert all(0 <= entry.duration < 60 and entry.at > 0 for entry in entries)
     assert monitor.drain() == ([], 0)
+
+
+@pytest.mark.parametrize("sign", ["heartbeat", "step"])
+def test_signal_handler_that_is_faster_than_the_code_that_it_interrupts_makes_no_negative_duration(
+    monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    rank, monitor = both_sides()
+    numbers = iter(range(100))
+
+    def show() -> None:
+        rank.heartbeat() if sign == "heartbeat" else rank.step(next(numbers))
+
+    class Interrupting:
+        """A clock. A signal handler runs after the first call, before its caller stores the time."""
+
+        handlers = 0
+
+        def monotonic_ns(self) -> int:
+            now = time.monotonic_ns()
+            if not self.handlers:
+                self.handlers = 1
+                show()
+            return now
+
+    show()
+    monkeypatch.setattr(page_module, "time", Interrupting())
+    rank.heartbeat() if sign == "heartbeat" else rank.step(50)
+    entries, _ = monitor.drain()
+    assert len(entries) >= 2
+    assert all(entry.duration >= 0.0 for entry in entries), entries
 
 
 def test_each_higher_step_is_drained_once_with_the_time_since_the_one_before() -> None:
