@@ -456,7 +456,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     if observation.doing is Doing.ENDING:
         rows = [row for row in rows if not _is_learned(limits, row[0])]
     is_set = any(_is_set(limits, section) for section in observation.open_sections)  # may be set to no limit
-    is_set = is_set or observation.interrupted_at is not None or bool(_watched(rows) - set(limits.defaults))
+    is_set = is_set or observation.interrupted_at is not None or bool(_watched(rows) - defaults(limits))
     if limits.rule is not None and observation.silence is not None and not is_set:
         rows.append(_silence_row(limits, limits.rule, observation.silence))
     return rows
@@ -465,7 +465,12 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
 def _are_heartbeats_owed(limits: Limits, observation: Observation) -> bool:
     """Return True if the usual limit between heartbeats applies. A program may send some without announcing them, in a
     long evaluation only; the default limit must not end it later, in its next long stretch of steps."""
-    return HEARTBEAT not in limits.defaults or _is_learned(limits, HEARTBEAT) or observation.heartbeats_from is not None
+    return HEARTBEAT not in defaults(limits) or observation.heartbeats_from is not None
+
+
+def defaults(limits: Limits) -> set[str]:
+    """Return the names of the limits that were neither set by the user nor learned."""
+    return {name for name in limits.defaults if not _is_learned(limits, name)}
 
 
 def _is_learned(limits: Limits, limit: str) -> bool:
@@ -485,7 +490,7 @@ def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Sec
 def _for_signs(limits: Limits) -> list[Seconds]:
     """Return the limits between two signs of life that were set, in seconds."""
     by_name = {HEARTBEAT: limits.heartbeat, INITIAL_HEARTBEAT: limits.initial_heartbeat, STEP: limits.step}
-    set_limits = [limit for name, limit in by_name.items() if name not in limits.defaults]
+    set_limits = [limit for name, limit in by_name.items() if name not in defaults(limits)]
     return [moment for limit in set_limits for moment in (limit.soft, limit.hard) if moment is not None]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
 from resilience.core.events import HangSuspected, HangsWatched
 from resilience.core.hang_kind import WORDS
 from resilience.core.in_words import seconds
 from resilience.core.silences import FACTOR
-from resilience.core.watch import Limit, Limits
+from resilience.core.watch import NO_LIMIT, Limit, Limits, defaults
 
 MOST = 8  # limits named in one line
 OFF = "RESILIENCE_DETECT_HANGS=0"
@@ -56,11 +57,12 @@ def suspicion_in_words(rank: int, event: HangSuspected) -> str:
 
 def _set(limits: Limits) -> Iterator[tuple[str, float]]:
     """Yield the limits that are set, the soft limit if there is one."""
+    by_default = defaults(limits)
     rows: list[tuple[str, Limit]] = [
         ("main thread", limits.watchdog),
         ("step", limits.step),
-        ("heartbeat", limits.heartbeat),
-        ("first heartbeat", limits.initial_heartbeat),
+        ("heartbeat", NO_LIMIT if HEARTBEAT in by_default else limits.heartbeat),
+        ("first heartbeat", NO_LIMIT if INITIAL_HEARTBEAT in by_default else limits.initial_heartbeat),
         ("outside sections", limits.out_of_section),
         *((f"section {name}", limit) for name, limit in limits.sections.items()),
     ]

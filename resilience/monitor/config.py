@@ -57,11 +57,11 @@ def _count(value: Any) -> int:
 
 
 def _timeouts(value: Any) -> dict[str, float | None]:
+    if _is_nothing(value):
+        return {}
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",") if part.strip()]
         value = {name.strip(): limit.strip() for name, _, limit in (part.rpartition(":") for part in parts)}
-    if _is_nothing(value):
-        return {}
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     if not all(isinstance(name, str) and name for name in value):
@@ -251,6 +251,16 @@ class FaultToleranceConfig:
         names = {name for name, field in FIELDS.items() if getattr(self, name) != field.default}
         object.__setattr__(self, "_given", names)
 
+    def __eq__(self, other: object) -> bool:
+        """Return True if both have the same effect: a limit that is a default may be weaker than one that is set."""
+        if not isinstance(other, FaultToleranceConfig):
+            return NotImplemented
+        return self._effect == other._effect
+
+    @property
+    def _effect(self) -> tuple[dict[str, Any], set[str]]:
+        return {name: getattr(self, name) for name in FIELDS}, self.given & HEARTBEATS.keys()
+
     @property
     def given(self) -> set[str]:
         """Return the names of the settings that were set explicitly."""
@@ -300,12 +310,13 @@ class FaultToleranceConfig:
         return config
 
     def to_yaml_file(self, cfg_path: str | Path) -> None:
-        """Write the settings in the form that `from_yaml_file` reads. Raises: OSError."""
-
-        values = dataclasses.asdict(self)
-        values["rank_termination_signal"] = self.rank_termination_signal.name
+        """Write the settings that were set, in the form that `from_yaml_file` reads. Raises: OSError."""
         names = {number: name for name, number in LOG_LEVELS.items()}
-        values["log_level"] = names.get(self.log_level, self.log_level)
+        values = {name: getattr(self, name) for name in FIELDS if name in self.given}
+        if "rank_termination_signal" in values:
+            values["rank_termination_signal"] = self.rank_termination_signal.name
+        if "log_level" in values:
+            values["log_level"] = names.get(self.log_level, self.log_level)
         Path(cfg_path).write_bytes(encoding.to_yaml({SECTION: values}).encode())
 
 

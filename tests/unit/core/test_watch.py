@@ -896,6 +896,8 @@ def test_warm_up_that_is_set_to_no_limit_replaces_the_rule(watcher: ModuleType) 
 def test_rule_holds_beside_a_limit_that_is_only_a_default(watcher: ModuleType) -> None:
     limits = limits_of(rule=RULE, heartbeat=Limit(hard=2700.0), defaults=("heartbeat",))
     assert found(watch_over(watcher, limits, silent(heartbeat_at=START), until=1000.0)) == {"silence"}
+    learned = msgspec.structs.replace(limits, learned={"heartbeat": Learned(2700.0, 1.0, 2.0)})
+    assert found(watch_over(watcher, learned, silent(heartbeat_at=START), until=1000.0)) == set()
 
 
 def test_rule_holds_where_only_another_section_has_a_limit(watcher: ModuleType) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from resilience.core.events import HangSuspected
 from resilience.core.silences import Rule
-from resilience.core.watch import Limit, Limits
+from resilience.core.watch import Learned, Limit, Limits
 from resilience.core.watched import MOST, suspicion_in_words, watched, watched_in_words
 
 
@@ -23,6 +25,15 @@ def test_rule_is_named_with_its_limits() -> None:
     assert (event.first_s, event.least_s) == (300.0, 30.0)
     line = watched_in_words(event)
     assert line == ("hangs: a rank silent for 300 s is ended, later after 10 times its longest silence, at least 30 s")
+
+
+def test_default_limits_are_not_named_as_set() -> None:
+    by_default = ("heartbeat", "initial_heartbeat")
+    limits = Limits(heartbeat=Limit(hard=2700.0), initial_heartbeat=Limit(hard=3600.0), defaults=by_default)
+    assert watched(limits).limits == {}
+    learned = {"heartbeat": Learned(2700.0, 1.0, 2.0)}
+    assert watched(msgspec.structs.replace(limits, learned=learned)).limits == {"heartbeat": 2700.0}
+    assert watched(msgspec.structs.replace(limits, defaults=())).limits.keys() == {"heartbeat", "first heartbeat"}
 
 
 def test_line_of_a_launch_without_options_has_two_lines_of_80_columns() -> None:

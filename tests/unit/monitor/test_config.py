@@ -261,6 +261,24 @@ def test_mapping_is_found_at_any_depth(text: str, tmp_path: Path) -> None:
     assert FaultToleranceConfig.from_yaml_file(written(tmp_path, text)) == FaultToleranceConfig(step_timeout=3)
 
 
+def test_settings_that_are_written_and_read_have_the_same_effect(tmp_path: Path) -> None:
+    """A default that comes back as set would switch off the rule for silences."""
+    for settings in ({}, {"rank_heartbeat_timeout": 2700}, {"rank_section_timeouts": {"setup": 900}, "log_level": 10}):
+        config = FaultToleranceConfig.from_kwargs(**settings)  # type: ignore[arg-type]
+        config.to_yaml_file(tmp_path / "limits.yaml")
+        again = FaultToleranceConfig.from_yaml_file(tmp_path / "limits.yaml")
+        assert again == config
+        assert to_limits(again) == to_limits(config)
+    assert FaultToleranceConfig.from_kwargs(rank_heartbeat_timeout=2700) != FaultToleranceConfig()
+    assert FaultToleranceConfig.from_kwargs(safety_factor=5) == FaultToleranceConfig()
+
+
+@pytest.mark.parametrize("nothing", ["none", "", None])
+def test_none_means_no_limits_of_sections(nothing: object) -> None:
+    config = FaultToleranceConfig.from_kwargs(rank_section_timeouts=nothing, warmup_rank_section_timeouts=nothing)
+    assert (config.rank_section_timeouts, config.warmup_rank_section_timeouts) == ({}, {})
+
+
 def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
     assert FaultToleranceConfig.from_yaml_file(written(tmp_path, "fault_tolerance:")) == FaultToleranceConfig()
 
