@@ -17,11 +17,10 @@ from resilience.analysis.counterfactual import WhatIf, what_if_in_words
 from resilience.analysis.load import Reader
 from resilience.analysis.report import Report, as_json, report
 from resilience.attribution.advice import named, ranks_in_words
-from resilience.attribution.culprits import NAMED, RULES
-from resilience.attribution.culprits import SURE as CERTAIN
-from resilience.attribution.first_failure import candidates_in_words
+from resilience.attribution.culprits import RULES
 from resilience.attribution.incident import Incident
-from resilience.attribution.symptoms import CLASSES, main_stack
+from resilience.attribution.symptoms import main_stack
+from resilience.attribution.verdict_words import verdict_statements
 from resilience.cli.arguments import refuse_together
 from resilience.cli.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
 from resilience.cli.render import (
@@ -421,35 +420,12 @@ def _since(incident: Incident) -> str:
     return text
 
 
-def verdict_statements(incident: Incident) -> list[str]:
-    """Return what the verdict on an incident says, in one sentence or more. The first one names the culprits."""
-    verdict = incident.verdict
-    category = verdict.category.replace("_", " ")
-    statements = []
-    if verdict.what == "common":
-        statements.append(f"common cause ({category}), no single rank is to blame; rule 14 {RULES[14]}")
-    elif verdict.candidates and not verdict.culprits:
-        statements.append(f"unknown; candidates: {candidates_in_words(verdict)} (confidence below {NAMED:g})")
-    elif not verdict.culprits:
-        words = "the rank it waited for is unknown" if verdict.what == "hung" else CLASSES[verdict.what]
-        statements.append(words if words == category else f"{words} ({category})")
-    for symptom in dict.fromkeys(culprit.what for culprit in verdict.culprits):
-        culprits = [culprit for culprit in verdict.culprits if culprit.what == symptom]
-        ranks = named(culprit.rank for culprit in culprits)
-        certainty = f"confidence {culprits[0].confidence:g}, rule {culprits[0].rule} {RULES[culprits[0].rule]}"
-        statements.append(f"{ranks}: {CLASSES[symptom]} ({category}); {certainty}")
-        if culprits[0].confidence < CERTAIN:
-            statements.append(
-                f"confidence below {CERTAIN:g}: too low to exclude a node or count a fault against a rank"
-            )
-    return statements
-
-
 def _verdict(incident: Incident, width: int) -> Iterator[Line]:
     verdict = incident.verdict
     for number, text in enumerate(verdict_statements(incident)):
         yield from field("" if number else "verdict", text, width, "" if number else "bold")
-    if incident.reported_first is not None and incident.reported_first != verdict.first:
+    suspected = {verdict.first, *(candidate.rank for candidate in verdict.candidates)}
+    if incident.reported_first is not None and incident.reported_first not in suspected:
         yield from field("", f"rank {incident.reported_first} reported first, but its failure is a consequence", width)
     label = "cleared"
     for group in verdict.exonerated if incident.status != "continued" else ():

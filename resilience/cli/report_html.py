@@ -30,6 +30,7 @@ from resilience.analysis.waterfall import Waterfall, waterfall
 from resilience.attribution.advice import named
 from resilience.attribution.incident import Incident
 from resilience.attribution.stack_groups import StackGroup, stack_groups
+from resilience.attribution.verdict_words import verdict_statements
 from resilience.cli.evidence import last_lines
 from resilience.cli.render import count, date, moments, phase_name, short_path
 from resilience.cli.report import (
@@ -38,7 +39,6 @@ from resilience.cli.report import (
     incident_lines,
     incomplete_in_words,
     report_lines,
-    verdict_statements,
 )
 from resilience.cli.report_drawings import (
     lanes_figure,

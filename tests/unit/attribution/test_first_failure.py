@@ -62,6 +62,12 @@ def test_cause_is_not_the_error_that_the_abort_caused_on_the_rank_that_is_blamed
     assert failure_in_words(incident(verdict, cut, hung)) == "rank 0 failed first (hung: step limit 4 s)"
 
 
+def test_cause_is_not_that_the_rank_that_is_blamed_waited_for_the_others_to_complete() -> None:
+    verdict = Verdict("went_on", "user_code", first=0, culprits=(Culprit(0, "went_on", 0.7, 10),))
+    waited = InterruptionRecord(0, Interruption.UNRESPONSIVE, "late", detector=Detector("completion_barrier", 4.0))
+    assert failure_in_words(incident(verdict, waited)) == "rank 0 failed first (continued while others waited)"
+
+
 def test_ranks_that_failed_alike_are_named_together() -> None:
     verdict = Verdict("common", "user_code", culprits=tuple(Culprit(rank, "exception", 0.5, 14) for rank in range(3)))
     text = failure_in_words(incident(verdict, ECHO))

@@ -16,6 +16,7 @@ import pytest
 
 from resilience.analysis.load import load
 from resilience.analysis.report import report
+from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Phase, Spread
 from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
@@ -174,6 +175,20 @@ def test_unsure_verdict_names_the_rules_that_could_not_run(make: Callable[..., P
     assert "rule 10 wait-for walk: lacks the collectives that" in text
     (sure,) = report(load(make("sure", [Fault("kill", 1, 0)]))).incidents
     assert "blind" not in "\n".join(plain(line) for line in incident_lines(sure, WIDTH))
+
+
+def test_candidate_is_listed_and_not_called_a_consequence(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("waited_for", 2, 0)]))).incidents
+    verdict = incident.verdict
+    candidate = Culprit(incident.reported_first or 0, "exited", 0.4, 1)
+    beside = msgspec.structs.replace(verdict, candidates=(candidate,))
+    alone = msgspec.structs.replace(beside, culprits=(), what="unknown")
+    for changed, words in ((beside, "candidates: rank 0"), (alone, "unknown; candidates: rank 0")):
+        lines = incident_lines(msgspec.structs.replace(incident, verdict=changed), WIDTH)
+        text = " ".join("\n".join(plain(line) for line in lines).split())
+        assert f"{words} (confidence below 0.5)" in text
+        assert "but its failure is a consequence" not in text
+        assert ("rank 2: hanging" in text) is (changed is beside)
 
 
 def test_every_class_has_words() -> None:

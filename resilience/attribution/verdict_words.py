@@ -1,0 +1,32 @@
+"""What does a verdict say, in sentences?  For the report, in the terminal and as a page."""
+
+from __future__ import annotations
+
+from resilience.attribution.advice import named
+from resilience.attribution.culprits import NAMED, RULES, SURE
+from resilience.attribution.first_failure import candidates_in_words
+from resilience.attribution.incident import Incident
+from resilience.attribution.symptoms import CLASSES
+
+
+def verdict_statements(incident: Incident) -> list[str]:
+    """Return what the verdict on an incident says, in one sentence or more. The first one names the culprits."""
+    verdict = incident.verdict
+    category = verdict.category.replace("_", " ")
+    statements = []
+    if verdict.what == "common":
+        statements.append(f"common cause ({category}), no single rank is to blame; rule 14 {RULES[14]}")
+    elif not verdict.culprits and not verdict.candidates:
+        words = "the rank it waited for is unknown" if verdict.what == "hung" else CLASSES[verdict.what]
+        statements.append(words if words == category else f"{words} ({category})")
+    for symptom in dict.fromkeys(culprit.what for culprit in verdict.culprits):
+        culprits = [culprit for culprit in verdict.culprits if culprit.what == symptom]
+        ranks = named(culprit.rank for culprit in culprits)
+        certainty = f"confidence {culprits[0].confidence:g}, rule {culprits[0].rule} {RULES[culprits[0].rule]}"
+        statements.append(f"{ranks}: {CLASSES[symptom]} ({category}); {certainty}")
+        if culprits[0].confidence < SURE:
+            statements.append(f"confidence below {SURE:g}: too low to exclude a node or count a fault against a rank")
+    if verdict.candidates:
+        unknown = "" if verdict.culprits else "unknown; "
+        statements.append(f"{unknown}candidates: {candidates_in_words(verdict)} (confidence below {NAMED:g})")
+    return statements
