@@ -485,11 +485,9 @@ def phases_of(
 
 
 def _read(interruption: InterruptionRecord, record: Record, at_ns: int) -> InterruptionRecord:
-    """Return the record with missing facts filled in: the last output lines of a program that ended with a code, or is
-    about to, contain its exception."""
+    """Return the record with missing facts filled in: the last output of a program that ends with a code has the cause."""
     exception, end = interruption.exception, interruption.exit
-    has_code = end is not None and end.signal is None and bool(end.code)
-    is_over = interruption.stage == "ending" if end is None else has_code
+    is_over = interruption.stage == "ending" if end is None else end.signal is None and bool(end.code)
     if exception is None and is_over and interruption.log_tail:
         exception = tracebacks.parse(interruption.log_tail)
     return msgspec.structs.replace(
