@@ -485,7 +485,7 @@ def phases_of(
 
 
 def _read(interruption: InterruptionRecord, record: Record, at_ns: int) -> InterruptionRecord:
-    """Return the record with missing facts filled in: the last output of a program that ends with a code has the cause."""
+    """Return the record with missing facts filled in: a program that ends with a code has shown the cause."""
     exception, end = interruption.exception, interruption.exit
     is_over = interruption.stage == "ending" if end is None else end.signal is None and bool(end.code)
     if exception is None and is_over and interruption.log_tail:
