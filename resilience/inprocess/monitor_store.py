@@ -101,7 +101,7 @@ class MonitorStore:
         self._is_representing = False
         self._are_others_seen = False
         self._witnessed_iteration: int | None = None  # the last iteration in which the other ranks were waited for
-        self._exit_key = ""  # exists once all ranks have left the last iteration
+        self._last_iteration = 0  # of the job, as far as this monitor has followed it
         self._all_left_since: float | None = None  # when this monitor first saw that key
         self._waits = restart.WaitLimits()
         self._servers: list[Any] = []
@@ -361,9 +361,9 @@ class MonitorStore:
             rank = self._call_begin.origin.initial_rank
             assert rank is not None
             execute(Set(finished_key(rank), "1"), self._store)
-            last = Keys(self._last_seat(rank, self._store).iteration)
-            self._job_goes_on |= execute(Read((last.outcome,)), self._store) != (restart.COMPLETED,)
-            self._exit_key = f"{last.exit}/done"
+            self._last_iteration = self._last_seat(rank, self._store).iteration
+            outcome = Keys(self._last_iteration).outcome
+            self._job_goes_on |= execute(Read((outcome,)), self._store) != (restart.COMPLETED,)
             execute(Add(LEFT_KEY, 1), self._store)  # the last operation of this rank and its monitor
 
     def _have_all_left(self) -> bool:
@@ -372,11 +372,22 @@ class MonitorStore:
         try:
             if execute(Add(LEFT_KEY, 0), self._store) >= self._world_size:
                 return True
-            if self._all_left_since is None and execute(Check((self._exit_key,)), self._store):
+            if self._all_left_since is None and self._have_ranks_left():
                 self._all_left_since = time.monotonic()
             return self._all_left_since is not None and time.monotonic() - self._all_left_since >= MONITORS_LIMIT
         except ResilienceError:
             return True
+
+    def _have_ranks_left(self) -> bool:
+        """Return True if all ranks have left the job's last iteration. The job may go on without this rank, and ranks
+        without a monitor are counted nowhere else."""
+        keys = Keys(self._last_iteration)
+        if execute(Check((f"{keys.exit}/done",)), self._store):
+            return True
+        (outcome,) = execute(Read((keys.outcome,)), self._store)
+        if outcome not in (None, restart.COMPLETED):
+            self._last_iteration += 1
+        return False
 
     def _await_last_client(self) -> None:
         """Wait until all have left or no other process is connected. After a completed call the wait ends at the latest

@@ -355,6 +355,27 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
     return function()
 
 
+def wait_with_a_child(options: dict[str, float] = {}) -> int:  # noqa: B006  only read
+    """Like `wait_for_sign`; rank 1 has a child that keeps its connections, as data loader workers do. The child's
+    process id is in the file `child`."""
+
+    @wrapper_of(options, {}, [])
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if (call.iteration, os.environ["RANK"]) == (0, "1"):
+            child = os.fork()
+            if child == 0:
+                time.sleep(120)
+                os._exit(0)
+            Path("child.new").write_text(str(child))
+            Path("child.new").rename("child")
+        while not Path("go").exists():
+            time.sleep(0.01)
+        return call.iteration
+
+    return function()
+
+
 def complete_with_a_long_command_line() -> int:
     """Return the iteration in which a function completes whose process has 100,000 bytes of arguments."""
     sys.argv = ["train.py", "--short", *(f"--data-path={number:05}" + "x" * 82 for number in range(1000))]

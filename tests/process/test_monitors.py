@@ -74,6 +74,22 @@ def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(s
     assert job.wait_ranks()[0].value == 1  # started again without rank 1
 
 
+def test_host_of_the_store_ends_though_a_child_of_a_rank_without_a_monitor_keeps_its_connections(start: Start) -> None:
+    job = start(3, "tests.process.jobs:wait_with_a_child", options={"heartbeat_timeout": 2.0})
+    job.await_sign_file(job.folder / "child")
+    child = int((job.folder / "child").read_text())
+    try:
+        os.kill(job.monitor_pid(1), signal.SIGKILL)
+        for rank in (1, 0):
+            job.signal(rank, signal.SIGKILL)
+            job.await_record(events.InterruptionArrived, where=lambda event, rank=rank: event.initial_rank == rank)
+        (job.folder / "go").touch()
+        assert job.wait_ranks()[2].value in (1, 2)  # one restart or two
+        job.await_record(events.MonitorEnded, rank=0, role="monitor", limit=30.0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 def test_store_stays_longer_than_the_barriers_limit_when_the_rank_beside_it_has_left(start: Start) -> None:
     limits = {"soft_timeout": 6.0, "hard_timeout": 7.0, "heartbeat_timeout": 6.0, "barrier_timeout": 8.0}
     faults = [{"kind": "exit_3", "rank": 0, "iteration": 0, "step": 5}]
