@@ -81,7 +81,7 @@ class WorkerLink:
 
     def resume(self) -> None:
         """Apply limits again from now on, without regard to anything earlier."""
-        self.page.set_seat(Seat(ENTRY, self.rank, self.world_size, self.world_size, self.rank))
+        self.page.set_seat(Seat(self.rank, self.rank, self.world_size, self.world_size, ENTRY))
         self.page.doing(Doing.FUNCTION)
 
     def close(self) -> None:

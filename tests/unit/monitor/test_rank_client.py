@@ -13,6 +13,7 @@ import pytest
 from resilience.adapters.channel import Channel, pair
 from resilience.core.deadlines import NAME_BYTES
 from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
+from resilience.core.restart import ENTRY
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, RankMonitorClientError
 from resilience.monitor import client, connect, messages
@@ -375,3 +376,13 @@ def test_calculated_limit_has_the_name_under_which_its_section_is_recorded(monit
     monitor.link.page.longest = {name: 3 * SECOND, name + "y": 5 * SECOND}
     rank_client.calculate_and_set_section_timeouts([name], calc_out_of_section=False, method="nvrx")
     assert rank_client.section_timeouts.section[name[:NAME_BYTES]] == 20.0
+
+
+def test_program_without_a_wrapper_is_in_no_iteration() -> None:
+    page, (ours, theirs) = Page.create(), pair()
+    link = connect.WorkerLink(RankSide(page), ours, messages.Welcome(rank=3, world_size=4, limits=LIMITS))
+    link.resume()
+    view = MonitorSide(page).read()
+    assert (view.iteration, view.initial_rank, view.rank, view.world_size) == (ENTRY, 3, 3, 4)
+    ours.close()
+    theirs.close()
