@@ -18,9 +18,10 @@ from resilience.adapters.processes import Process
 from resilience.core.deadlines import NAME_BYTES
 from resilience.core.events import TelemetryDropped
 from resilience.core.identity import Origin
-from resilience.core.silences import Rule
+from resilience.core.silences import Rule, Shown
 from resilience.core.watch import Doing, Limit, Limits, Watch, exceeded
 from resilience.monitor import messages, page
+from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
 from resilience.monitor.worker import WorkerMonitor
@@ -108,11 +109,13 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
 class Worker:
     """A worker's monitor in this process, and programs that attach themselves."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits()) -> None:  # noqa: B008  (frozen)
+    def __init__(self, folder: Path, limits: Limits = Limits(), shown: Shown | None = None) -> None:  # noqa: B008
         self.pid = os.getpid()
         origin = Origin("job", "n", "rank", self.pid, initial_rank=0, rank=0, world_size=1)
         assigned = messages.Assigned(self.pid, 0, origin, bytes(folder), limits)
-        self.monitor = WorkerMonitor(assigned, Process(self.pid), DefaultSelector(), lambda message, fds: None)
+        self.monitor = WorkerMonitor(
+            assigned, Process(self.pid), DefaultSelector(), lambda message, fds: None, shown=shown
+        )
         self._channels: list[Channel] = []
 
     def attach(self) -> RankSide:
@@ -178,3 +181,16 @@ def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:
     ]
     assert reported == [False] and len(dropped) == 1
     assert "more than 127 names" in dropped[0].reason
+
+
+def test_no_first_signal_is_expected_of_a_program_on_a_new_node(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, shown=Shown(rounds={0: 20}))
+    worker.monitor._fold_timings(time.monotonic())
+    ours, theirs = pair()
+    WorkerLink(worker.attach(), ours, messages.Welcome(rank=3, world_size=4, limits=Limits())).resume()
+    worker.monitor._fold_timings(time.monotonic())
+    silence = worker.monitor._listener.silence(Rule(), 0.0)
+    worker.close()
+    ours.close()
+    theirs.close()
+    assert silence is None
