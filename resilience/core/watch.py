@@ -417,9 +417,13 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         rows = [("store", observation.store_due_at, limits.store)]
         if observation.ran_at is not None:  # a stopped process waits for nothing
             rows.append(("watchdog", observation.ran_at, Limit(hard=limits.watchdog.hard)))
+        if observation.doing is Doing.HOOK and limits.hook.hard is not None:
+            hook_ends_at = observation.since + limits.hook.hard
+            if hook_ends_at <= observation.store_due_at:  # so the hook is to blame, not the store
+                rows.append((_hook_name(observation), observation.since, Limit(hard=limits.hook.hard)))
         return rows
     if observation.doing is Doing.HOOK:
-        return [(deadlines.limit_of("hook", observation.hook), observation.since, limits.hook)]
+        return [(_hook_name(observation), observation.since, limits.hook)]
     # The start of the present activity proves that the main thread ran.
     ran_at = observation.since if observation.watchdog_at is None else max(observation.since, observation.watchdog_at)
     rows = [("watchdog", ran_at, limits.watchdog)]
@@ -471,6 +475,10 @@ def _are_heartbeats_owed(limits: Limits, observation: Observation) -> bool:
 def defaults(limits: Limits) -> set[str]:
     """Return the names of the limits that were neither set by the user nor learned."""
     return {name for name in limits.defaults if not _is_learned(limits, name)}
+
+
+def _hook_name(observation: Observation) -> str:
+    return deadlines.limit_of("hook", observation.hook)
 
 
 def _is_learned(limits: Limits, limit: str) -> bool:

@@ -63,6 +63,7 @@ _IS_BEGINNING = 1 << 34  # instead of a name: the signs of life are cleared; the
 
 _DOING = tuple(Doing)
 _DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
+_IN_HOOK = _DOING_NUMBER[Doing.HOOK]
 _NO_SIGNS = memoryview(bytes(8 * (_SECTION_LEFT + 1 - _PING))).cast("q")
 _NO_SECTIONS = memoryview(bytes(8 * (_RING - _OPEN))).cast("q")
 _READS = 110  # attempts before a reader gives up on a rank that was stopped or killed during a write: 0.1 s
@@ -298,13 +299,16 @@ class RankSide:
         words[_SEQUENCE] += 1
 
     def store_answered(self) -> None:
-        """Store that the main thread has its answer, or an error. The wait does not count towards other limits."""
+        """Store that the main thread has its answer, or an error. The wait does not count towards other limits. A hook
+        has chosen to wait: only the time after the answer was due does not count towards its limit."""
         words = self._words
         now = time.monotonic_ns()
         words[_SEQUENCE] |= 1
         if words[_STORE_DUE]:
             words[_WATCHDOG] = now
-            words[_SINCE] += now - self._asked_at
+            from_then = words[_STORE_DUE] if words[_DOING_NOW] == _IN_HOOK else self._asked_at
+            if now > from_then:
+                words[_SINCE] += now - from_then
             words[_STORE_DUE] = 0
         words[_SEQUENCE] += 1
 

@@ -220,11 +220,28 @@ def test_hook_after_the_goodbye_has_its_limit_until_the_rank_has_left(watcher: M
 def test_rank_that_waits_for_the_store_has_that_limit_alone(watcher: ModuleType) -> None:
     limits = limits_of(watchdog=BOTH, hook=BOTH, ping=BOTH, store=Limit(None, 50.0))
     for doing in (Doing.WAITING, Doing.HOOK, Doing.FUNCTION):
-        seen = Observation(doing=doing, since=1.0, watchdog_at=1.0, ping_at=1.0, store_due_at=START)
+        seen = Observation(doing=doing, since=2.0, watchdog_at=1.0, ping_at=1.0, store_due_at=START)
         assert watch_over(watcher, limits, seen, until=START + 49.0) == []
         assert watch_over(watcher, limits, seen)[0][0] == START + 50.0
         outside = msgspec.structs.replace(seen, doing=Doing.OUTSIDE)
         assert watch_over(watcher, limits, outside) == []
+
+
+def test_wait_for_the_store_that_a_hook_chose_counts_towards_its_limit_until_the_answer_is_due(
+    watcher: ModuleType,
+) -> None:
+    limits = limits_of(watchdog=BOTH, hook=Limit(None, HARD), store=Limit(None, 50.0))
+    seen = Observation(doing=Doing.HOOK, hook="finalize", since=START)
+    for due in (START + HARD, START + HARD + 5.0):
+        decisions = watch_over(watcher, limits, msgspec.structs.replace(seen, store_due_at=due))
+        assert decisions[0][0] == START + HARD
+        assert found(decisions) == {"hook:finalize"}
+    late_store = msgspec.structs.replace(seen, store_due_at=START + HARD - 0.5)
+    assert found(watch_over(watcher, limits, late_store)) == {"store"}
+    no_hook = msgspec.structs.replace(seen, doing=Doing.WAITING, store_due_at=START + HARD)
+    assert found(watch_over(watcher, limits, no_hook)) == {"store"}
+    no_limit = msgspec.structs.replace(limits, hook=Limit())
+    assert found(watch_over(watcher, no_limit, msgspec.structs.replace(seen, store_due_at=START))) == {"store"}
 
 
 def test_only_what_the_rank_is_doing_is_weighed(watcher: ModuleType) -> None:
@@ -709,7 +726,7 @@ def _go_on(rng: Random, seen: Observation, now: float) -> Observation:
         changes["section_left_at"] = now
     changes["is_stuck"] = seen.is_stuck or rng.random() < 0.01
     if rng.random() < 0.2:
-        changes["store_due_at"] = rng.choice((None, None, now, now + 1.0))
+        changes["store_due_at"] = rng.choice((None, None, now, now + 1.0, now + 5.0))
     if rng.random() < 0.1:
         changes |= {"has_left": rng.random() < 0.3, "said_goodbye": rng.random() < 0.3}
     if seen.is_gone or rng.random() < 0.02:
@@ -723,7 +740,11 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
     if seen.doing in (Doing.OUTSIDE, Doing.STARTING) or seen.has_left or is_over:
         return {}
     if seen.store_due_at is not None:
-        return {"store": (seen.store_due_at, limits.store)}
+        rows = {"store": (seen.store_due_at, limits.store)}
+        hook = limits.hook.hard
+        if seen.doing is Doing.HOOK and hook is not None and seen.since + hook <= seen.store_due_at:
+            rows[f"hook:{seen.hook}"] = (seen.since, Limit(hard=hook))
+        return rows
     if seen.doing is Doing.HOOK:
         return {f"hook:{seen.hook}": (seen.since, limits.hook)}
     rows = {"watchdog": (max(seen.since, seen.watchdog_at or 0.0), limits.watchdog)}

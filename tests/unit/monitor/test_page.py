@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from typing import Any
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -161,6 +162,31 @@ def test_new_iteration_forgets_the_signs_of_the_one_before() -> None:
     for number in range(SECTIONS):
         rank.enter(f"section {number}")  # no slot was lost
     assert len(names(monitor)) == SECTIONS
+
+
+@pytest.mark.parametrize(
+    ("doing", "answered_at", "since"),
+    [
+        (Doing.WAITING, 13.0, 13.0),  # asked at 10 s, which is also when the activity began: nothing of the wait counts
+        (Doing.HOOK, 13.0, 10.0),  # the wait was allowed to take 5 s: all of it counts
+        (Doing.HOOK, 17.0, 12.0),  # 2 s of lateness do not
+    ],
+)
+def test_wait_for_the_store_counts_towards_a_hook_only_until_the_answer_is_due(
+    monkeypatch: pytest.MonkeyPatch, doing: Doing, answered_at: float, since: float
+) -> None:
+    rank, monitor = both_sides()
+    clock = SimpleNamespace(monotonic_ns=lambda: int(now * 1e9))
+    monkeypatch.setattr(page_module, "time", clock)
+    now = 10.0
+    rank.doing(doing, "finalize" if doing is Doing.HOOK else "")
+    rank.asks_store(5.0)
+    assert monitor.read().store_due_at == pytest.approx(15.0)
+    now = answered_at
+    rank.store_answered()
+    view = monitor.read()
+    assert (view.since, view.watchdog_at) == pytest.approx((since, answered_at))
+    assert view.store_due_at is None
 
 
 def test_goodbye_and_leaving_name_their_call() -> None:
