@@ -54,6 +54,7 @@ API = (
     ("resilience.inprocess.terminate", ("Terminate",)),
     ("resilience.inprocess.rank_filter", ("RankFilter", "MaxActiveWorldSize", "WorldSizeDivisibleBy")),
     ("resilience.inprocess.store", ("StoreMixin", "TCPStore", "FileStore", "PrefixStore")),
+    ("resilience.inprocess.hook_store", ("IterationStore",)),
     ("resilience.inprocess.attribution", ("Interruption", "InterruptionRecord")),
     ("resilience.inprocess.monitor_thread", ("RankShouldRestart", "async_raise", "reraise_if_unraisable")),
     ("resilience.inprocess.tools.inject_fault", ("Fault", "inject_fault")),

@@ -71,8 +71,14 @@ EQUIVALENT = {
     ): "a place is claimed only when all ranks that have one have arrived, and then by compare-and-set",
     (
         "stand_in",
-        "swapped: for name in (keys.start, keys.last_call): / yield from _mark_terminated(keys, seat.rank)",
+        "swapped: yield from arrive(keys.last_call, seat.rank, seat.world_size) / "
+        "yield from mark_terminated(keys, seat.rank)",
     ): "the mark has to precede the arrival at the end barrier; it does, before or after those at the others",
+    (
+        "stand_in",
+        "swapped: yield from arrive(keys.start, seat.rank, seat.world_size, str(seat.initial_rank)) / "
+        "yield from arrive(keys.last_call, seat.rank, seat.world_size)",
+    ): "no rank waits at one of these barriers for the arrival at the other",
     (
         "iterate",
         "swapped: if result.end is End.RETURNED and (yield from _complete(keys, seat, limits)) == COMPLETED: / "

@@ -208,6 +208,15 @@ class Keys(msgspec.Struct, frozen=True):
     def start(self) -> str:
         return self._key("start")
 
+    def holder(self, rank: int) -> str:
+        """Return the key that holds the initial rank of `rank`. It is present once all ranks have arrived at the start,
+        except in a world of one rank."""
+        return f"{self.start}/0/{rank}"
+
+    @property
+    def returned(self) -> str:
+        return self._key("returned")
+
     @property
     def completion(self) -> str:
         return self._key("completion")
@@ -269,8 +278,8 @@ def seat_key(initial_rank: int) -> str:
 # -- barriers ----------------------------------------------------------------------------------
 
 
-def arrive(name: str, rank: int, count: int) -> Protocol[bool]:
-    """Note that `rank` of `count` has arrived. Return True if it completed the barrier.
+def arrive(name: str, rank: int, count: int, note: str = "1") -> Protocol[bool]:
+    """Note that `rank` of `count` has arrived. Return True if it completed the barrier. note: the value of its key.
 
     Idempotent: arriving again, or for another rank, changes nothing. Arrivals are counted in blocks. The rank that
     completes a block arrives for it one level up, so no operation touches more than BLOCK keys.
@@ -285,7 +294,7 @@ def arrive(name: str, rank: int, count: int) -> Protocol[bool]:
         )
     level = 0
     while count > 1:
-        yield Set(f"{name}/{level}/{rank}", "1")
+        yield Set(f"{name}/{level}/{rank}", note if level == 0 else "1")
         first = rank - rank % BLOCK
         block = range(first, min(first + BLOCK, count))
         if not (yield Check(tuple(f"{name}/{level}/{member}" for member in block))):
@@ -295,11 +304,11 @@ def arrive(name: str, rank: int, count: int) -> Protocol[bool]:
     return True
 
 
-def barrier(name: str, rank: int, count: int, limit: float) -> Protocol[None]:
+def barrier(name: str, rank: int, count: int, limit: float, note: str = "1") -> Protocol[None]:
     """Wait until all `count` ranks have arrived, at most `limit` seconds.
 
     Raises: BarrierTimeout, BarrierOverflow."""
-    if not (yield from arrive(name, rank, count)):
+    if not (yield from arrive(name, rank, count, note)):
         yield from _await_all(f"{name}/done", name, rank, count, limit)
 
 
@@ -358,7 +367,7 @@ def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
     """Take part in one iteration, from the start barrier to the agreement on the next world."""
     keys = Keys(seat.iteration)
     yield Set(seat_key(seat.initial_rank), to_json_text(seat))
-    yield from barrier(keys.start, seat.rank, seat.world_size, limits.barrier)
+    yield from barrier(keys.start, seat.rank, seat.world_size, limits.barrier, str(seat.initial_rank))
     result = yield from _work(seat)
     if result.end is End.RETURNED and (yield from _complete(keys, seat, limits)) == COMPLETED:
         return Ending(COMPLETED)
@@ -380,7 +389,7 @@ def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
             yield from report(keys, result.report, seat.initial_rank)
     is_leaving = result.end is not End.RETURNED
     if is_leaving:
-        yield from _mark_terminated(keys, seat.rank)
+        yield from mark_terminated(keys, seat.rank)
         if (yield from arrive(keys.end, seat.rank, seat.world_size)):
             yield from _freeze(keys)
         return Ending(LEFT)
@@ -412,6 +421,8 @@ def _work(seat: Seat) -> Protocol[Result]:
 def _complete(keys: Keys, seat: Seat, limits: WaitLimits) -> Protocol[str]:
     """Wait until the iteration is decided. The last active rank to arrive decides it as completed, unless an
     interruption came first."""
+    if seat.is_active:
+        yield Set(keys.returned, "1")
     if seat.is_active and (yield from arrive(keys.completion, seat.rank, seat.active_world_size)):
         yield CompareSet(keys.outcome, COMPLETED)
     if not (yield AwaitOutcome(keys.outcome, limits.completion)):
@@ -460,8 +471,8 @@ def _settle(keys: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin
     return "own" if all_answered and fault is None and first == record else "consequence"
 
 
-def _mark_terminated(keys: Keys, rank: int) -> Protocol[None]:
-    """List a rank as terminated. This must precede its arrival at the end barrier."""
+def mark_terminated(keys: Keys, rank: int) -> Protocol[None]:
+    """List a rank as terminated. This must precede the caller's arrival at the end barrier."""
     position = yield Add(keys.terminated, 1)
     yield Set(f"{keys.terminated}/{position}", str(rank))
 
@@ -513,9 +524,9 @@ def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
             if (yield from report(keys, record, seat.initial_rank)) == COMPLETED:
                 yield from arrive(keys.exit, seat.rank, seat.world_size)
                 return COMPLETED
-            for name in (keys.start, keys.last_call):
-                yield from arrive(name, seat.rank, seat.world_size)
-            yield from _mark_terminated(keys, seat.rank)
+            yield from arrive(keys.start, seat.rank, seat.world_size, str(seat.initial_rank))
+            yield from arrive(keys.last_call, seat.rank, seat.world_size)
+            yield from mark_terminated(keys, seat.rank)
         terminated = yield from _agree(keys, seat, limits)
         if seat.rank in terminated:
             return "excluded"

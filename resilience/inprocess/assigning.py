@@ -4,12 +4,12 @@ The rank and its stand-in run the same code, so that both compute the same seat.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from resilience.core.restart import ENTRY, Assign, Seat, Unassigned
 from resilience.errors import InternalError, RankDiscarded, RestartAbort, RestartError
+from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
-from resilience.inprocess.store import PrefixStore
 
 if TYPE_CHECKING:
     from resilience.inprocess.rank_assignment import RankAssignment
@@ -66,14 +66,14 @@ def seat_of(state: State, iteration: int) -> Seat:
     return Seat(state.initial_rank, state.rank, state.world_size, active, iteration)
 
 
-def seat_after(hooks: Hooks, operation: Assign, store: Any, initial_world_size: int) -> Seat | Unassigned | None:
+def seat_after(hooks: Hooks, operation: Assign, store: CallStore, initial_world_size: int) -> Seat | Unassigned | None:
     """Return the next seat of a rank that a stand-in represents, None if it gets none, Unassigned if a hook raises.
     Uses only its present seat, because the rank may have been interrupted during an assignment. store: the store for
     hooks."""
     if operation.place is not None:
         return operation.place
     seat = operation.seat
-    state = State.from_seat(seat, PrefixStore(seat.iteration, store), initial_world_size)
+    state = State.from_seat(seat, IterationStore(seat, store), initial_world_size)
     try:
         return seat_of(assign(hooks, state, operation.terminated), seat.iteration + 1)
     except RankDiscarded:

@@ -59,10 +59,10 @@ from resilience.inprocess.assigning import assign, nobody_active, seat_after, se
 from resilience.inprocess.entry import check_alone, check_caller, inject
 from resilience.inprocess.event_reporter import RankEvents, Sign
 from resilience.inprocess.forked import here_only, left_by
+from resilience.inprocess.hook_store import IterationStore
 from resilience.inprocess.initialize import prepared
 from resilience.inprocess.operations import await_server, note_arrival
 from resilience.inprocess.state import State
-from resilience.inprocess.store import PrefixStore
 from resilience.inprocess.watcher import LOST, IterationWatcher
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class CallWrapper:
     def _next_seat(self, seat: Seat, terminated: frozenset[int]) -> Seat:
         """Assign this rank's place in the next iteration. Raises: RankDiscarded, RestartError."""
         self._session.page.doing(Doing.HOOK, "rank_assignment")
-        self._state.store = PrefixStore(seat.iteration, self._session.hook_store)
+        self._state.store = IterationStore(seat, self._session.hook_store)
         self._state = assign(self._wrapper, self._state, terminated)
         if seat.iteration != ENTRY:
             self._state.advance()
@@ -350,7 +350,7 @@ class CallWrapper:
         host, _, port = address.rpartition(":")
         self._watcher.store_port = int(port)
         self._set_environment(host, port)
-        self._state.store = PrefixStore(self._state.iteration, self._session.hook_store)
+        self._state.store = IterationStore(seat_of(self._state, self._state.iteration), self._session.hook_store)
         self._reporter.iteration_started(self._state)
         return self._hook_before("initialize", self._wrapper.initialize, self._prepare)
 

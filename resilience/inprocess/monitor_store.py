@@ -47,6 +47,7 @@ from resilience.core.watched import suspicion_in_words
 from resilience.errors import ResilienceError, StoreError
 from resilience.inprocess import telling
 from resilience.inprocess.assigning import Hooks, seat_after
+from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.joining import connect, join, serving_key
 from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import Notice, hosting
@@ -346,7 +347,7 @@ class MonitorStore:
         return size
 
     def _assign(self, operation: Assign) -> Seat | Unassigned | None:
-        store = hook_store(self._call_begin.prefix, self._base_store)
+        store = CallStore(self._call_begin.prefix, self._base_store, self._emit)
         following = seat_after(self._hooks, operation, store, self._world_size)
         if isinstance(following, Seat) and following.rank == 0:
             self._host(following.iteration)
@@ -424,8 +425,3 @@ def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any
         server = iteration_server(local_address(base_host))
     execute(Set(Keys(iteration).server, f"{server.host}:{server.port}"), store)
     return server
-
-
-def hook_store(prefix: str, base: Any) -> Any:
-    """Return the part of the store for hooks, separate from the protocol's own keys."""
-    return dist.PrefixStore(f"{prefix}hooks", base)

@@ -47,10 +47,11 @@ from resilience.core.watched import watched
 from resilience.errors import MonitorError, ResilienceError
 from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
+from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.job_description import configuration_of, endpoint, job_of, launch_in, new_job_id
 from resilience.inprocess.joining import join
 from resilience.inprocess.monitor_process import Handle, await_earlier, start
-from resilience.inprocess.monitor_store import hook_store, publish_server
+from resilience.inprocess.monitor_store import publish_server
 from resilience.inprocess.progress import forget_request, request_tick
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
@@ -98,7 +99,7 @@ class Session:
         self.emitter = Emitter(Origin("", "", "rank", os.getpid()), [])
         self.store: StoreLike
         self.watch_store: StoreLike
-        self.hook_store: Any
+        self.hook_store: CallStore
         self._server: Any = None
 
     @classmethod
@@ -150,7 +151,7 @@ class Session:
     def _begin(self, wrapper: Wrapper, function: str, number: int, state: State) -> None:
         self.store = dist.PrefixStore(self._prefix, self._base)
         self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
-        self.hook_store = hook_store(self._prefix, self._base)
+        self.hook_store = CallStore(self._prefix, self._base, self.emit)
         launch = self._agree_on_launch()
         cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
         folder = launched_folder() or self._usable_folder(self._root / launch.run_name)

@@ -162,6 +162,29 @@ def test_ranks_that_were_looked_at_wait_for_each_other_and_the_missing_are_known
     assert drive(protocol.witness(Keys(3), 0, 1, 0.3), MemoryStore()) is True
 
 
+def test_initial_rank_is_found_by_present_rank_once_ranks_have_arrived_at_the_start(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    with pytest.raises(BarrierTimeout):
+        drive(protocol.iterate(Seat(5, 1, 3, 3, 7), LIMITS), store)
+    with pytest.raises(BarrierTimeout):
+        drive(protocol.stand_in(Seat(4, 2, 3, 3, 7), LIMITS, "record"), store)
+    assert [store.data.get(Keys(7).holder(rank)) for rank in range(3)] == [None, "5", "4"]
+
+
+def test_return_of_an_active_rank_is_noted(protocol: ModuleType) -> None:
+    for seat, is_noted in ((Seat(0, 0, 2, 1, 0), True), (Seat(1, 1, 2, 1, 0), False)):
+        store = MemoryStore()
+        store.data |= {f"{Keys(0).start}/done": "1", Keys(0).outcome: COMPLETED}
+        drive(protocol.iterate(seat, LIMITS), store)
+        assert (Keys(0).returned in store.data) is is_noted
+    log: list[Any] = []
+    drive(protocol.iterate(alone(), LIMITS), MemoryStore(), log=log)
+    assert log.index(restart.Set(Keys(0).returned, "1")) < log.index(CompareSet(Keys(0).outcome, COMPLETED))
+    failed = MemoryStore()
+    drive(protocol.iterate(alone(), LIMITS), failed, lambda stage: Result(End.FAILED, "record"))
+    assert Keys(0).returned not in failed.data
+
+
 def test_lone_rank_completes(protocol: ModuleType) -> None:
     store = MemoryStore()
     log: list[Any] = []
@@ -468,13 +491,13 @@ def test_everybody_learns_the_first_agreement(protocol: ModuleType) -> None:
     store = MemoryStore()
     first = Ending(INTERRUPTED, frozenset())
     assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == first
-    drive(protocol._mark_terminated(Keys(ENTRY), 0), store)  # too late
+    drive(protocol.mark_terminated(Keys(ENTRY), 0), store)  # too late
     assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == first
 
 
 def test_mark_that_was_never_written_counts_for_nobody(protocol: ModuleType) -> None:
     store = MemoryStore()
-    steps = protocol._mark_terminated(Keys(ENTRY), 5)
+    steps = protocol.mark_terminated(Keys(ENTRY), 5)
     store.perform(next(steps))  # and then killed
     assert drive(protocol.enter(alone(ENTRY), LIMITS), store) == Ending(INTERRUPTED)
 
