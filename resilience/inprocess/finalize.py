@@ -6,7 +6,6 @@ waits for the function's background work."""
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -30,8 +29,9 @@ class Finalize(ABC):
 class ThreadedFinalize(Finalize):
     """Runs `fn(*args, **kwargs)` in a thread of its own and waits for it.
 
-    timeout: longest wait; after it the thread is left behind and this rank is excluded.
-    Raises: TimeoutError, or what `fn` raised; ConfigurationError."""
+    timeout: longest wait; after it the thread is left behind and this rank is excluded. An exception of `fn` is
+    recorded (`hook.failed`) and logged with its traceback; the restart continues.
+    Raises: TimeoutError; ConfigurationError."""
 
     def __init__(
         self,
@@ -49,11 +49,34 @@ class ThreadedFinalize(Finalize):
         self.kwargs = dict(kwargs or {})
 
     def __call__(self, state: State, exc: Exception | None = None) -> tuple[State, Exception | None]:
-        work = functools.partial(self.fn, *self.args, **self.kwargs)
-        if not returns_within(self._limit, work, f"resilience-finalize-{state.rank}"):
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self.fn(*self.args, **self.kwargs)
+            except BaseException as error:  # as in any thread, it ends the thread alone
+                raised.append(error)
+
+        is_in_time = returns_within(self._limit, work, f"resilience-finalize-{state.rank}")
+        if not is_in_time:
             raise TimeoutError(
-                f"finalize function {getattr(self.fn, '__qualname__', self.fn)!r} did not return within "
-                f"{self._limit:g} s (timeout); this rank is excluded. Raise the timeout, or make the function faster",
+                f"finalize function {name!r} did not return within {self._limit:g} s (timeout); this rank is "
+                "excluded. Raise the timeout, or make the function faster",
                 limit=self.timeout,
             )
+        if raised:
+            _note(state, name, raised.pop())
         return state, exc
+
+
+def _note(state: State, name: str, error: BaseException) -> None:
+    """Record and log an exception that ended the thread of a function."""
+    from resilience.core import events  # a call has loaded them
+    from resilience.inprocess.hook_store import IterationStore
+    from resilience.telemetry import standard
+
+    if isinstance(state.store, IterationStore):
+        message = f"{type(error).__name__}: {error}"[:400]
+        state.store.base_store.emit(events.HookFailed("finalize", f"{message} (in {name}; the restart continues)"))
+    standard.finalize_failed(name, error)

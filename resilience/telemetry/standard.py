@@ -25,6 +25,11 @@ LOGGER = logging.getLogger("resilience")
 LOGGER.addHandler(logging.NullHandler())  # otherwise Python itself writes warnings to stderr
 
 
+def finalize_failed(function: str, error: BaseException) -> None:
+    """Log that a function of ThreadedFinalize raised, with its traceback."""
+    LOGGER.warning("finalize function %s raised; the restart continues", function, exc_info=error)
+
+
 class StandardLog:
     """A sink of one rank's emitter. Called from the main thread and the watcher."""
 

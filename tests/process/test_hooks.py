@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from resilience.adapters.health import cuda
-from resilience.core import events
+from resilience.core import events, restart
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
 from resilience.inprocess.finalize import ThreadedFinalize
 from resilience.inprocess.health_check import CudaHealthCheck
+from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
 from tests.support.ranks import Job
 
@@ -54,13 +56,25 @@ def test_function_that_hangs_is_left_behind(hang: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("k"), SystemExit(3)])
-def test_what_the_function_raises_is_raised(error: BaseException) -> None:
+def test_what_the_function_raises_is_recorded_and_logged_and_the_restart_continues(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> None:
         raise error
 
-    with pytest.raises(type(error)) as raised:
-        ThreadedFinalize(LONG, fail)(STATE, None)
-    assert raised.value is error
+    emitted: list[events.Event] = []
+    store = IterationStore(restart.Seat(0, 0, 1, 1, 0), CallStore("", dist.HashStore(), emitted.append))
+    cause = ValueError()
+    for state in (STATE, State(rank=0, world_size=1, store=store)):
+        assert ThreadedFinalize(LONG, fail)(state, cause) == (state, cause)
+    (event,) = emitted
+    assert isinstance(event, events.HookFailed)
+    assert event.hook == "finalize"
+    assert event.error.startswith(f"{type(error).__name__}: {error} (in test_what_the_function_raises")
+    assert [(record.levelname, record.exc_info and record.exc_info[1]) for record in caplog.records] == [
+        ("WARNING", error),
+        ("WARNING", error),
+    ]
 
 
 def test_unusable_arguments_are_refused() -> None:
