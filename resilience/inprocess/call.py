@@ -56,7 +56,7 @@ from resilience.errors import (
 from resilience.inprocess import failure
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.assigning import assign, nobody_active, seat_after, seat_of
-from resilience.inprocess.entry import check_alone, check_caller, inject
+from resilience.inprocess.entry import check_alone, check_caller, inject, name_of
 from resilience.inprocess.event_reporter import RankEvents, Sign
 from resilience.inprocess.forked import here_only, left_by
 from resilience.inprocess.hook_store import IterationStore
@@ -125,11 +125,11 @@ class CallWrapper:
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `function` until all active ranks have completed; return this rank's value."""
-        check_caller(function)
+        name, pid = name_of(function), os.getpid()  # noqa: F841  check_alone reads pid
+        check_caller(name)
         positional, named = inject(function, CallWrapper, self, args, kwargs)
         self._modes = modes()
         self._function = lambda: function(*positional, **named)
-        name, pid = f"{function.__module__}.{function.__qualname__}", os.getpid()  # noqa: F841  check_alone reads it
         check_alone(name)
         return left_by(lambda: self._run(name))
 
