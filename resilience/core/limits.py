@@ -41,14 +41,14 @@ class SectionTimeouts(msgspec.Struct, frozen=True):
 
     section: dict[str, float | None] = {}
     out_of_section: float | None = None
-    calculated_sections: tuple[str, ...] = ()
+    calculated_sections: frozenset[str] = frozenset()
     is_out_of_section_calculated: bool = False
     first: dict[str, float] = {}
 
     @property
     def were_calculated(self) -> bool:
-        """Return True if any limit was calculated."""
-        return bool(self.calculated_sections) or self.is_out_of_section_calculated
+        """Return True if all limits were calculated, those of sections and the one of the time between."""
+        return self.calculated_sections == self.section.keys() and self.is_out_of_section_calculated
 
     @property
     def are_valid(self) -> bool:
@@ -128,7 +128,7 @@ def section_timeouts(
     return SectionTimeouts(
         section=dict(sorted(limits.items())),
         out_of_section=outside,
-        calculated_sections=tuple(sorted({*current.calculated_sections, *names})),
+        calculated_sections=current.calculated_sections.union(names),
         is_out_of_section_calculated=current.is_out_of_section_calculated or with_outside,
         first=dict(sorted(first.items())),
     )
@@ -198,7 +198,7 @@ def over(configured: ClientLimits, loaded: ClientLimits) -> ClientLimits:
     merged = SectionTimeouts(
         section=dict(sorted({**base.section, **calculated}.items())),
         out_of_section=sections.out_of_section if is_outside else base.out_of_section,
-        calculated_sections=tuple(sorted({*base.calculated_sections, *calculated})),
+        calculated_sections=base.calculated_sections.union(calculated),
         is_out_of_section_calculated=is_outside or base.is_out_of_section_calculated,
         first={**base.first, **sections.first},
     )
@@ -209,7 +209,7 @@ def over(configured: ClientLimits, loaded: ClientLimits) -> ClientLimits:
 def to_plain(state: ClientLimits) -> dict[str, Any]:
     """Return the state as values that JSON supports."""
     plain: dict[str, Any] = msgspec.to_builtins(state)
-    plain["section_timeouts"]["calculated_sections"] = list(state.section_timeouts.calculated_sections)
+    plain["section_timeouts"]["calculated_sections"] = sorted(state.section_timeouts.calculated_sections)
     return plain
 
 

@@ -217,7 +217,7 @@ class Watching:
         names |= self._closed & ({SETUP, VALIDATION, CHECKPOINT} if self.is_resumed else {VALIDATION, CHECKPOINT})
         has_outside = is_complete and (is_last or self._epochs > 1)
         if names:
-            self._client.calculate_and_set_section_timeouts(sorted(names), has_outside, skip_if_not_ready=True)
+            self._client.calculate_and_set_section_timeouts(sorted(names), has_outside, True, method="fit")
         if is_complete and self.is_resumed:
             self._client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
         if self._rank == 0:

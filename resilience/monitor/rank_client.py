@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -20,12 +20,14 @@ from resilience.core import limits as calculation
 from resilience.core.deadlines import recorded_name
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
 from resilience.core.watch import Limits
-from resilience.errors import ConfigurationError, MonitorError, RankMonitorClientError
+from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError, RankMonitorClientError
 from resilience.monitor import connect, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
 from resilience.monitor.page import RankSide
 
 _FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine their maxima
+
+Method = Literal["nvrx", "fit"]  # how limits of sections are calculated; the first is that of the compatible API
 
 
 class WorkloadAction(Enum):
@@ -107,8 +109,11 @@ class RankMonitorClient:
         link.arm()
 
     def shutdown_workload_monitoring(self) -> None:
-        """Leave the monitor: no limit applies any more. The end of the process is still noticed."""
-        link = self._require_link()
+        """Leave the monitor: no limit applies any more. The end of the process is still noticed. No effect if this
+        client is not initialized."""
+        link = self._link
+        if link is None:
+            return
         self._link = self._page = None
         link.page.leave_all()
         link.close()
@@ -175,17 +180,27 @@ class RankMonitorClient:
         selected_sections: Collection[str] | None = None,
         calc_out_of_section: bool = True,
         skip_if_not_ready: bool = False,
-        method: Literal["fit", "nvrx"] = "fit",
+        method: Method = "nvrx",
     ) -> bool:
         """Set limits of sections from the durations that all ranks have observed.
 
-        All ranks call it with the same arguments. method: `fit` sets limits with a stated rate of false alarms if this
-        run and earlier ones in the same folder support that (`resilience calibrate` calls them `ok`), and otherwise the
-        longest times times the safety factor; `nvrx` always sets the latter. selected_sections: by default all that
-        any rank has finished. calc_out_of_section: include the time between two sections.
-        skip_if_not_ready: if too little was observed, return False on all ranks instead of raising.
-        Raises: RankMonitorClientError."""
+        All ranks call it with the same arguments. selected_sections: by default all that any rank has finished.
+        calc_out_of_section: include the time between two sections. skip_if_not_ready: if too little was observed,
+        return False on all ranks instead of raising. method: `nvrx` sets the longest times of all ranks, times the
+        safety factor; `fit` sets limits with a stated rate of false alarms if this run and earlier ones in the same
+        folder support that (`resilience calibrate` calls them `ok`), and otherwise those of `nvrx`.
+        Raises: RankMonitorClientError; ConfigurationError."""
         link = self._require_link()
+        if method not in get_args(Method):
+            expected = " or ".join(map(repr, get_args(Method)))
+            raise ConfigurationError(f"method is {method!r}, expected {expected}", option="method", value=method)
+        if isinstance(selected_sections, str):
+            raise ConfigurationTypeError(
+                f"selected_sections is {selected_sections!r}, expected a collection of names; write "
+                f"[{selected_sections!r}]",
+                option="selected_sections",
+                value=selected_sections,
+            )
         observed = self._observed(link)
         if selected_sections is not None:
             selected_sections = [recorded_name(name) for name in selected_sections]
@@ -226,8 +241,17 @@ class RankMonitorClient:
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
         """Ask the launcher to exclude this node or to stop the job. Returns at once; the effect comes later.
 
-        Raises: RankMonitorClientError if this client is not initialized or the monitor does not read."""
-        if not self._require_link().request(req.action.name, req.description):
+        Raises: RankMonitorClientError if this client is not initialized or the monitor does not read;
+        ConfigurationTypeError."""
+        link = self._require_link()
+        if not isinstance(req, WorkloadControlRequest):
+            raise ConfigurationTypeError(
+                f"req is {req!r} ({type(req).__name__}), expected a WorkloadControlRequest; write "
+                "WorkloadControlRequest(WorkloadAction.ExcludeThisNode)",
+                option="req",
+                value=req,
+            )
+        if not link.request(req.action.name, req.description):
             raise RankMonitorClientError(
                 f"the request {req.action.name} could not be sent: the rank's monitor does not read; try again in a "
                 "few seconds, when another monitor has replaced it"

@@ -75,15 +75,24 @@ def test_limits_of_all_sections_seen_by_default() -> None:
     made = sections_of(SEEN, SectionTimeouts({"other": 7.0, "step": 1.0}))
     assert made.section == {"other": 7.0, "save": 150.0, "step": 15.0}
     assert made.out_of_section == 10.0
-    assert made.calculated_sections == ("save", "step")
-    assert made.is_out_of_section_calculated and made.were_calculated and made.are_valid
+    assert made.calculated_sections == {"save", "step"}
+    assert made.is_out_of_section_calculated and made.are_valid
+
+
+def test_limits_were_calculated_if_all_were() -> None:
+    every = frozenset({"save", "step"})
+    of = {"save": 1.0, "step": 2.0}
+    assert SectionTimeouts(of, 1.0, every, True).were_calculated
+    assert not SectionTimeouts(of, 1.0, frozenset({"save"}), True).were_calculated
+    assert not SectionTimeouts(of, 1.0, every, False).were_calculated
+    assert not SectionTimeouts().were_calculated
 
 
 def test_only_selected_sections_change() -> None:
     made = sections_of(SEEN, SectionTimeouts({"save": 7.0}, 8.0), selected=["step"], with_outside=False)
-    assert made == SectionTimeouts({"save": 7.0, "step": 15.0}, 8.0, ("step",), False)
+    assert made == SectionTimeouts({"save": 7.0, "step": 15.0}, 8.0, frozenset({"step"}), False)
     none = sections_of(SEEN, selected=[])
-    assert (none.section, none.out_of_section, none.calculated_sections) == ({}, 10.0, ())
+    assert (none.section, none.out_of_section, none.calculated_sections) == ({}, 10.0, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +109,9 @@ def test_what_was_not_seen_is_named(seen: Observed, how: dict[str, Any], missing
 
 
 def test_calculated_section_falls_slowly_and_a_configured_one_is_replaced() -> None:
-    known = SectionTimeouts({"step": 100.0, "save": 1000.0}, 30.0, ("step",), is_out_of_section_calculated=True)
+    known = SectionTimeouts(
+        {"step": 100.0, "save": 1000.0}, 30.0, frozenset({"step"}), is_out_of_section_calculated=True
+    )
     made = sections_of(SEEN, known)
     assert made.section == {"save": 150.0, "step": 57.5}
     assert made.out_of_section == 20.0
@@ -142,15 +153,17 @@ def test_limits_take_the_state_and_keep_the_rest() -> None:
 
 
 def test_only_what_was_calculated_is_taken_from_a_checkpoint() -> None:
-    loaded = ClientLimits(HeartbeatTimeouts(1.0, 2.0), SectionTimeouts({"step": 3.0, "save": 4.0}, 5.0, ("save",)))
+    loaded = ClientLimits(
+        HeartbeatTimeouts(1.0, 2.0), SectionTimeouts({"step": 3.0, "save": 4.0}, 5.0, frozenset({"save"}))
+    )
     now = limits.configured(IN_FORCE)
     merged = limits.over(now, loaded)
     assert merged.hb_timeouts == now.hb_timeouts
-    assert merged.section_timeouts == SectionTimeouts({"save": 4.0, "step": 7.0}, None, ("save",))
-    calculated = ClientLimits(HeartbeatTimeouts(1.0, 2.0, True), SectionTimeouts({}, 5.0, (), True))
+    assert merged.section_timeouts == SectionTimeouts({"save": 4.0, "step": 7.0}, None, frozenset({"save"}))
+    calculated = ClientLimits(HeartbeatTimeouts(1.0, 2.0, True), SectionTimeouts({}, 5.0, frozenset(), True))
     merged = limits.over(now, calculated)
     assert merged.hb_timeouts == calculated.hb_timeouts
-    assert merged.section_timeouts == SectionTimeouts({"step": 7.0}, 5.0, (), True)
+    assert merged.section_timeouts == SectionTimeouts({"step": 7.0}, 5.0, frozenset(), True)
 
 
 def test_state_survives_json() -> None:
@@ -214,7 +227,7 @@ def test_nested_state_of_the_peer_is_converted(sections: Any) -> None:
     }
     assert limits.from_plain(plain) == ClientLimits(
         HeartbeatTimeouts(300.0, 60.0, were_calculated=True),
-        SectionTimeouts({"setup": None, "save": 900.0, "step": 30.0}, 120.0, ("save", "step"), True),
+        SectionTimeouts({"setup": None, "save": 900.0, "step": 30.0}, 120.0, frozenset({"save", "step"}), True),
     )
 
 

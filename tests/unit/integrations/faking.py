@@ -60,8 +60,10 @@ class FakeClient:
             self.end_section(name)
 
     def calculate_and_set_section_timeouts(
-        self, selected_sections: list[str], calc_out_of_section: bool, skip_if_not_ready: bool
+        self, selected_sections: list[str], calc_out_of_section: bool, skip_if_not_ready: bool, method: str
     ) -> bool:
+        assert skip_if_not_ready
+        assert method == "fit"
         self.calculated.append((tuple(selected_sections), calc_out_of_section))
         return True
 

@@ -15,8 +15,8 @@ from resilience.core.deadlines import NAME_BYTES
 from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
 from resilience.core.restart import ENTRY
 from resilience.core.watch import Limit, Limits
-from resilience.errors import ConfigurationError, RankMonitorClientError
-from resilience.monitor import client, connect, messages
+from resilience.errors import ConfigurationError, ConfigurationTypeError, RankMonitorClientError
+from resilience.monitor import client, connect, messages, refit
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient, WorkloadAction, WorkloadControlRequest
 
@@ -131,7 +131,6 @@ CALLS: list[Callable[[RankMonitorClient], object]] = [
     RankMonitorClient.end_all_sections,
     RankMonitorClient.calculate_and_set_hb_timeouts,
     RankMonitorClient.calculate_and_set_section_timeouts,
-    RankMonitorClient.shutdown_workload_monitoring,
     lambda made: made.send_workload_control_request(WorkloadControlRequest(WorkloadAction.Continue)),
 ]
 
@@ -145,6 +144,13 @@ def test_what_needs_a_monitor_is_refused_before_and_after(
     begun.shutdown_workload_monitoring()
     with pytest.raises(RankMonitorClientError, match=r"call init_workload_monitoring\(\) first"):
         call(begun)
+
+
+def test_end_of_what_has_not_begun_or_has_ended_does_nothing(begun: RankMonitorClient) -> None:
+    RankMonitorClient().shutdown_workload_monitoring()
+    for _ in range(2):
+        begun.shutdown_workload_monitoring()
+    assert not begun.is_initialized
 
 
 def test_end_closes_the_sections_and_the_line(monitor: Monitor, begun: RankMonitorClient) -> None:
@@ -196,7 +202,7 @@ def test_what_the_functions_show_counts_alike(
             pass
     assert begun.calculate_and_set_hb_timeouts()
     assert begun.calculate_and_set_section_timeouts()
-    assert begun.section_timeouts.calculated_sections == ("data",)
+    assert begun.section_timeouts.calculated_sections == {"data"}
 
 
 # -- limits -------------------------------------------------------------------------------------------
@@ -226,7 +232,7 @@ def test_names_of_the_oldest_version_mean_the_limits_of_heartbeats(monitor: Moni
 def test_calculated_section_limits_are_told_to_the_monitor(monitor: Monitor, begun: RankMonitorClient) -> None:
     seen(monitor, outside=2, step=5, save=50)
     assert begun.calculate_and_set_section_timeouts(selected_sections=["save"], calc_out_of_section=False)
-    assert begun.section_timeouts == SectionTimeouts({"save": 200.0, "step": 30.0}, None, ("save",))
+    assert begun.section_timeouts == SectionTimeouts({"save": 200.0, "step": 30.0}, None, frozenset({"save"}))
     assert begun.calculate_and_set_section_timeouts()
     assert begun.section_timeouts.section == {"save": 200.0, "step": 20.0}
     assert begun.section_timeouts.out_of_section == 8.0
@@ -234,6 +240,26 @@ def test_calculated_section_limits_are_told_to_the_monitor(monitor: Monitor, beg
     assert told.limits.sections == {"save": Limit(hard=200.0), "step": Limit(hard=20.0)}
     assert told.limits.out_of_section == Limit(hard=8.0)
     assert told.limits.heartbeat == LIMITS.heartbeat
+
+
+def test_rule_of_the_compatible_api_is_the_default(
+    monitor: Monitor, begun: RankMonitorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refit, "limits", lambda *arguments: {"step": 17.0})
+    seen(monitor, outside=2, step=5)
+    assert begun.calculate_and_set_section_timeouts()
+    assert begun.section_timeouts.section == {"step": 20.0}
+    assert begun.calculate_and_set_section_timeouts(method="fit")
+    assert begun.section_timeouts.section == {"step": 17.0}
+
+
+def test_wrong_arguments_are_refused_before_ranks_wait_for_each_other(begun: RankMonitorClient) -> None:
+    with pytest.raises(ConfigurationError, match="method is 'foo', expected 'nvrx' or 'fit'"):
+        begun.calculate_and_set_section_timeouts(method="foo")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationTypeError, match=r"selected_sections is 'step', .*write \['step'\]"):
+        begun.calculate_and_set_section_timeouts("step")
+    with pytest.raises(ConfigurationTypeError, match=r"req is 'x' \(str\), expected a WorkloadControlRequest"):
+        begun.send_workload_control_request("x")  # type: ignore[arg-type]
 
 
 def test_too_little_seen_raises_or_is_skipped_and_changes_nothing(monitor: Monitor, begun: RankMonitorClient) -> None:
