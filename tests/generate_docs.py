@@ -57,7 +57,7 @@ API = (
     ("resilience.inprocess.hook_store", ("IterationStore",)),
     ("resilience.inprocess.attribution", ("Interruption", "InterruptionRecord")),
     ("resilience.inprocess.monitor_thread", ("RankShouldRestart", "async_raise", "reraise_if_unraisable")),
-    ("resilience.inprocess.tools.inject_fault", ("Fault", "inject_fault")),
+    ("resilience.inprocess.tools.inject_fault", ("Fault", "InjectedException", "inject_fault")),
     (
         "resilience.fault_tolerance",
         (

@@ -61,7 +61,7 @@ def test_process_dies_by_its_signal(broken: Broken, fault: str, number: int) -> 
 def test_exception_reaches_the_main_thread(broken: Broken, fault: str) -> None:
     child = broken(fault)
     told, _ = child.communicate(timeout=LIMIT)
-    assert told.endswith(b"\nRuntimeError\n")
+    assert told.endswith(b"\nInjectedException\n")
     assert child.returncode == 0
 
 

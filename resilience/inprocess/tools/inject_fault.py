@@ -7,6 +7,7 @@ a signal with which the process kills itself."""
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import random
 import signal
@@ -31,8 +32,8 @@ class Fault(Enum):
 
     GPU = auto()  # an index out of bounds on the device, which breaks its context
     GPU_SLEEP = auto()  # the device stays busy forever
-    ASYNC_EXC = auto()  # a RuntimeError set on the main thread
-    SIGNAL_EXC = auto()  # a RuntimeError raised by the handler of SIGUSR1
+    ASYNC_EXC = auto()  # an InjectedException set on the main thread
+    SIGNAL_EXC = auto()  # an InjectedException raised by the handler of SIGUSR1
     ABORT = auto()  # abort()
     GIL = auto()  # a C call that holds the interpreter's lock forever
     SEGFAULT = auto()
@@ -51,6 +52,10 @@ class Fault(Enum):
     SIGSTOP = STOP
 
 
+class InjectedException(RuntimeError):
+    """The exception of ASYNC_EXC and SIGNAL_EXC."""
+
+
 class Draw(msgspec.Struct, frozen=True):
     """The result of a draw: which ranks break, how, and after how many seconds."""
 
@@ -61,9 +66,9 @@ class Draw(msgspec.Struct, frozen=True):
 
 def inject_fault(
     faults: Sequence[Fault],
-    num_faults: int | tuple[int, int],
+    num_faults: int | Sequence[int],
     keep_alive: int,
-    delay: float | tuple[float, float],
+    delay: float | Sequence[float],
     seed: int,
     callback: Callable[[], Any] | None = None,
 ) -> None:
@@ -73,6 +78,10 @@ def inject_fault(
     keep_alive: ranks below it never break. delay: seconds before the fault, or bounds to draw between.
     seed: equal on all ranks. callback: called on a rank right before it breaks. Call this in the main thread.
     Raises: ConfigurationError; RuntimeError from torch for GPU_SLEEP without CUDA."""
+    if callback is not None and not callable(callback):
+        raise ConfigurationTypeError(
+            f"callback is {callback!r}, expected a function without arguments, or None", option="callback"
+        )
     rank, world_size = rank_and_world_size()
     drawn = draw(faults, num_faults, keep_alive, delay, seed, world_size)
     if rank in drawn.ranks:
@@ -81,30 +90,49 @@ def inject_fault(
 
 def draw(
     faults: Sequence[Fault],
-    num_faults: int | tuple[int, int],
+    num_faults: int | Sequence[int],
     keep_alive: int,
-    delay: float | tuple[float, float],
+    delay: float | Sequence[float],
     seed: int,
     world_size: int,
 ) -> Draw:
     """Return what the arguments yield, the same on every rank. Raises: ConfigurationError."""
-    if not faults or not all(isinstance(fault, Fault) for fault in faults):
-        raise ConfigurationTypeError(f"faults is {faults!r}, expected one or more of Fault", option="faults")
+    chosen_from = _faults(faults)
     options.whole("keep_alive", keep_alive, 0)
-    fewest, most = num_faults if isinstance(num_faults, tuple) else (num_faults, num_faults)
-    earliest, latest = delay if isinstance(delay, tuple) else (delay, delay)
-    if not 0 <= fewest <= most or not 0 <= earliest <= latest:
-        raise ConfigurationError(
-            f"num_faults is {num_faults!r} and delay is {delay!r} (seconds), expected a number from 0, or two with the "
-            "smaller one first",
-            num_faults=num_faults,
-            delay=delay,
+    fewest, most = _bounds("num_faults", num_faults, int, "a whole number")
+    earliest, latest = _bounds("delay", delay, float, "a number of seconds")
+    if not isinstance(seed, int | float | str | bytes):
+        raise ConfigurationTypeError(
+            f"seed is {seed!r}, expected a number that is equal on all ranks: they draw the same ranks from it",
+            option="seed",
         )
     chance = random.Random(seed)
     seconds = chance.uniform(earliest, latest)
     breakable = range(min(keep_alive, world_size), world_size)
-    count = min(chance.randint(fewest, most), len(breakable))
-    return Draw(ranks=tuple(sorted(chance.sample(breakable, count))), fault=chance.choice(list(faults)), delay=seconds)
+    count = min(chance.randint(int(fewest), int(most)), len(breakable))
+    return Draw(ranks=tuple(sorted(chance.sample(breakable, count))), fault=chance.choice(chosen_from), delay=seconds)
+
+
+def _faults(faults: Any) -> list[Fault]:
+    is_ordered = isinstance(faults, Sequence) or faults is Fault  # a set has another order on each rank
+    chosen_from = list(faults) if is_ordered else []
+    if not chosen_from or not all(isinstance(fault, Fault) for fault in chosen_from):
+        raise ConfigurationTypeError(
+            f"faults is {faults!r}, expected a list of one or more of Fault, such as [Fault.KILL]", option="faults"
+        )
+    return chosen_from
+
+
+def _bounds(name: str, value: Any, kind: type, what: str) -> tuple[float, float]:
+    """Return the lower and upper bound of a number, or of two in a sequence. Raises: ConfigurationError."""
+    pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value, value]
+    expected = f"expected {what} from 0, or two with the smaller one first"
+    if len(pair) != 2 or not all(isinstance(each, int | kind) and not isinstance(each, bool) for each in pair):
+        raise ConfigurationTypeError(f"{name} is {value!r} ({type(value).__name__}), {expected}", option=name)
+    lowest, highest = pair
+    if not 0 <= lowest <= highest < math.inf:
+        raise ConfigurationError(f"{name} is {value!r}, {expected}", option=name)
+    return lowest, highest
 
 
 def _start(drawn: Draw, callback: Callable[[], Any] | None) -> None:
@@ -136,7 +164,7 @@ def _prepared(fault: Fault) -> Callable[[], object]:
         return lambda: os.kill(os.getpid(), _SIGNALS[fault])
     if fault is Fault.ASYNC_EXC:
         main = threading.main_thread().ident or 0
-        return lambda: async_raise(main, RuntimeError)
+        return lambda: async_raise(main, InjectedException)
     if fault is Fault.GPU_SLEEP:
         device = _cuda().current_device()
         return lambda: _sleep_on(device)
@@ -145,7 +173,7 @@ def _prepared(fault: Fault) -> Callable[[], object]:
 
 
 def _raise_injected(number: int, frame: FrameType | None) -> None:
-    raise RuntimeError("injected by a signal")
+    raise InjectedException("injected by a signal")
 
 
 def _hold_gil() -> None:

@@ -74,6 +74,7 @@ BASES = {
     "health_check.FaultCounterExceeded": "RestartError",
     "monitor_thread.RankShouldRestart": "BaseException",
     "rank_assignment.RankDiscarded": "RestartError",
+    "tools.inject_fault.InjectedException": "Exception",
     "store.BarrierError": "RestartError",
     "store.BarrierTimeout": "BarrierError",
     "store.BarrierOverflow": "BarrierError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -52,22 +53,43 @@ def test_rank_that_is_not_drawn_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     assert called == []
 
 
+KILL = [Fault.KILL]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "kind"),
+    ("arguments", "kind", "message"),
     [
-        (((), 1, 0, 0.0), ConfigurationTypeError),
-        ((("KILL",), 1, 0, 0.0), ConfigurationTypeError),
-        (((Fault.KILL,), -1, 0, 0.0), ConfigurationError),
-        (((Fault.KILL,), (3, 2), 0, 0.0), ConfigurationError),
-        (((Fault.KILL,), 1, -1, 0.0), ConfigurationError),
-        (((Fault.KILL,), 1, 0, -1.0), ConfigurationError),
-        (((Fault.KILL,), 1, 0, (2.0, 1.0)), ConfigurationError),
+        (((), 1, 0, 0.0, 0), ConfigurationTypeError, r"faults is \(\), expected a list"),
+        ((("KILL",), 1, 0, 0.0, 0), ConfigurationTypeError, "faults is"),
+        ((Fault.KILL, 1, 0, 0.0, 0), ConfigurationTypeError, r"such as \[Fault.KILL\]"),
+        (({Fault.KILL}, 1, 0, 0.0, 0), ConfigurationTypeError, "faults is"),
+        ((KILL, -1, 0, 0.0, 0), ConfigurationError, "num_faults is -1, expected a whole number from 0, or two"),
+        ((KILL, (3, 2), 0, 0.0, 0), ConfigurationError, r"num_faults is \(3, 2\), expected .* the smaller one first"),
+        ((KILL, 1.5, 0, 0.0, 0), ConfigurationTypeError, r"num_faults is 1.5 \(float\)"),
+        ((KILL, "1", 0, 0.0, 0), ConfigurationTypeError, r"num_faults is '1' \(str\)"),
+        ((KILL, (1, 2, 3), 0, 0.0, 0), ConfigurationTypeError, "num_faults is"),
+        ((KILL, True, 0, 0.0, 0), ConfigurationTypeError, "num_faults is True"),
+        ((KILL, 1, -1, 0.0, 0), ConfigurationError, "keep_alive is -1"),
+        ((KILL, 1, 0, -1.0, 0), ConfigurationError, r"delay is -1.0, expected a number of seconds from 0"),
+        ((KILL, 1, 0, (2.0, 1.0), 0), ConfigurationError, "delay is"),
+        ((KILL, 1, 0, float("nan"), 0), ConfigurationError, "delay is nan"),
+        ((KILL, 1, 0, timedelta(seconds=1), 0), ConfigurationTypeError, r"delay is datetime.timedelta\(seconds=1\)"),
+        ((KILL, 1, 0, 0.0, None), ConfigurationTypeError, "seed is None, expected a number that is equal on all ranks"),
     ],
 )
-def test_unusable_arguments_are_refused(arguments: Any, kind: type[Exception]) -> None:
-    faults, num_faults, keep_alive, delay = arguments
-    with pytest.raises(kind):
-        draw(faults, num_faults, keep_alive, delay, seed=0, world_size=4)
+def test_unusable_arguments_are_refused(arguments: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        draw(*arguments, world_size=4)
+
+
+def test_bounds_and_faults_may_be_any_sequence() -> None:
+    assert draw([Fault.KILL], [2, 2], 0, [3, 3.0], 1, 4) == draw((Fault.KILL,), (2, 2), 0, (3, 3.0), 1, 4)
+    assert draw(Fault, 1, 0, 3, 1, 4).fault in Fault  # type: ignore[arg-type]
+
+
+def test_callback_that_cannot_be_called_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationTypeError, match="callback is 5, expected a function without arguments"):
+        inject_fault(KILL, 0, 0, 0.0, 0, callback=5)  # type: ignore[arg-type]
 
 
 def test_names_are_those_of_the_api() -> None:
