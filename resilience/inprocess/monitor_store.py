@@ -131,7 +131,7 @@ class MonitorStore:
         """Do nothing: monitors of a Wrapper have no channels to each other."""
 
     def started(self, origin: Origin) -> None:
-        self._line = telling.of_restart(self._folder, origin, self._alert, self._emit) or self._line
+        self._line = telling.of_restart(self._folder, origin, self._alert, self._emit, self._line) or self._line
 
     def hung_up(self) -> None:
         if self._line is not None:

@@ -6,7 +6,6 @@ torchrun. Our own launcher prints its own line for its restarts."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,25 +16,33 @@ from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.history.iterations import AT_ENTRY
-from resilience.telemetry.restart_lines import RestartLine, incident
+from resilience.telemetry.restart_lines import Hurry, Make, RestartLine, incident
 
 Emit = Callable[[events.Event], object]
 UNKNOWN = "the records do not show which rank failed first"
+BEHIND = "which rank failed first was not looked up, because the job has restarted again"
 
 
-def of_restart(folder: Path, origin: Origin, say: Callable[[str], object], emit: Emit) -> RestartLine | None:
+def of_restart(
+    folder: Path, origin: Origin, say: Callable[[str], object], emit: Emit, last: RestartLine | None = None
+) -> RestartLine | None:
     """Prepare the line that names the first failed rank, if this was a restart and this is rank 0. It is printed some
-    time after the iteration has begun. The verdict is also an event, so that every view uses the same words.
+    time after the function was entered. The verdict is also an event, so that every view uses the same words.
 
-    origin: the rank's, in the new iteration. Returns at once; None if there is nothing to print."""
+    origin: the rank's, in the new iteration. last: the line of the last restart, which this one may have to follow.
+    Returns at once; None if there is nothing to print."""
     if origin.rank != 0:
         return None
     say = (lambda line: None) if is_quiet() else say
     if origin.iteration:
-        return RestartLine(lambda hurry: _in_place(folder, origin, hurry, emit), say)
+        return _after(last, lambda hurry: _in_place(folder, origin, hurry, emit), say)
     if origin.cycle and not origin.call and not has_agent():
-        return RestartLine(lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say)
+        return _after(last, lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say)
     return None
+
+
+def _after(last: RestartLine | None, make: Make, say: Callable[[str], object]) -> RestartLine:
+    return last if last is not None and last.follow(make) else RestartLine(make, say)
 
 
 def ends_with_ranks() -> bool:
@@ -44,7 +51,7 @@ def ends_with_ranks() -> bool:
     return not (has_agent() or is_quiet() or torchrun_restarts_left())
 
 
-def _in_place(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) -> str:
+def _in_place(folder: Path, origin: Origin, hurry: Hurry, emit: Emit) -> str:
     assert origin.iteration is not None
     call = (origin.attempt, origin.cycle, origin.call)
     before = origin.iteration - 1
@@ -68,10 +75,10 @@ def _in_place(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) 
         return next((entry for entry in incidents if (entry.call, entry.iteration) == (origin.call, before)), None)
 
     cause = incident(folder, is_wanted, is_complete, choose, hurry)
-    return f"restart {origin.iteration} in place: {_verdict_sentence(cause, emit)}, {_ranks_left(origin)}"
+    return f"restart {origin.iteration} in place: {_verdict_sentence(cause, hurry, emit)}, {_ranks_left(origin)}"
 
 
-def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event, emit: Emit) -> str:
+def _by_a_launcher(folder: Path, origin: Origin, hurry: Hurry, emit: Emit) -> str:
     place = (origin.attempt, origin.cycle - 1)
 
     def is_wanted(record: Record) -> bool:
@@ -92,14 +99,13 @@ def _by_a_launcher(folder: Path, origin: Origin, hurry: threading.Event, emit: E
         return len(known) >= max((size for size in sizes if size), default=len(known) + 1)
 
     cause = incident(folder, is_wanted, is_complete, choose, hurry)
-    return (
-        f"started again by the launcher (cycle {origin.cycle}): {_verdict_sentence(cause, emit)}, {_ranks_left(origin)}"
-    )
+    sentence = _verdict_sentence(cause, hurry, emit)
+    return f"started again by the launcher (cycle {origin.cycle}): {sentence}, {_ranks_left(origin)}"
 
 
-def _verdict_sentence(cause: Incident | None, emit: Emit) -> str:
+def _verdict_sentence(cause: Incident | None, hurry: Hurry, emit: Emit) -> str:
     if cause is None:
-        return UNKNOWN
+        return BEHIND if hurry.is_behind else UNKNOWN
     verdict = judged(cause)
     emit(verdict)
     return verdict.sentence

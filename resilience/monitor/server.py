@@ -71,7 +71,7 @@ class Outlet(Protocol):
         """Ask where the other ranks of the node are. `RankMonitor.others_found` takes the answer, if one comes."""
 
     def started(self, origin: Origin) -> None:
-        """Note that the rank begins an iteration."""
+        """Note that the rank enters its function, or waits as a spare: an iteration has begun."""
 
     def hung_up(self) -> None:
         """Send remaining messages at once: the rank is about to stop listening."""
@@ -335,9 +335,8 @@ class RankMonitor:
         """Write a record of the rank, with additions that only its monitor can make."""
         event = record.event
         match event:
-            case events.Interrupted(interruption):
-                if interruption.rank == self._initial_rank:
-                    self._own_record = interruption
+            case events.Interrupted(interruption) if interruption.rank == self._initial_rank:
+                self._own_record = interruption
                 event = events.Interrupted(self._enrich(interruption, process="none"))
                 record = msgspec.structs.replace(record, event=event)
             case events.OutcomeSeen():
@@ -358,11 +357,12 @@ class RankMonitor:
                 self._stuck_in = record.origin.iteration
             case events.StageStarted(stage):
                 self._open[stage] = record
+                if stage == "run":
+                    self._outlet.started(record.origin)
             case events.StageEnded(stage):
                 self._open.pop(stage, None)
             case events.IterationStarted():
                 self._open["iteration"] = record
-                self._outlet.started(record.origin)
             case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"

@@ -8,7 +8,6 @@ prints what it knows itself."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -37,23 +36,54 @@ Complete = Callable[[list[Record]], bool]
 Choose = Callable[[tuple[Incident, ...]], Incident | None]
 
 
-class RestartLine:
-    """A line that a separate thread computes and prints."""
+class Hurry(threading.Event):
+    """Set when there is no time left to wait for records. is_behind: the job has restarted again meanwhile."""
 
-    def __init__(self, make: Callable[[threading.Event], str], say: Callable[[str], object]) -> None:
-        """make: receives an event that is set when there is no time left to wait for records."""
-        self._hurry = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: say(make(self._hurry)), name="resilience-restart-line", daemon=True
-        )
-        with contextlib.suppress(RuntimeError):  # this host or process has no thread left: the line is not printed
+    is_behind = False
+
+
+Make = Callable[[Hurry], str]
+
+
+class RestartLine:
+    """A line that a separate thread computes and prints, and those that follow it."""
+
+    def __init__(self, make: Make, say: Callable[[str], object]) -> None:
+        self._hurry = Hurry()
+        self._say = say
+        self._make: Make | None = make
+        self._following: Make | None = None
+        self._is_over = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._print_all, name="resilience-restart-line", daemon=True)
+        try:
             self._thread.start()
+        except RuntimeError:  # this host or process has no thread left: the line is not printed
+            self._is_over = True
+
+    def follow(self, make: Make) -> bool:
+        """Print another line after the present one. Return False if it is already printed: then make a new one.
+
+        If the job restarts faster than lines are made, only the line of the newest restart follows."""
+        with self._lock:
+            if not self._is_over:
+                self._following = make
+                self._hurry.is_behind = True
+            return not self._is_over
 
     def finish(self) -> None:
         """Print the line now, because the process is about to exit. Wait briefly for it."""
         self._hurry.set()
         if self._thread.ident is not None:
             self._thread.join(FINISH_LIMIT)
+
+    def _print_all(self) -> None:
+        while self._make is not None:
+            self._say(self._make(self._hurry))
+            with self._lock:
+                self._make, self._following = self._following, None
+                self._hurry.is_behind = False
+                self._is_over = self._make is None
 
 
 def incident(

@@ -6,8 +6,8 @@ import os
 import time
 from array import array
 from collections.abc import Iterator
-from typing import Any
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a rank's monitor does while its host fails."""
+"""What a rank's monitor does while its host fails, and with its rank's records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import pytest
 
 from resilience.adapters.channel import Channel, pair
 from resilience.adapters.processes import Process
+from resilience.core import events
+from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.deadlines import NAME_BYTES
 from resilience.core.events import TelemetryDropped
 from resilience.core.identity import Origin
+from resilience.core.records import Record
 from resilience.core.silences import Rule, Shown
 from resilience.core.watch import Doing, Limit, Limits, Watch, exceeded
 from resilience.monitor import messages, page
@@ -194,3 +197,51 @@ def test_no_first_signal_is_expected_of_a_program_on_a_new_node(tmp_path: Path) 
     ours.close()
     theirs.close()
     assert silence is None
+
+
+class Outlet:
+    """Takes what the monitor has found."""
+
+    def __init__(self) -> None:
+        self.started_by: list[int | None] = []
+
+    def started(self, origin: Origin) -> None:
+        self.started_by.append(origin.rank)
+
+
+class File:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def take(self, record: Record) -> bool:
+        self.records.append(record)
+        return True
+
+
+@pytest.fixture
+def monitor() -> Any:
+    monitor: Any = RankMonitor.__new__(RankMonitor)
+    monitor._open, monitor._outlet, monitor._file, monitor._emitter = {}, Outlet(), File(), None
+    monitor._origin = Origin("job", "node", "monitor", 2, initial_rank=3)
+    monitor._recorder = monitor._own_record = None
+    monitor._enrich = lambda record, process: msgspec.structs.replace(record, step=17)
+    return monitor
+
+
+def of_rank(event: events.AnyEvent) -> Record:
+    return Record(1, 0, 0, Origin("job", "node", "rank", 1, initial_rank=3, rank=0, iteration=2), event)
+
+
+def test_restart_is_announced_once_the_function_is_entered(monitor: Any) -> None:
+    for event in (events.IterationStarted(2, "active"), events.StageStarted("initialize")):
+        monitor._take(of_rank(event))
+    assert monitor._outlet.started_by == []
+    monitor._take(of_rank(events.StageStarted("run")))
+    assert monitor._outlet.started_by == [0]
+
+
+def test_state_of_this_rank_is_no_part_of_a_record_of_another_one(monitor: Any) -> None:
+    for rank in (3, 5):
+        monitor._take(of_rank(events.Interrupted(InterruptionRecord(rank, Interruption.EXCEPTION))))
+    assert [record.event.record.step for record in monitor._file.records] == [17, None]
+    assert monitor._own_record.rank == 3

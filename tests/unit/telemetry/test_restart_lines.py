@@ -84,3 +84,31 @@ def test_line_that_gets_no_thread_is_not_printed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     restart_lines.RestartLine(lambda hurry: "line", printed.append).finish()
     assert printed == []
+
+
+def test_line_of_the_newest_restart_alone_follows_the_present_one() -> None:
+    printed: list[str] = []
+    is_entered, may_end = threading.Event(), threading.Event()
+
+    def slow(hurry: restart_lines.Hurry) -> str:
+        is_entered.set()
+        assert may_end.wait(60)
+        return f"1 {hurry.is_behind}"
+
+    line = restart_lines.RestartLine(slow, printed.append)
+    assert is_entered.wait(60)
+    for number in (2, 3, 4):
+        assert line.follow(lambda hurry, number=number: f"{number} {hurry.is_behind}")
+    may_end.set()
+    line._thread.join(60)
+    assert printed == ["1 True", "4 False"]
+    assert not line.follow(lambda hurry: "5")
+    assert printed == ["1 True", "4 False"]
+
+
+def test_line_follows_none_that_got_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert not restart_lines.RestartLine(lambda hurry: "line", print).follow(lambda hurry: "line")
