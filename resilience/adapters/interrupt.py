@@ -159,12 +159,12 @@ class Interrupter:
                     self._others.guard(self.signal_number)
                 self._end()
 
-    def atomic(self) -> contextlib.AbstractContextManager[None]:
+    def atomic(self) -> Atomic:
         """Keep interrupts and `hold_off` out while the body runs; they wait, asleep. Reentrant.
 
         An interrupt that arrives meanwhile is raised at the outermost exit, or at the entry if the
         body has not begun. In another thread it only keeps `hold_off` out."""
-        return _Atomic(self)
+        return Atomic(self)
 
     @property
     def is_armed(self) -> bool:
@@ -492,7 +492,9 @@ def _free_in_child() -> None:
 os.register_at_fork(after_in_child=_free_in_child)
 
 
-class _Atomic:
+class Atomic(contextlib.ContextDecorator):
+    """A section that is not interrupted, for `with` or as the decorator of a function. May be entered repeatedly."""
+
     def __init__(self, interrupter: Interrupter) -> None:
         self._interrupter = interrupter
 

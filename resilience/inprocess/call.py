@@ -15,12 +15,11 @@ import os
 import time
 import typing
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.adapters import collectives, garbage, store_constructor
 from resilience.adapters.environment import keep_nccl_watchdog_from_raising, scoped_environment
-from resilience.adapters.interrupt import Interrupter
+from resilience.adapters.interrupt import Atomic, Interrupter
 from resilience.adapters.store import drive, execute
 from resilience.adapters.tcp_urls import meeting_at_own_store
 from resilience.adapters.torch_modes import modes, restore
@@ -59,10 +58,10 @@ from resilience.inprocess.assigning import assign, nobody_active, seat_after, se
 from resilience.inprocess.entry import check_alone, check_caller, inject, name_of
 from resilience.inprocess.event_reporter import RankEvents, Sign
 from resilience.inprocess.forked import here_only, left_by
-from resilience.inprocess.hook_store import IterationStore
+from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.initialize import prepared
 from resilience.inprocess.operations import await_server, note_arrival
-from resilience.inprocess.state import State
+from resilience.inprocess.state import State, Status
 from resilience.inprocess.watcher import LOST, IterationWatcher
 
 if TYPE_CHECKING:
@@ -116,9 +115,20 @@ class CallWrapper:
         """Report progress. The first ping of an iteration arms the timeouts for the following ones."""
         self._session.page.ping()
 
-    def atomic(self) -> AbstractContextManager[None]:
-        """Hold off abort and interruption while the body runs. Reentrant. An interruption that arrives
-        inside is delivered at the outermost end. Keep the body short: no restart happens meanwhile."""
+    @property
+    def state(self) -> State:
+        """This rank's place in the present iteration: the object that the hooks get."""
+        return self._state
+
+    @property
+    def store(self) -> CallStore:
+        """The keys and barriers of the whole call, for user code. `state.store` is the present iteration's store. It
+        is closed with the call."""
+        return self._session.hook_store
+
+    def atomic(self) -> Atomic:
+        """Hold off abort and interruption while the body runs. Also a decorator. Reentrant. An interruption that
+        arrives inside is delivered at the outermost end. Keep the body short: no restart happens meanwhile."""
         return self._interrupter.atomic()
 
     # -- the call -------------------------------------------------------------------------------
@@ -234,7 +244,7 @@ class CallWrapper:
         self._watcher = IterationWatcher(
             self._session.watch_store,
             keys,
-            self._state,
+            lambda: self._state,  # initialize may replace it
             self._wrapper.abort,
             self._interrupter,
             self._session.emit,
@@ -437,6 +447,8 @@ class CallWrapper:
         self._reporter.interrupted(self._await_noticed())
         if not self._watcher.join(self._hook_limit):
             raise InternalError(f"the abort hook did not return within hard_timeout ({self._hook_limit:g} s)")
+        is_late = self._watcher.freed_after_s > self._wrapper.soft_timeout.total_seconds()
+        self._state.status = Status.ABORTED if is_late else Status.ABORTING
         if self._error is not None:
             failure.release(self._error)
         if self._wrapper.abort is not None:

@@ -22,8 +22,8 @@ class Status(Enum):
     INITIALIZED = auto()  # no rank assignment yet
     ACTIVE = auto()
     INACTIVE = auto()
-    ABORTING = auto()
-    ABORTED = auto()
+    ABORTING = auto()  # from the abort hook to the next rank assignment
+    ABORTED = auto()  # the same, if it took longer than soft_timeout to leave the function
 
 
 _UNSET = -1  # filled in on construction
@@ -64,8 +64,7 @@ class State:
 
     @classmethod
     def from_seat(cls, seat: Seat, store: Any = None, initial_world_size: int | None = None) -> State:
-        """Return the state that a rank in this seat had. For a monitor that stands in for its rank."""
-        status = Status.ACTIVE if seat.is_active else Status.INACTIVE
+        """Return the state that a rank in this seat has at the next rank assignment. For a monitor that stands in."""
         return cls(
             rank=seat.rank,
             world_size=seat.world_size,
@@ -73,7 +72,7 @@ class State:
             initial_world_size=seat.world_size if initial_world_size is None else initial_world_size,
             active_world_size=seat.active_world_size,
             iteration=max(0, seat.iteration),
-            status=Status.INITIALIZED if seat.iteration == ENTRY else status,
+            status=Status.INITIALIZED if seat.iteration == ENTRY else Status.ABORTING,
             store=store,
         )
 

@@ -43,6 +43,7 @@ from resilience.core.restart import COMPLETED, Keys, Read, witness
 from resilience.core.watch import EVIDENCE
 from resilience.errors import StoreError
 from resilience.inprocess import failure
+from resilience.inprocess.state import Status
 
 if TYPE_CHECKING:
     from resilience.adapters.interrupt import Interrupter
@@ -65,7 +66,7 @@ class IterationWatcher:
         self,
         store: StoreLike,
         keys: Keys,
-        state: State,
+        state: Callable[[], State],
         abort: Abort | None,
         interrupter: Interrupter,
         emit: Callable[..., None],
@@ -90,6 +91,7 @@ class IterationWatcher:
         self.error: StoreError | None = None
         self.decided_at = 0.0  # monotonic seconds
         self.is_cutting = False  # once True, our own cut may have caused an error of the main thread
+        self.freed_after_s = 0.0  # from the end of the abort until the main thread had left the function
         self.store_port: int | None = None  # of the iteration's own store, once known
         self._connected = collectives.listeners()  # listeners of an earlier iteration's groups need nothing
         self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{keys.iteration}", daemon=True)
@@ -162,7 +164,7 @@ class IterationWatcher:
         """After a hang, let all ranks record their stacks before anything is cut, because a cut shows on all ranks."""
         left = max(0.0, self.decided_at + EVIDENCE - time.monotonic())
         try:
-            drive(witness(self._keys, self._state.rank, self._state.world_size, left), self._store)
+            drive(witness(self._keys, self._state().rank, self._state().world_size, left), self._store)
         except (StoreError, ValueError):
             return  # the restart does not depend on it
 
@@ -187,9 +189,11 @@ class IterationWatcher:
         self.is_cutting = True  # before the first cut
         # Groups under construction have no sockets of their own yet: they block in their store.
         store_connections = self._cut_store()
+        state = self._state()
+        state.status = Status.ABORTING
         if self._abort is not None:
-            self._state.abort_begins(self._abort_wait)
-            self._attempt(partial(self._abort, self._state))
+            state.abort_begins(self._abort_wait)
+            self._attempt(partial(self._abort, state))
         self._report_group_aborts()
         cut = collectives.last_cut()
         self._emit(
@@ -241,6 +245,7 @@ class IterationWatcher:
             if self._abort is not None and now >= cut_at:
                 self._attempt(partial(self._cut_again, now - began > ALONE_AFTER))
                 cut_at = now + next(pauses, CUT_AGAIN[-1])
+        self.freed_after_s = time.monotonic() - began
         return signals
 
     def _cut_again(self, is_alone: bool) -> None:
@@ -251,7 +256,7 @@ class IterationWatcher:
         if is_alone:
             gloo_timeouts.begin()
         if is_alone and places.is_in_process_groups(places.place_of(self._main)):
-            self._connected = collectives.connect_in_place_of_peers(self._state.world_size, self._connected)
+            self._connected = collectives.connect_in_place_of_peers(self._state().world_size, self._connected)
 
     def _look(self, ladder: Ladder, now: float) -> Ladder:
         """Update the ladder: is the main thread in a place that only a new process can free it from?"""

@@ -146,7 +146,8 @@ class Ordered(
 
     def __call__(self, state: State, *more: Any) -> Any:
         given = f"({more[0]!r})" if more else ""
-        ORDER.append(f"{self.name}{given} RANK={os.environ['RANK']}/{os.environ['WORLD_SIZE']}")
+        status = state.status.name.lower()
+        ORDER.append(f"{self.name}{given} RANK={os.environ['RANK']}/{os.environ['WORLD_SIZE']} {status}")
         return (state, *more) if more else state
 
 
@@ -162,6 +163,9 @@ def note_the_order_of_hooks() -> list[str]:
     def function(call: CallWrapper | None = None) -> None:
         assert call is not None
         ORDER.append("function")
+        assert call.state.rank == int(os.environ["RANK"])
+        assert call.state.iteration == call.iteration
+        assert call.store is call.state.store.base_store
         signs.show("entered", int(os.environ["RANK"]))
         for rank in range(2):  # else a rank may fail before the other has come as far
             signs.await_sign(Path.cwd(), "entered", rank)
@@ -180,7 +184,7 @@ class Assigned(inprocess.rank_assignment.RankAssignment):
         self.what = what
 
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
-        if self.what == "discard" and state.iteration == 0 and state.status is inprocess.state.Status.ACTIVE:
+        if self.what == "discard" and state.status is inprocess.state.Status.ABORTING:
             return inprocess.rank_assignment.ShiftRanks()(state, terminated_ranks | {1})
         return state, terminated_ranks
 

@@ -498,9 +498,19 @@ def hold_back_one() -> None:
             steps.append("inside")
         steps.append("behind")
 
-    with raises(RankShouldRestart):
-        interrupter.call(work)
-    assert steps == ["inside"]
+    @interrupter.atomic()
+    def section(step: str) -> None:
+        interrupter.deliver()
+        steps.append(step)
+
+    def work_in_a_decorated_function() -> None:
+        section("decorated")
+        steps.append("behind")
+
+    for function in (work, work_in_a_decorated_function, work):
+        with raises(RankShouldRestart):
+            interrupter.call(function)
+    assert steps == ["inside", "decorated", "inside"]
 
 
 def leave_what_an_exception_left_open() -> None:

@@ -247,10 +247,13 @@ def test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause(
     for number, rank in enumerate(job.wait()):
         at = f" RANK={number}/2"
         cause = "ValueError('by schedule')" if number == 1 else "None"
-        iteration = [f"initialize{at}", f"health_check(None){at}", "function"]
-        seats = [f"rank_assignment(set()){at}", f"rank_filter{at}"]
-        recovery = [f"abort{at}", f"finalize({cause}){at}", f"health_check({cause}){at}"]
-        assert rank.value == [*seats, *iteration, *recovery, *seats, *iteration]
+        iteration = [f"initialize{at} active", f"health_check(None){at} active", "function"]
+        recovery = [f"{hook}{at} aborting" for hook in ("abort", f"finalize({cause})", f"health_check({cause})")]
+        first, again = (
+            [f"rank_assignment(set()){at} {before}", f"rank_filter{at} active"]
+            for before in ("initialized", "aborting")
+        )
+        assert rank.value == [*first, *iteration, *recovery, *again, *iteration]
 
 
 def test_rank_that_the_assignment_terminates_is_discarded_and_the_others_go_on(start: Start) -> None:

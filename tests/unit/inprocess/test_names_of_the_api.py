@@ -93,7 +93,7 @@ BASES = {
     "store.PrefixStore": "StoreMixin",
 }
 ATTRIBUTES = {
-    "CallWrapper": "iteration",
+    "CallWrapper": "iteration state store",
     "state.State": "rank initial_rank world_size active_world_size initial_world_size iteration status store",
     "store.StoreMixin": "critical_ranks",
 }

@@ -54,7 +54,7 @@ def test_iterations_count_from_0() -> None:
 
 @pytest.mark.parametrize(
     ("iteration", "rank", "status"),
-    [(ENTRY, 2, Status.INITIALIZED), (0, 2, Status.ACTIVE), (3, 3, Status.INACTIVE)],
+    [(ENTRY, 2, Status.INITIALIZED), (0, 2, Status.ABORTING), (3, 3, Status.ABORTING)],
 )
 def test_state_of_a_stand_in_is_that_of_its_rank(iteration: int, rank: int, status: Status) -> None:
     seat = Seat(initial_rank=6, rank=rank, world_size=5, active_world_size=3, iteration=iteration)

@@ -16,7 +16,7 @@ from resilience.core.restart import COMPLETED, Keys
 from resilience.errors import StoreError
 from resilience.inprocess import watcher
 from resilience.inprocess.exception import RestartAbort
-from resilience.inprocess.state import State
+from resilience.inprocess.state import State, Status
 from resilience.inprocess.watcher import NVLS_NOTE, IterationWatcher
 
 LIMIT = 60.0  # seconds
@@ -82,6 +82,19 @@ def test_main_thread_is_interrupted_whatever_the_abort_raises(error: BaseExcepti
     assert [event.signals for event in emitted if isinstance(event, InterruptDelivered)] == [1]
 
 
+def test_abort_hook_gets_the_present_state_and_sees_that_it_aborts() -> None:
+    at, store, seen = Keys(0), dist.HashStore(), list[tuple[int, Status]]()
+    store.set(at.outcome, "interrupted")
+    watching = watcher_of(store, at, lambda state: seen.append((state.rank, state.status)), [])
+    replaced = State(rank=1, world_size=2)  # by the initialize hook, after the watcher began
+    watching._state = lambda: replaced
+    watching.left()
+    watching.start()
+    assert watching.join(LIMIT)
+    assert seen == [(1, Status.ABORTING)]
+    assert watching.freed_after_s < LIMIT
+
+
 def test_abort_without_a_thread_for_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threading.Thread.start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
     abort = group_aborts._Abort(mock.Mock(), "0", "nccl")
@@ -112,10 +125,11 @@ def events_of_an_interruption(backend: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def watcher_of(store: dist.Store, at: Keys, abort: Any, emitted: list[AnyEvent]) -> IterationWatcher:
     """Return the watcher of one rank's iteration."""
+    state = State(rank=0, world_size=1)
     return IterationWatcher(
         store,
         at,
-        State(rank=0, world_size=1),
+        lambda: state,
         abort,
         mock.MagicMock(),
         emitted.append,
