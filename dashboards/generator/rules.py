@@ -12,6 +12,7 @@ import msgspec
 
 from dashboards.generator.queries import (
     BEGAN,
+    BRIDGED,
     OF_JOB,
     fold,
     goodput,
@@ -110,29 +111,51 @@ _VERDICT = _asked(
 
 _JOB = ", ".join(OF_JOB)
 _FIRST = 'origin="first", interruption!="unresponsive"'  # another node counts the loss of a node
-_BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
-_ENDS = fold("sum", OF_JOB, "resilience_section_duration_seconds_count")
-_RANKS = fold("sum", OF_JOB, "resilience_ranks")
-
-# How long the alert for a lost or failed job lasts. Prometheus must have scraped the job alive within that time.
+# How long the alert for a lost or failed job lasts. Prometheus must have scraped the job's endpoint within that time.
 _REMEMBERED, _REMEMBERED_S = "6h", 21_600
 _NODE = f"{_JOB}, node"
-_FILE_AGE = f"(time() - max by ({_NODE}) (resilience_written_timestamp_seconds))"
+_FILE_AT = "resilience_written_timestamp_seconds"  # changes every 15 s
+# A file that stands still is known by its own changes: the clocks of the node and of Prometheus may differ by minutes.
+_FILE_CHANGES = f"max by ({_NODE}) (changes({_FILE_AT}[5m]))"
 _FILE_ENDED = f"max by ({_NODE}) (resilience_ended_timestamp_seconds)"
-_FRESH_FILES = f"max by ({_JOB}) ({_FILE_AGE} < 180 unless on ({_NODE}) {_FILE_ENDED})"
-_OLD_FILES = f"(({_FILE_AGE} > 180) < {_REMEMBERED_S} unless on ({_NODE}) {_FILE_ENDED})"
+_STOPPED = "node:resilience_file:stopped"
+
+
+def _living(metric: str) -> str:
+    """Return a selector of a metric without the files for node-exporter that dead processes left behind."""
+    return f"({metric} unless on ({_NODE}) {_STOPPED})"
+
+
+_BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
+_ENDS = fold("sum", OF_JOB, "resilience_section_duration_seconds_count")
+_RANKS = _living("resilience_ranks")
+_UNMONITORED = _living(select("resilience_ranks", 'state="unmonitored"', scope=NO_SCOPE))
+_OLD_FILES = f"({_STOPPED} < {_REMEMBERED_S})"
 # Targets with an entry in the run directory. A job that ends well removes it; an entry from HTTP discovery remains.
 _TARGETS = 'job_id!="", outcome=""'
 _ANNOUNCED = f'{_TARGETS}, discovery!="http"'
+_FRESH, _STARTED = "job:resilience_file:fresh", "job:resilience_start_timestamp_seconds:min"
 
 RECORDINGS = (
-    Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), "resilience_ranks")),
+    # The seconds since a file was written, if it has stood still for 5 minutes, and nothing says that the node has
+    # ended or that it lives.
+    Recording(
+        _STOPPED,
+        f"time() - max by ({_NODE}) ({_FILE_AT}) and on ({_NODE}) {_FILE_CHANGES} == 0 unless on ({_NODE}) {_FILE_ENDED} "
+        f"unless on ({_NODE}) max by ({_NODE}) (up{{{_TARGETS}}}) == 1",
+    ),
+    Recording(_FRESH, f"max by ({_JOB}) ({_FILE_CHANGES} > 0 unless on ({_NODE}) {_FILE_ENDED})"),
+    # A job exists while a node reports its start. The exporter of a node may change, which leaves a short gap.
+    Recording(_STARTED, fold("min", OF_JOB, _living(f"last_over_time({BEGAN}[{BRIDGED}])"))),
+    Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), _RANKS)),
     Recording(
         "job:resilience_spares:count",
-        or_zero(fold("sum", OF_JOB, select("resilience_ranks", 'state="inactive"', scope=NO_SCOPE)), _RANKS),
+        or_zero(
+            fold("sum", OF_JOB, _living(select("resilience_ranks", 'state="inactive"', scope=NO_SCOPE))),
+            fold("sum", OF_JOB, _RANKS),
+        ),
     ),
-    Recording("job:resilience_step:max", fold("max", OF_JOB, "resilience_rank_step")),
-    Recording("job:resilience_file:fresh", _FRESH_FILES),
+    Recording("job:resilience_step:max", fold("max", OF_JOB, _living("resilience_rank_step"))),
     Recording("job:up:max", fold("max", OF_JOB, f"up{{{_ANNOUNCED}}}")),
     Recording("job:resilience_signs:count", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
     Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE), is_slow=True),
@@ -159,9 +182,7 @@ RECORDINGS = (
 )
 
 _SAMPLES = 'resilience_section_duration_seconds_count{outcome="completed"}'
-_JOB_IS_THERE = fold("max", OF_JOB, BEGAN)
 _WAS_ALIVE = f"max_over_time(job:up:max[{_REMEMBERED}]) == 1"
-_FRESH = "job:resilience_file:fresh"
 _LEFT_FAILED = f'max by ({_JOB}) (up{{job_id!="", outcome="failed"}})'
 _ENDED_FAILED = f'max by ({_JOB}) (time() - resilience_ended_timestamp_seconds{{outcome="failed"}} < {_REMEMBERED_S})'
 
@@ -173,7 +194,8 @@ def _unchanged(recorded: str) -> str:
 
 _SIGNS, _STEP = "job:resilience_signs:count", "job:resilience_step:max"
 _RANK = f"{_JOB}, node, rank"
-_BUDGET = "min by (cluster, job_id, layer) (resilience_restart_budget_remaining)"
+_BUDGET = f"min by (cluster, job_id, layer) {_living('resilience_restart_budget_remaining')}"
+_EXISTS = f"on ({_JOB}) {_STARTED}"
 
 ALERTS = (
     Alert(
@@ -234,7 +256,7 @@ ALERTS = (
     Alert(
         name="StartStalled",
         expr=(
-            f"(time() - min by ({_JOB}) ({BEGAN}) > {START_LIMIT_S}) "
+            f"(time() - {_STARTED} > {START_LIMIT_S}) "
             f"unless on ({_JOB}) {_SIGNS} > 0 unless on ({_JOB}) {_STEP} "
             f'unless on ({_JOB}) resilience_restart_iteration{{layer="inprocess"}} '
             f"unless on ({_JOB}) resilience_ended_timestamp_seconds"
@@ -266,7 +288,7 @@ ALERTS = (
             f"({_unchanged(_SIGNS)} or {_unchanged(_STEP)}) "
             f"unless on ({_JOB}) ({_SIGNS} unless {_unchanged(_SIGNS)}) "
             f"unless on ({_JOB}) ({_STEP} unless {_unchanged(_STEP)}) "
-            f"and on ({_JOB}) {_JOB_IS_THERE}"
+            f"and {_EXISTS}"
         ),
         wait="5m",
         severity="critical",
@@ -296,7 +318,7 @@ ALERTS = (
     Alert(
         name="RankHeartbeatStale",
         expr=(
-            f"topk by ({_JOB}) (1, (max by ({_RANK}) (resilience_rank_silence_seconds) > 120) "
+            f"topk by ({_JOB}) (1, (max by ({_RANK}) {_living('resilience_rank_silence_seconds')} > 120) "
             f'and on ({_RANK}) resilience_rank_state{{state=~"active|suspect|unmonitored"}} == 1 '
             f"unless on ({_RANK}) resilience_rank_section_open_seconds)"
         ),
@@ -327,7 +349,7 @@ ALERTS = (
     ),
     Alert(
         name="SectionNearLimit",
-        expr=f"max by ({_JOB}, section) (resilience_timeout_headroom_ratio) > {NEAR}",
+        expr=f"max by ({_JOB}, section) {_living('resilience_timeout_headroom_ratio')} > {NEAR}",
         wait="1m",
         severity="warning",
         level="section",
@@ -511,7 +533,7 @@ ALERTS = (
     Alert(
         name="MonitorDown",
         expr=(
-            f'sum by ({_JOB}, node) (resilience_ranks{{state="unmonitored"}}) > 0 '
+            f"sum by ({_NODE}) {_UNMONITORED} > 0 "
             f"or (max by ({_NODE}) (up{{{_TARGETS}}}) == 0 and on ({_JOB}) max by ({_JOB}) (up{{{_TARGETS}}}) == 1) "
             f"or ({_OLD_FILES} and on ({_JOB}) {_FRESH})"
         ),
@@ -562,9 +584,10 @@ ALERTS = (
     Alert(
         name="TimeoutsUncalibrated",
         expr=(
-            f"max by ({_JOB}, section) (resilience_calibration_stale) > 0 "
+            f"(max by ({_JOB}, section) (resilience_calibration_stale) > 0 "
             f"or (sum by ({_JOB}, section) ({_SAMPLES}) >= {ENOUGH} "
-            f'unless on ({_JOB}, section) resilience_section_timeout_seconds{{source="calibrated"}})'
+            f'unless on ({_JOB}, section) resilience_section_timeout_seconds{{source="calibrated"}})) '
+            f"and {_EXISTS}"
         ),
         wait="1h",
         severity="info",

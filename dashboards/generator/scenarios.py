@@ -80,11 +80,32 @@ def silent(ranks: int, since: int) -> dict[str, str]:
     return series
 
 
-def hung(since: int) -> dict[str, str]:
+def hung(since: int, minutes: int = 120) -> dict[str, str]:
     """Return the series of a job whose counters stop at a minute."""
     return {
-        name: f"{values} {_last(values)}x90" if "+" in values else values.replace(f"x{since}", "x120")
+        name: f"{values} {_last(values)}x{minutes}" if "+" in values else values.replace(f"x{since}", f"x{minutes}")
         for name, values in job(pattern=f"Xx{since}").items()
+    }
+
+
+def without_endpoint(series: Mapping[str, str]) -> dict[str, str]:
+    """Return the series of a job whose only exporter is the file for node-exporter."""
+    return {name: values for name, values in series.items() if not name.startswith("up{")}
+
+
+def killed(since: int, minutes: int) -> dict[str, str]:
+    """Return the series of a job that was killed at a minute, and whose file for node-exporter stays."""
+    of_node = 'job_id="j", node="n0"'
+    return {
+        **without_endpoint(hung(since, minutes)),
+        f"resilience_written_timestamp_seconds{{{of_node}}}": f"0+60x{since} {since * 60}x{minutes}",
+        f'resilience_timeout_headroom_ratio{{{of_node}, section="save"}}': f"0.1x{since - 1} 0.9x{minutes}",
+        f'resilience_restart_budget_remaining{{{of_node}, layer="launcher"}}': f"3x{since - 1} 1x{minutes}",
+        f'resilience_rank_silence_seconds{{{of_node}, rank="0"}}': f"0x{since - 1} 130x{minutes}",
+        f'resilience_rank_state{{{of_node}, rank="0", state="active"}}': f"1x{minutes}",
+        f'resilience_ranks{{{of_node}, state="inactive"}}': f"1x{since - 1} 0x{minutes}",
+        f'resilience_ranks{{{of_node}, state="unmonitored"}}': f"0x{since - 1} 1x{minutes}",
+        f'resilience_calibration_stale{{{of_node}, section="save"}}': f"1x{minutes}",
     }
 
 
@@ -133,12 +154,25 @@ SCENARIOS = (
     ),
     Scenario(
         "the only agent is killed, and its file for node-exporter stays",
+        killed(20, 1500),
+        (10, 18, 32, 45, 60, 120, 300, 375, *range(382, 480), 600, 1000, 1440),
+        {"JobGone": (32, 45, 60, 120, 300, 375)},
+    ),
+    Scenario(
+        "the clock of a node is 4 minutes slow",
         {
-            **{name: values for name, values in hung(20).items() if not name.startswith("up{")},
+            **without_endpoint(job(pattern="Xx120")),
+            'resilience_written_timestamp_seconds{job_id="j", node="n0"}': "-240+60x120",
+        },
+        QUIET,
+    ),
+    Scenario(
+        "the file for node-exporter cannot be written, but the endpoint answers",
+        {
+            **job(pattern="Xx120"),
             'resilience_written_timestamp_seconds{job_id="j", node="n0"}': "0+60x20 1200x100",
         },
-        (10, 20, 29, 45, 60),
-        {"JobGone": (29, 45, 60), "JobStalled": (45, 60)},
+        QUIET,
     ),
     Scenario(
         "1,000 ranks hang at the same time",
