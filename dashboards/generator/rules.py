@@ -141,8 +141,8 @@ RECORDINGS = (
     # ended or that it lives.
     Recording(
         _STOPPED,
-        f"time() - max by ({_NODE}) ({_FILE_AT}) and on ({_NODE}) {_FILE_CHANGES} == 0 unless on ({_NODE}) {_FILE_ENDED} "
-        f"unless on ({_NODE}) max by ({_NODE}) (up{{{_TARGETS}}}) == 1",
+        f"time() - max by ({_NODE}) ({_FILE_AT}) and on ({_NODE}) {_FILE_CHANGES} == 0 "
+        f"unless on ({_NODE}) {_FILE_ENDED} unless on ({_NODE}) max by ({_NODE}) (up{{{_TARGETS}}}) == 1",
     ),
     Recording(_FRESH, f"max by ({_JOB}) ({_FILE_CHANGES} > 0 unless on ({_NODE}) {_FILE_ENDED})"),
     # A job exists while a node reports its start. The exporter of a node may change, which leaves a short gap.
@@ -184,6 +184,8 @@ RECORDINGS = (
 _SAMPLES = 'resilience_section_duration_seconds_count{outcome="completed"}'
 _WAS_ALIVE = f"max_over_time(job:up:max[{_REMEMBERED}]) == 1"
 _LEFT_FAILED = f'max by ({_JOB}) (up{{job_id!="", outcome="failed"}})'
+# One node knows how the whole job ended. Another one may have been killed before, or may have lost all its ranks.
+_ENDED_WELL = f'max by ({_JOB}) (resilience_ended_timestamp_seconds{{outcome=~"completed|stopped"}})'
 _ENDED_FAILED = f'max by ({_JOB}) (time() - resilience_ended_timestamp_seconds{{outcome="failed"}} < {_REMEMBERED_S})'
 
 
@@ -202,7 +204,8 @@ ALERTS = (
         name="JobGone",
         expr=(
             f"((job:up:max == 0 and on ({_JOB}) {_WAS_ALIVE}) or max by ({_JOB}) {_OLD_FILES}) "
-            f"unless on ({_JOB}) {_LEFT_FAILED} unless on ({_JOB}) {_FRESH}"
+            f"unless on ({_JOB}) {_LEFT_FAILED} unless on ({_JOB}) {_FRESH} "
+            f"unless on ({_JOB}) {_ENDED_WELL} unless on ({_JOB}) {_ENDED_FAILED}"
         ),
         wait="5m",
         severity="critical",
@@ -584,7 +587,7 @@ ALERTS = (
     Alert(
         name="TimeoutsUncalibrated",
         expr=(
-            f"(max by ({_JOB}, section) (resilience_calibration_stale) > 0 "
+            f"(max by ({_JOB}, section) {_living('resilience_calibration_stale')} > 0 "
             f"or (sum by ({_JOB}, section) ({_SAMPLES}) >= {ENOUGH} "
             f'unless on ({_JOB}, section) resilience_section_timeout_seconds{{source="calibrated"}})) '
             f"and {_EXISTS}"

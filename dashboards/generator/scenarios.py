@@ -88,9 +88,14 @@ def hung(since: int, minutes: int = 120) -> dict[str, str]:
     }
 
 
+def without(part: str, series: Mapping[str, str]) -> dict[str, str]:
+    """Return series without those whose selector contains a text."""
+    return {name: values for name, values in series.items() if part not in name}
+
+
 def without_endpoint(series: Mapping[str, str]) -> dict[str, str]:
     """Return the series of a job whose only exporter is the file for node-exporter."""
-    return {name: values for name, values in series.items() if not name.startswith("up{")}
+    return without("up{", series)
 
 
 def killed(since: int, minutes: int) -> dict[str, str]:
@@ -114,6 +119,21 @@ def _last(values: str) -> int:
     first, _, progression = values.partition("+")
     step, _, times = progression.partition("x")
     return int(first) + int(step) * int(times)
+
+
+def ended(at: int, outcome: str, minutes: int, node: str = "n1") -> dict[str, str]:
+    """Return the file for node-exporter of a node whose job ended at a minute. Its gauges are removed then."""
+    of_node = f'job_id="j", node="{node}"'
+    gauges = ("resilience_start", "resilience_ranks", "resilience_restart_iteration{", "resilience_rank_step")
+    series = {
+        name.replace("n0", node): f"{values.split('x')[0]}x{at - 1} stale" if name.startswith(gauges) else values
+        for name, values in without_endpoint(hung(at, minutes)).items()
+    }
+    return {
+        **series,
+        f"resilience_written_timestamp_seconds{{{of_node}}}": f"0+60x{at} {at * 60}x{minutes}",
+        f'resilience_ended_timestamp_seconds{{{of_node}, outcome="{outcome}"}}': f"_x{at} {at * 60}x{minutes}",
+    }
 
 
 QUIET = tuple(range(1, 120))
@@ -154,9 +174,20 @@ SCENARIOS = (
     ),
     Scenario(
         "the only agent is killed, and its file for node-exporter stays",
-        killed(20, 1500),
-        (10, 18, 32, 45, 60, 120, 300, 375, *range(382, 480), 600, 1000, 1440),
+        killed(20, 430),
+        (10, 18, 32, 45, 60, 120, 300, 375, *range(382, 430)),
         {"JobGone": (32, 45, 60, 120, 300, 375)},
+    ),
+    Scenario(
+        "a node is killed, and the other one completes the job; both have a file for node-exporter",
+        {**without('state="inactive"', killed(30, 130)), **ended(90, "completed", 130)},
+        (20, 60, 85, *range(91, 130)),
+        {"MonitorDown": (60, 85)},
+    ),
+    Scenario(
+        "without a launcher, a node loses its ranks, and the other one completes the job",
+        {**ended(30, "failed", 130, "n0"), **ended(90, "completed", 130)},
+        (20, *range(31, 45), 60, 89, *range(90, 130)),
     ),
     Scenario(
         "the clock of a node is 4 minutes slow",
