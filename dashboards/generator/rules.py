@@ -186,6 +186,7 @@ _WAS_ALIVE = f"max_over_time(job:up:max[{_REMEMBERED}]) == 1"
 _LEFT_FAILED = f'max by ({_JOB}) (up{{job_id!="", outcome="failed"}})'
 # One node knows how the whole job ended. Another one may have been killed before, or may have lost all its ranks.
 _ENDED_WELL = f'max by ({_JOB}) (resilience_ended_timestamp_seconds{{outcome=~"completed|stopped"}})'
+_COMPLETED = f'max by ({_JOB}) (resilience_ended_timestamp_seconds{{outcome="completed"}})'
 _ENDED_FAILED = f'max by ({_JOB}) (time() - resilience_ended_timestamp_seconds{{outcome="failed"}} < {_REMEMBERED_S})'
 
 
@@ -233,7 +234,7 @@ ALERTS = (
         name="JobFailed",
         expr=(
             f"((({_LEFT_FAILED} and on ({_JOB}) {_WAS_ALIVE}) unless on ({_JOB}) job:up:max == 1) or {_ENDED_FAILED}) "
-            f"unless on ({_JOB}) {_FRESH}"
+            f"unless on ({_JOB}) {_FRESH} unless on ({_JOB}) {_COMPLETED}"
         ),
         wait="0s",
         severity="critical",
