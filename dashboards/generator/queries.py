@@ -35,6 +35,11 @@ def select(metric: str, *matchers: str, scope: Scope = SCOPE) -> str:
     return f"{metric}{{{inside}}}" if inside else metric
 
 
+def counted(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = SCOPE) -> str:
+    """Return the sum of a gauge over nodes."""
+    return fold("sum", by, of_nodes(metric, select(metric, *matchers, scope=scope)))
+
+
 def fold(operator: str, by: Sequence[str], expression: str) -> str:
     """Return an aggregation, such as `sum by (state) (…)`."""
     return f"{operator} by ({', '.join(by)}) ({expression})" if by else f"{operator}({expression})"
@@ -78,8 +83,8 @@ def _growth(metric: str, latest: str, earlier: str, window: str, scope: Scope, o
 
 
 def of_nodes(metric: str, expression: str, operator: str = "max") -> str:
-    """Return one value per node. The exporting process may change, and with it the port: the same counters then have
-    another `instance` and must not be counted twice."""
+    """Return one value per node. The same series may have several `instance`s and must not be counted twice: those of
+    an endpoint and of the file for node-exporter, or of two exporters after each other, which have different ports."""
     name = metric.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
     labels = BY_NAME[name if name in BY_NAME else metric].labels
     return fold(operator, (*OF_JOB, "node", *labels, *(("le",) if metric.endswith("_bucket") else ())), expression)
@@ -87,7 +92,7 @@ def of_nodes(metric: str, expression: str, operator: str = "max") -> str:
 
 def rate(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RATE, scope: Scope = SCOPE) -> str:
     """Return the growth of a counter per second."""
-    return fold("sum", by, f"rate({select(metric, *matchers, scope=scope)}[{window}])")
+    return fold("sum", by, of_nodes(metric, f"rate({select(metric, *matchers, scope=scope)}[{window}])"))
 
 
 def quantile(q: float, buckets: str) -> str:

@@ -14,9 +14,11 @@ from dashboards.generator.queries import (
     BEGAN,
     BRIDGED,
     OF_JOB,
+    counted,
     fold,
     goodput,
     grown,
+    of_nodes,
     or_zero,
     quantile,
     restarts,
@@ -126,10 +128,14 @@ def _living(metric: str) -> str:
     return f"({metric} unless on ({_NODE}) {_STOPPED})"
 
 
-_BEATS = fold("sum", OF_JOB, "resilience_heartbeat_interval_seconds_count")
-_ENDS = fold("sum", OF_JOB, "resilience_section_duration_seconds_count")
-_RANKS = _living("resilience_ranks")
-_UNMONITORED = _living(select("resilience_ranks", 'state="unmonitored"', scope=NO_SCOPE))
+def _ranks(state: str = "") -> str:
+    """Return the ranks of each node by state, or in one state."""
+    matchers = (f'state="{state}"',) if state else ()
+    return of_nodes("resilience_ranks", _living(select("resilience_ranks", *matchers, scope=NO_SCOPE)))
+
+
+_BEATS = counted("resilience_heartbeat_interval_seconds_count", by=OF_JOB, scope=NO_SCOPE)
+_ENDS = counted("resilience_section_duration_seconds_count", by=OF_JOB, scope=NO_SCOPE)
 _OLD_FILES = f"({_STOPPED} < {_REMEMBERED_S})"
 # Targets with an entry in the run directory. A job that ends well removes it; an entry from HTTP discovery remains.
 _TARGETS = 'job_id!="", outcome=""'
@@ -147,12 +153,12 @@ RECORDINGS = (
     Recording(_FRESH, f"max by ({_JOB}) ({_FILE_CHANGES} > 0 unless on ({_NODE}) {_FILE_ENDED})"),
     # A job exists while a node reports its start. The exporter of a node may change, which leaves a short gap.
     Recording(_STARTED, fold("min", OF_JOB, _living(f"last_over_time({BEGAN}[{BRIDGED}])"))),
-    Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), _RANKS)),
+    Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), _ranks())),
     Recording(
         "job:resilience_spares:count",
         or_zero(
-            fold("sum", OF_JOB, _living(select("resilience_ranks", 'state="inactive"', scope=NO_SCOPE))),
-            fold("sum", OF_JOB, _RANKS),
+            fold("sum", OF_JOB, _ranks("inactive")),
+            fold("sum", OF_JOB, _ranks()),
         ),
     ),
     Recording("job:resilience_step:max", fold("max", OF_JOB, _living("resilience_rank_step"))),
@@ -181,7 +187,9 @@ RECORDINGS = (
     ),
 )
 
-_SAMPLES = 'resilience_section_duration_seconds_count{outcome="completed"}'
+_SAMPLES = counted(
+    "resilience_section_duration_seconds_count", 'outcome="completed"', by=(*OF_JOB, "section"), scope=NO_SCOPE
+)
 _WAS_ALIVE = f"max_over_time(job:up:max[{_REMEMBERED}]) == 1"
 _LEFT_FAILED = f'max by ({_JOB}) (up{{job_id!="", outcome="failed"}})'
 # One node knows how the whole job ended. Another one may have been killed before, or may have lost all its ranks.
@@ -537,7 +545,7 @@ ALERTS = (
     Alert(
         name="MonitorDown",
         expr=(
-            f"sum by ({_NODE}) {_UNMONITORED} > 0 "
+            f"{fold('sum', (*OF_JOB, 'node'), _ranks('unmonitored'))} > 0 "
             f"or (max by ({_NODE}) (up{{{_TARGETS}}}) == 0 and on ({_JOB}) max by ({_JOB}) (up{{{_TARGETS}}}) == 1) "
             f"or ({_OLD_FILES} and on ({_JOB}) {_FRESH})"
         ),
@@ -589,7 +597,7 @@ ALERTS = (
         name="TimeoutsUncalibrated",
         expr=(
             f"(max by ({_JOB}, section) {_living('resilience_calibration_stale')} > 0 "
-            f"or (sum by ({_JOB}, section) ({_SAMPLES}) >= {ENOUGH} "
+            f"or ({_SAMPLES} >= {ENOUGH} "
             f'unless on ({_JOB}, section) resilience_section_timeout_seconds{{source="calibrated"}})) '
             f"and {_EXISTS}"
         ),

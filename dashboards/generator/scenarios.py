@@ -98,6 +98,12 @@ def without_endpoint(series: Mapping[str, str]) -> dict[str, str]:
     return without("up{", series)
 
 
+def by_two_targets(series: Mapping[str, str]) -> dict[str, str]:
+    """Return the series of a node that Prometheus scrapes at its own endpoint, and in its file by node-exporter."""
+    targets = ('job="resilience", instance="n0:9400"', 'job="node", instance="n0:9100"')
+    return {f"{name[:-1]}, {target}}}": values for name, values in series.items() for target in targets}
+
+
 def killed(since: int, minutes: int) -> dict[str, str]:
     """Return the series of a job that was killed at a minute, and whose file for node-exporter stays."""
     of_node = 'job_id="j", node="n0"'
@@ -136,6 +142,7 @@ def ended(at: int, outcome: str, minutes: int, node: str = "n1") -> dict[str, st
     }
 
 
+_SAVED = 'job_id="j", node="n0", section="save", outcome="completed"'
 QUIET = tuple(range(1, 120))
 _LOOP = "0x10 1+1x6 7x60"  # seven restarts from the eleventh minute on
 
@@ -203,6 +210,16 @@ SCENARIOS = (
             **job(pattern="Xx120"),
             'resilience_written_timestamp_seconds{job_id="j", node="n0"}': "0+60x20 1200x100",
         },
+        QUIET,
+    ),
+    Scenario(
+        "a node has both an endpoint and a file for node-exporter",
+        by_two_targets(
+            {
+                **without_endpoint(job(pattern="Xx120")),
+                f"resilience_section_duration_seconds_count{{{_SAVED}}}": "300x120",
+            }
+        ),
         QUIET,
     ),
     Scenario(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.generator.boards.common import LISTED, NO_BEATS, NO_STEPS, SILENCE, STEP
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import ALL_JOBS, OF_JOB, RATE, fold, goodput, grown, restarts, select
+from dashboards.generator.queries import ALL_JOBS, OF_JOB, RATE, counted, fold, goodput, grown, restarts, select
 
 _firing = fold(
     "max",
@@ -118,7 +118,7 @@ FLEET = Board(
                     unit="none",
                     queries=(
                         Query(
-                            fold("sum", OF_JOB, select("resilience_ranks", 'state="active"', scope=ALL_JOBS)),
+                            counted("resilience_ranks", 'state="active"', by=OF_JOB, scope=ALL_JOBS),
                             "{{cluster}} {{job_id}}",
                         ),
                     ),

@@ -14,7 +14,7 @@ from dashboards.generator.boards.common import (
     top,
 )
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import grown, select, stepped
+from dashboards.generator.queries import counted, grown, select, stepped
 
 NODE = Board(
     "node",
@@ -68,7 +68,7 @@ NODE = Board(
                     title="Ranks by state and node",
                     description="Number of ranks of each node, by state.",
                     unit="none",
-                    queries=(Query(f"sum by (node, state) ({select('resilience_ranks')})", "{{node}} {{state}}"),),
+                    queries=(Query(counted("resilience_ranks", by=("node", "state")), "{{node}} {{state}}"),),
                     view="stacked",
                     runbook="SparesExhausted",
                 ),
@@ -98,7 +98,7 @@ NODE = Board(
                     title="Monitors",
                     description="Number of running monitors per node.",
                     unit="none",
-                    queries=(Query(f"sum by (node) ({select('resilience_monitor_up')})", "{{node}}"),),
+                    queries=(Query(counted("resilience_monitor_up", by=("node",)), "{{node}}"),),
                     runbook="MonitorDown",
                 ),
             ),

@@ -13,17 +13,17 @@ from dashboards.generator.boards.common import (
     TAKING_PART,
 )
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import RANGE, RATE, goodput, grown, or_zero, restarts, select, stepped
+from dashboards.generator.queries import RANGE, RATE, counted, goodput, grown, or_zero, restarts, select, stepped
 
-_ACTIVE = select("resilience_ranks", 'state="active"')
-_INACTIVE = select("resilience_ranks", 'state="inactive"')
+_ACTIVE = counted("resilience_ranks", 'state="active"')
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
 
 _SPEED = f"(deriv({select(STEP)}[{RATE}]) and on (node, rank) {TAKING_PART})"
 _recovering = grown(DURATION + "_sum", by=("layer",))
 _recovered = grown(DURATION + "_count", by=("layer",))
 _productive = grown("resilience_productive_seconds_total")
-_active = f"sum(avg_over_time({_ACTIVE}[{RANGE}]))"
+_active_ranks = select("resilience_ranks", 'state="active"')
+_active = f"sum(avg_over_time({_active_ranks}[{RANGE}]))"
 
 OVERVIEW = Board(
     "overview",
@@ -96,7 +96,7 @@ OVERVIEW = Board(
                     title="Active ranks",
                     description="Ranks that take part in the training.",
                     unit="none",
-                    queries=(Query(f"sum({_ACTIVE})"),),
+                    queries=(Query(_ACTIVE),),
                     view="stat",
                     width=3,
                     height=5,
@@ -108,12 +108,7 @@ OVERVIEW = Board(
                     description=("Ranks that wait to replace a lost rank; 0 if the job has no spares."),
                     unit="none",
                     queries=(
-                        Query(
-                            or_zero(
-                                f"sum({_INACTIVE})",
-                                f"sum({select('resilience_ranks')})",
-                            )
-                        ),
+                        Query(or_zero(counted("resilience_ranks", 'state="inactive"'), counted("resilience_ranks"))),
                     ),
                     view="stat",
                     width=4,
@@ -141,7 +136,7 @@ OVERVIEW = Board(
                         "terminated, excluded, unmonitored (their monitor is gone)."
                     ),
                     unit="none",
-                    queries=(Query(f"sum by (state) ({select('resilience_ranks')})", "{{state}}"),),
+                    queries=(Query(counted("resilience_ranks", by=("state",)), "{{state}}"),),
                     view="stacked",
                     runbook="SparesExhausted",
                 ),

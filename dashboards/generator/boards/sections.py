@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dashboards.generator.boards.common import LIMIT, NO_SECTIONS, SECTION
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import quantile, rate, select, stepped
+from dashboards.generator.queries import counted, quantile, rate, select, stepped
 
 NO_LIMITS = "No section has a limit"
 COMPLETED = 'outcome="completed"'
-_SAMPLES = select(SECTION + "_count", COMPLETED)
+_SAMPLES = counted(SECTION + "_count", COMPLETED, by=("section",))
 
 SECTIONS = Board(
     "sections",
@@ -99,7 +99,7 @@ SECTIONS = Board(
                         "Section durations recorded so far in this job, from which `resilience calibrate` can learn."
                     ),
                     unit="none",
-                    queries=(Query(f"sum by (section) ({_SAMPLES})", "{{section}}"),),
+                    queries=(Query(_SAMPLES, "{{section}}"),),
                     empty=NO_SECTIONS,
                     runbook="TimeoutsUncalibrated",
                 ),

@@ -1,0 +1,110 @@
+"""Panels show the true numbers of jobs whose series come, go and stay in ways that are easily counted wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with it; it needs Python 3.11")
+
+from dashboards.generator.boards import BOARDS
+from dashboards.generator.rules import GROUPS
+from dashboards.generator.scenarios import by_two_targets
+
+PROMTOOL = shutil.which("promtool")
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here: apt-get install prometheus")
+VARIABLES = {"job": "j", "node": ".*", "__range": "6h", "__range_s": "21600"}
+VARIABLES |= {"__rate_interval": "60s", "__rate_interval_ms": "60000", "__interval": "30s", "__interval_ms": "30000"}
+J = 'job_id="j"'
+INTERRUPTED = 'outcome="interrupted"'
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A panel at a minute. values: by the labels of the result."""
+
+    panel: str
+    at: int
+    values: Mapping[str, float]
+    query: int = 0
+
+
+class Story(msgspec.Struct, frozen=True):
+    """What happens to a job, with its series in promtool's notation, one value per minute."""
+
+    name: str
+    series: Mapping[str, str]
+    shown: tuple[Shown, ...]
+
+
+def of(metric: str, *matchers: str, node: str = "n0", job: str = "j") -> str:
+    return f"{metric}{{{', '.join((f'job_id={chr(34)}{job}{chr(34)}', f'node={chr(34)}{node}{chr(34)}', *matchers))}}}"
+
+
+BEGAN = "resilience_start_timestamp_seconds"
+PRODUCTIVE = "resilience_productive_seconds_total"
+ENDED_ITERATIONS = "resilience_restart_iterations_total"
+ACTIVE = ("resilience_ranks", 'state="active"')
+SAMPLES = "resilience_section_duration_seconds_count"
+
+STORIES = (
+    Story(
+        "a node has both an endpoint and a file for node-exporter",
+        by_two_targets(
+            {
+                of(BEGAN): "-36000x400",
+                of(*ACTIVE): "8x400",
+                of("resilience_ranks", 'state="inactive"'): "2x400",
+                of("resilience_monitor_up"): "10x400",
+                of(PRODUCTIVE): "0+480x400",
+                of(SAMPLES, 'section="step"', 'outcome="completed"'): "0+1x400",
+            }
+        ),
+        (
+            Shown("overview: Active ranks", 360, {"": 8}),
+            Shown("overview: Spares", 360, {"": 2}),
+            Shown("overview: Ranks by state", 360, {'state="active"': 8, 'state="inactive"': 2}),
+            Shown("fleet: Active ranks by job", 360, {J: 8}),
+            Shown("node: Monitors", 360, {'node="n0"': 10}),
+            Shown(
+                "node: Ranks by state and node", 360, {'node="n0", state="active"': 8, 'node="n0", state="inactive"': 2}
+            ),
+            Shown("sections: Samples", 300, {'section="step"': 300}),
+        ),
+    ),
+)
+
+
+def expression(panel: str, query: int) -> str:
+    """Return a panel's query with values for Grafana's variables."""
+    board_name, _, title = panel.partition(": ")
+    (found,) = (each for board in BOARDS if board.name == board_name for each in board.panels() if each.title == title)
+    text = found.queries[query].expr
+    for name in sorted(VARIABLES, key=len, reverse=True):
+        text = text.replace(f"${name}", VARIABLES[name])
+    return f"round({text}, 0.001)"
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+def test_panels_show_the_true_numbers(story: Story, tmp_path: Path) -> None:
+    test = {
+        "name": story.name,
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in story.series.items()],
+        "promql_expr_test": [
+            {
+                "expr": expression(shown.panel, shown.query),
+                "eval_time": f"{shown.at}m",
+                "exp_samples": [{"labels": f"{{{labels}}}", "value": value} for labels, value in shown.values.items()],
+            }
+            for shown in story.shown
+        ],
+    }
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"group_eval_order": list(GROUPS), "tests": [test]}))
+    done = subprocess.run([str(PROMTOOL), "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
