@@ -120,9 +120,10 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_restart_iterations_total",
         "counter",
-        "Iterations and launcher cycles that ended, counted once for all ranks of the node.",
+        "Iterations and launcher cycles that ended, counted once for all ranks of the node; interrupted: another one "
+        "followed, in the same call or under the launcher.",
         ("layer", "outcome"),
-        (_E.IterationEnded, _E.RankStoodInFor, _E.CycleEnded),
+        (_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor, _E.CycleEnded),
     ),
     Metric(
         "resilience_restart_iteration",

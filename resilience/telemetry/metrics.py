@@ -102,6 +102,8 @@ class MetricView:
         self._names: dict[str, set[str]] = {}  # by kind: names from users and torch that are labels
         self._interruptions = Interruptions()
         self._ended: set[IterationKey] = set()
+        self._interrupted: set[IterationKey] = set()  # of the ended ones: those that no other one follows yet
+        self._latest: dict[tuple[int, int, int], int] = {}  # iteration of each call, by attempt, cycle and call
         self._monitors: set[tuple[int, int]] = set()  # monitored ranks with the pid of the monitor
         self._lost_monitors: set[tuple[int, int]] = set()
 
@@ -211,6 +213,7 @@ class MetricView:
             case events.IterationStarted():
                 self._iteration = max(self._iteration, _key(origin))
                 self._values["resilience_restart_iteration"][(LAYER,)] = self._iteration[3]
+                self._iteration_started(_key(origin))
             case events.IterationEnded():
                 if event.outcome != "lost":  # for a lost one, its stand-in reports the outcome
                     self._iteration_ended(origin, event.outcome == "completed")
@@ -236,12 +239,25 @@ class MetricView:
         if is_phase and is_known and not is_idle:
             self._observe("resilience_restart_phase_duration_seconds", (layer, interval.name), interval.seconds)
 
+    def _iteration_started(self, key: IterationKey) -> None:
+        self._latest[key[:3]] = max(self._latest.get(key[:3], -1), key[3])
+        for ended in [ended for ended in self._interrupted if ended[:3] == key[:3] and ended[3] < key[3]]:
+            self._interrupted.remove(ended)
+            self._count("resilience_restart_iterations_total", (LAYER, "interrupted"))
+
     def _iteration_ended(self, origin: Origin, is_completed: bool) -> None:
+        """Count an iteration: an interrupted one only if another one follows it in the same call. If none does, the
+        launcher may restart the job, and counts that restart as its own."""
         key = _key(origin)
-        if key not in self._ended:
-            self._ended.add(key)
-            outcome = "completed" if is_completed else "interrupted"
-            self._count("resilience_restart_iterations_total", (LAYER, outcome))
+        if key in self._ended:
+            return
+        self._ended.add(key)
+        if is_completed:
+            self._count("resilience_restart_iterations_total", (LAYER, "completed"))
+        elif key[3] < self._latest.get(key[:3], -1):
+            self._count("resilience_restart_iterations_total", (LAYER, "interrupted"))
+        else:
+            self._interrupted.add(key)
 
     # -- values ---------------------------------------------------------------------------------
 

@@ -52,8 +52,8 @@ OVERVIEW = Board(
                 Panel(
                     title="Restarts",
                     description=(
-                        "Iterations and cycles within the range that ended with an interruption; each counts once for "
-                        "all ranks."
+                        "Restarts within the range, in place and by the launcher; each counts once for all ranks. A "
+                        "fault that ends a call of a Wrapper under the launcher is one restart by the launcher."
                     ),
                     unit="none",
                     queries=(Query(restarts()),),

@@ -70,6 +70,18 @@ def test_restarts_and_interruptions_are_counted() -> None:
     assert {labels[0]: n for (name, labels), n in found.items() if name == "resilience_events_total"} == told_events
 
 
+def test_interrupted_iteration_counts_if_another_one_follows_it() -> None:
+    """If none follows, the launcher restarts the job, and counts that restart as its own."""
+    told = job([Fault("exception", 1, 0)], world=2)
+    name, labels = "resilience_restart_iterations_total", ("inprocess", "interrupted")
+    followed = [isinstance(r.event, events.IterationStarted) and r.origin.iteration == 1 for r in told.records]
+    alone = [record for record in told.records if record.origin.iteration != 1]
+    assert any(isinstance(record.event, events.IterationEnded) for record in alone)
+    assert (name, labels) not in samples(alone)
+    assert samples(told.records[: followed.index(True) + 1])[name, labels] == 1
+    assert samples([*alone, told.records[followed.index(True)]])[name, labels] == 1
+
+
 def test_connection_errors_of_peers_are_cascade() -> None:
     for seed in range(20):
         told = job([Fault("exception", 1, 0)], seed=seed)
@@ -264,6 +276,8 @@ NOT_ALONE: dict[str, set[type]] = {
     "resilience_job_info": {events.RendezvousCompleted},
     # rework: no step was reported when it began
     "resilience_lost_seconds_total": {events.RestartEnded, events.FirstStepTaken},
+    "resilience_restart_iterations_total": {events.RankStoodInFor},  # the others follow, and count
+    "resilience_lost_seconds_total": {events.RestartEnded},  # rework: no step was reported when it began
 }
 
 
