@@ -112,7 +112,7 @@ def goodput(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -
     inside = grown("resilience_productive_seconds_total", by=by, window=window, scope=scope)
     lost = grown("resilience_lost_seconds_total", by=by, window=window, scope=scope)
     outside = grown("resilience_lost_seconds_total", 'cause!~"hang|rework"', by=by, window=window, scope=scope)
-    return f"clamp_min(1 - {or_zero(lost, inside)} / (({inside} > 0) + {or_zero(outside, inside)}), 0)"
+    return f"clamp_min(1 - {or_zero(lost, inside)} / ({inside} + {or_zero(outside, inside)} > 0), 0)"
 
 
 def restarts(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:

@@ -52,7 +52,23 @@ ENDED_ITERATIONS = "resilience_restart_iterations_total"
 ACTIVE = ("resilience_ranks", 'state="active"')
 SAMPLES = "resilience_section_duration_seconds_count"
 
+LOST = ("resilience_lost_seconds_total", 'cause="restart"')
+
 STORIES = (
+    Story(
+        "a job only restarts, beside a healthy one",
+        {
+            of(BEGAN): "-36000x300",
+            of(PRODUCTIVE): "100000x300",
+            of(*LOST): "50+480x300",
+            of(BEGAN, job="healthy"): "-36000x300",
+            of(PRODUCTIVE, job="healthy"): "100000+480x300",
+        },
+        (
+            Shown("overview: Goodput", 200, {"": 0}),
+            Shown("fleet: Lowest goodput", 200, {J: 0, 'job_id="healthy"': 1}),
+        ),
+    ),
     Story(
         "a node has both an endpoint and a file for node-exporter",
         by_two_targets(
