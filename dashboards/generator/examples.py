@@ -65,7 +65,8 @@ _STALE = _series("resilience_calibration_stale", 'section="step"')
 
 # Unless an example says otherwise, the job's nodes exist all the time and started long before.
 _BEGAN, _BEGAN_PEER = (_series("resilience_start_timestamp_seconds", node=node) for node in ("n0", "n1"))
-_THERE = {_BEGAN: "-36000x300", _BEGAN_PEER: "-36000x300"}
+_PRODUCTIVE_PEER = _series("resilience_productive_seconds_total", node="n1")
+_THERE = {_BEGAN: "-36000x300", _BEGAN_PEER: "-36000x300", _PRODUCTIVE: "0x300", _PRODUCTIVE_PEER: "0x300"}
 
 
 def _faults(node: str) -> str:

@@ -24,6 +24,7 @@ SECONDS = {RANGE: "$__range_s", STEP: "$__interval_ms / 1000", RATE: "$__rate_in
 SECONDS |= {"15m": "900", "30m": "1800", "1h": "3600", "6h": "21600"}
 BRIDGED = "2m"  # for rules: the exporter of a node may change, which leaves a short gap
 BEGAN = "resilience_start_timestamp_seconds"
+ALWAYS_THERE = "resilience_productive_seconds_total"  # in every scrape, and in the file of a job that has ended
 _OF_NODE = f"on ({', '.join(OF_JOB)}, node)"
 
 Scope = Sequence[str]
@@ -49,36 +50,38 @@ def grown(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RAN
     """Return the growth of a counter within a window, including its first appearance."""
     selector = select(metric, *matchers, scope=scope)
     # A dashboard shows ended jobs; a rule ignores them.
-    latest = f"last_over_time({selector}[{window if scope else BRIDGED}])"
+    present = window if scope else BRIDGED
+    latest = f"last_over_time({selector}[{present}])"
+    began = f"last_over_time({select(BEGAN, scope=scope)}[{present}])"
     # The maximum of some minutes: an exporter that has just taken over may not have read everything yet.
     earlier = f"{selector} offset {window}" if scope else f"max_over_time({selector}[5m] offset {window})"
-    scraped = f"count_over_time({select(BEGAN, scope=scope)}[{window}])"
+    scraped = f"count_over_time({select(ALWAYS_THERE, scope=scope)}[{window}])"
     has_appeared = (
         f"({of_nodes(metric, f'count_over_time({selector}[{window}])', 'sum')} "
         f"< {_OF_NODE} group_left () {fold('sum', (*OF_JOB, 'node'), scraped)}) * 0"
     )
-    first = of_nodes(metric, f"min_over_time({selector}[{window}])")
-    return fold("sum", by, _growth(metric, latest, earlier, window, scope, (has_appeared, first)))
+    first = of_nodes(metric, f"min_over_time({selector}[{window}])", "min")
+    return fold("sum", by, _growth(metric, latest, earlier, began, window, (has_appeared, first)))
 
 
 def stepped(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = SCOPE) -> str:
     """Return the growth of a counter between two points of a graph, including its first appearance."""
     selector = select(metric, *matchers, scope=scope)
-    began = fold("max", (*OF_JOB, "node"), f"{select(BEGAN, scope=scope)} offset {STEP}")
-    has_appeared = f"{of_nodes(metric, selector)} * 0 and {_OF_NODE} {began}"
-    return fold("sum", by, _growth(metric, selector, f"{selector} offset {STEP}", STEP, scope, (has_appeared,)))
+    began = select(BEGAN, scope=scope)
+    scraped = fold("max", (*OF_JOB, "node"), f"{select(ALWAYS_THERE, scope=scope)} offset {STEP}")
+    has_appeared = f"{of_nodes(metric, selector)} * 0 and {_OF_NODE} {scraped}"
+    return fold("sum", by, _growth(metric, selector, f"{selector} offset {STEP}", began, STEP, (has_appeared,)))
 
 
-def _growth(metric: str, latest: str, earlier: str, window: str, scope: Scope, otherwise: Sequence[str]) -> str:
+def _growth(metric: str, latest: str, earlier: str, began: str, window: str, otherwise: Sequence[str]) -> str:
     """Return the growth of each node's counter since the beginning of a window.
 
     A counter started at 0 if its node's part of the job started within the window. If Prometheus scraped the counter at
     the beginning, its value is known. If Prometheus scraped the node but found no such series, the value was 0, because
     a counter appears with its first event. Otherwise growth counts from the first scraped value, or is unknown. A
     missing sample alone never means 0: after a gap, or with a new Prometheus, all past events would look new."""
-    began = fold("max", (*OF_JOB, "node"), select(BEGAN, scope=scope))
     now = of_nodes(metric, latest)
-    is_young = f"{now} * 0 and {_OF_NODE} (time() - {began} < {SECONDS[window]})"
+    is_young = f"{now} * 0 and {_OF_NODE} (time() - {fold('max', (*OF_JOB, 'node'), began)} < {SECONDS[window]})"
     return f"clamp_min({now} - ({' or '.join((is_young, of_nodes(metric, earlier), *otherwise))}), 0)"
 
 

@@ -387,7 +387,7 @@ ALERTS = (
     ),
     Alert(
         name="RestartLoop",
-        expr="job:resilience_restarts:count30m >= 5",
+        expr=f"job:resilience_restarts:count30m >= 5 and {_EXISTS}",
         wait="0s",
         severity="critical",
         level="job",
@@ -440,7 +440,7 @@ ALERTS = (
         name="NodeRepeatOffender",
         expr=(
             "node:resilience_faults:count6h >= 3 "
-            f"and on ({_JOB}) count by ({_JOB}) (count by ({_JOB}, node) (resilience_ranks)) > 1"
+            f"and on ({_JOB}) count by ({_JOB}) (count by ({_JOB}, node) (resilience_ranks)) > 1 and {_EXISTS}"
         ),
         wait="0s",
         severity="warning",
@@ -468,8 +468,9 @@ ALERTS = (
     Alert(
         name="RestartSlow",
         expr=(
-            'job:resilience_restart_duration_seconds:p95_1h{layer="inprocess"} > 30 '
-            'or job:resilience_restart_duration_seconds:p95_1h{layer="launcher"} > 240'
+            '(job:resilience_restart_duration_seconds:p95_1h{layer="inprocess"} > 30 '
+            'or job:resilience_restart_duration_seconds:p95_1h{layer="launcher"} > 240) '
+            f"and {_EXISTS}"
         ),
         wait="0s",
         severity="warning",
@@ -496,7 +497,7 @@ ALERTS = (
         name="GoodputLow",
         expr=(
             "job:resilience_goodput:ratio1h < 0.9 "
-            f"and on ({_JOB}) sum by ({_JOB}) (resilience_productive_seconds_total offset 1h) > 0"
+            f"and on ({_JOB}) sum by ({_JOB}) (resilience_productive_seconds_total offset 1h) > 0 and {_EXISTS}"
         ),
         wait="15m",
         severity="warning",

@@ -80,11 +80,13 @@ def silent(ranks: int, since: int) -> dict[str, str]:
     return series
 
 
-def hung(since: int, minutes: int = 120) -> dict[str, str]:
+def hung(since: int, minutes: int = 120, restarts: str = "7", began: float = -36_000) -> dict[str, str]:
     """Return the series of a job whose counters stop at a minute."""
     return {
-        name: f"{values} {_last(values)}x{minutes}" if "+" in values else values.replace(f"x{since}", f"x{minutes}")
-        for name, values in job(pattern=f"Xx{since}").items()
+        name: f"{values} {_last(values)}x{minutes}"
+        if values.endswith(f"x{since}") and "+" in values
+        else values.replace(f"x{since}", f"x{minutes}")
+        for name, values in job(pattern=f"Xx{since}", restarts=restarts, began=began).items()
     }
 
 
@@ -127,13 +129,15 @@ def _last(values: str) -> int:
     return int(first) + int(step) * int(times)
 
 
-def ended(at: int, outcome: str, minutes: int, node: str = "n1") -> dict[str, str]:
+def ended(
+    at: int, outcome: str, minutes: int, node: str = "n1", restarts: str = "7", began: float = -36_000
+) -> dict[str, str]:
     """Return the file for node-exporter of a node whose job ended at a minute. Its gauges are removed then."""
     of_node = f'job_id="j", node="{node}"'
     gauges = ("resilience_start", "resilience_ranks", "resilience_restart_iteration{", "resilience_rank_step")
     series = {
         name.replace("n0", node): f"{values.split('x')[0]}x{at - 1} stale" if name.startswith(gauges) else values
-        for name, values in without_endpoint(hung(at, minutes)).items()
+        for name, values in without_endpoint(hung(at, minutes, restarts, began)).items()
     }
     return {
         **series,
@@ -155,6 +159,12 @@ SCENARIOS = (
         job(pattern="Xx20 stale", restarts="0x10 1+1x6 7x2 stale", began=0),
         tuple(range(1, 60)),
         {"RestartLoop": tuple(range(15, 23))},  # immediately, until 2 minutes after the end
+    ),
+    Scenario(
+        "a job that restarted often has completed, and its file for node-exporter stays",
+        ended(20, "completed", 60, restarts="0x10 1+1x6 7x60", began=0),
+        tuple(range(1, 60)),
+        {"RestartLoop": tuple(range(15, 22))},
     ),
     Scenario(
         "a counter is reset, because a new exporter has not read everything yet",

@@ -54,7 +54,57 @@ SAMPLES = "resilience_section_duration_seconds_count"
 
 LOST = ("resilience_lost_seconds_total", 'cause="restart"')
 
+OUTCOME = "resilience_ended_timestamp_seconds"
+CYCLES = (ENDED_ITERATIONS, 'layer="launcher"', INTERRUPTED)
+
+
+def taken_over(series: str, *values: str) -> dict[str, str]:
+    """Return a series as one exporter after the other shows it."""
+    return {f'{series[:-1]}, instance="n0:{9400 + number}"}}': each for number, each in enumerate(values)}
+
+
 STORIES = (
+    *(
+        Story(
+            f"a job that was restarted once has completed, and its file for node-exporter stays; it began {when}",
+            {
+                of(BEGAN): f"{began}x60 stale",
+                of(OUTCOME, 'outcome="completed"'): "_x60 3600x800",
+                of(PRODUCTIVE): "0x1 480+480x58 28320x800",
+                of(*LOST): "_x30 900x800",
+                of(*CYCLES): "_x30 1x800",
+            },
+            (
+                *(Shown("overview: Restarts", at, {"": 1}) for at in (55, 80, 95, 200, 340)),
+                *(Shown("fleet: Most restarts", at, {J: 1}) for at in (55, 95, 340)),
+                *(Shown("overview: Goodput", at, {"": 0.969}) for at in (80, 200, 340)),
+                Shown("fleet: Most lost time", 200, {J: 900}),
+            ),
+        )
+        for when, began in (("within the range", 0), ("long before Prometheus", -36_000))
+    ),
+    Story(
+        "a job has ended after another exporter took over",
+        {
+            **taken_over(of(BEGAN), "0x100 stale", "_x100 0x20 stale"),
+            **taken_over(of(PRODUCTIVE), "0+240x100 stale", "_x100 24000+480x20 stale"),
+            **taken_over(of(*LOST), "0+240x100 stale", "_x100 24000x20 stale"),
+        },
+        (
+            Shown("overview: Goodput", 110, {"": 0.545}),
+            Shown("overview: Goodput", 150, {"": 0.583}),
+            Shown("fleet: Most lost time", 150, {J: 24000}),
+        ),
+    ),
+    Story(
+        "an old job has ended after another exporter took over",
+        {
+            **taken_over(of(BEGAN), "-36000x100 stale", "_x100 -36000x20 stale"),
+            **taken_over(of(PRODUCTIVE), "0+240x100 stale", "_x100 24000+480x20 stale"),
+            **taken_over(of(*LOST), "0+240x100 stale", "_x100 24000x20 stale"),
+        },
+        (Shown("overview: Goodput", 150, {"": 0.583}), Shown("fleet: Most lost time", 150, {J: 24000})),
+    ),
     Story(
         "a job only restarts, beside a healthy one",
         {
