@@ -37,7 +37,7 @@ def _job(**labels: str) -> dict[str, str]:
 _ACTIVE = _series("resilience_ranks", 'state="active"')
 _SPARE = _series("resilience_ranks", 'state="inactive"')
 _BEATS = _series("resilience_heartbeat_interval_seconds_count")
-_STEP = _series("resilience_rank_step", 'rank="0"')
+_STEP = _series("resilience_step")
 _SILENCE = _series("resilience_rank_silence_seconds", 'rank="3"')
 _RUN_INFO = _series("resilience_run_info", 'folder="/runs/j"')
 _FOLDER = {"run_folder": "/runs/j", "command": "resilience report '/runs/j'"}

@@ -161,7 +161,7 @@ RECORDINGS = (
             fold("sum", OF_JOB, _ranks()),
         ),
     ),
-    Recording("job:resilience_step:max", fold("max", OF_JOB, _living("resilience_rank_step"))),
+    Recording("job:resilience_step:max", fold("max", OF_JOB, _living("resilience_step"))),
     Recording("job:up:max", fold("max", OF_JOB, f"up{{{_ANNOUNCED}}}")),
     Recording("job:resilience_signs:count", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
     Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE), is_slow=True),

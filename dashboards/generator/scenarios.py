@@ -63,7 +63,7 @@ def job(
         f'resilience_telemetry_dropped_total{{{labels}, signal="span", reason="queue"}}': constant(
             12 if began < 0 else 0
         ),
-        f'resilience_rank_step{{{labels}, rank="0"}}': growing(60, 5000),
+        f"resilience_step{{{labels}}}": growing(60, 5000),
         f"resilience_heartbeat_interval_seconds_count{{{labels}}}": growing(60, 5000),
         f"resilience_productive_seconds_total{{{labels}}}": growing(480, 100_000),
         f'resilience_lost_seconds_total{{{labels}, cause="restart"}}': restart_values,
@@ -134,7 +134,7 @@ def ended(
 ) -> dict[str, str]:
     """Return the file for node-exporter of a node whose job ended at a minute. Its gauges are removed then."""
     of_node = f'job_id="j", node="{node}"'
-    gauges = ("resilience_start", "resilience_ranks", "resilience_restart_iteration{", "resilience_rank_step")
+    gauges = ("resilience_start", "resilience_ranks", "resilience_restart_iteration{", "resilience_step")
     series = {
         name.replace("n0", node): f"{values.split('x')[0]}x{at - 1} stale" if name.startswith(gauges) else values
         for name, values in without_endpoint(hung(at, minutes, restarts, began)).items()
@@ -237,6 +237,11 @@ SCENARIOS = (
         {**hung(20), **silent(1000, 20)},
         (20, 25, 45),
         {"RankHeartbeatStale": (25, 45), "JobStalled": (45,)},
+    ),
+    Scenario(
+        "a job reports steps only, and single ranks have no series",
+        without("heartbeat", job(pattern="Xx120", began=0, restarts="0")),
+        QUIET,
     ),
     Scenario(
         "a job waits for its nodes for hours",

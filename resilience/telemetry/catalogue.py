@@ -241,6 +241,13 @@ METRICS: tuple[Metric, ...] = (
         source="timing histograms",
     ),
     Metric(
+        "resilience_step",
+        "gauge",
+        "The highest step that a rank of the node has reported; also if single ranks have no series.",
+        (),
+        source="rank snapshots",
+    ),
+    Metric(
         "resilience_rank_step",
         "gauge",
         "The highest step that a rank has reported.",

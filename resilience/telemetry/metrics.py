@@ -354,11 +354,16 @@ class MetricView:
             if self._shown == "all" or (self._shown == "unhealthy" and state not in HEALTHY)
         }
         ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown_ranks.items()}
-        living = self._living_snapshots()
+        # A snapshot from the previous worker says nothing about the present one.
+        living = {
+            number: snapshot
+            for number, snapshot in self._living_snapshots().items()
+            if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest
+        }
+        steps = [snapshot.step for snapshot in living.values() if snapshot.step is not None]
+        ready["resilience_step"] = {(): max(steps)} if steps else {}
         for number in shown_ranks.keys() & living.keys():
             snapshot, label = living[number], str(number)
-            if (snapshot.origin.attempt, snapshot.origin.cycle) < self._newest:
-                continue  # from the previous worker
             if snapshot.step is not None:
                 ready["resilience_rank_step"][(label,)] = snapshot.step
             if now_ns is not None:

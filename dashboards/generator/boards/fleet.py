@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.generator.boards.common import LISTED, NO_BEATS, NO_STEPS, SILENCE, STEP
+from dashboards.generator.boards.common import LISTED, NO_BEATS, SILENCE
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
 from dashboards.generator.queries import ALL_JOBS, OF_JOB, RATE, counted, fold, goodput, grown, restarts, select
 
@@ -11,7 +11,7 @@ _firing = fold(
     (*OF_JOB, "alertname", "severity"),
     select("ALERTS", 'alertstate="firing"', 'alertname=~".+"', scope=ALL_JOBS),
 )
-_steps = f"clamp_min(deriv({select(STEP, scope=ALL_JOBS)}[{RATE}]), 0)"
+_steps = f"clamp_min(deriv({select('resilience_step', scope=ALL_JOBS)}[{RATE}]), 0)"
 _ended = "last_over_time({}[$__range])"
 
 FLEET = Board(
@@ -106,10 +106,10 @@ FLEET = Board(
             (
                 Panel(
                     title="Steps per second by job",
-                    description="Step rate of the fastest rank of each job; 0 while the job restarts.",
+                    description="Step rate of the node that is furthest, per job; 0 while the job restarts.",
                     unit="none",
                     queries=(Query(fold("max", OF_JOB, _steps), "{{cluster}} {{job_id}}"),),
-                    empty=NO_STEPS,
+                    empty="No rank has reported a step",
                     runbook="JobStalled",
                 ),
                 Panel(

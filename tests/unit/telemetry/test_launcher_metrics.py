@@ -137,6 +137,7 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
     found = view.samples()
     for name in ("state", "step", "silence_seconds", "section_open_seconds"):
         assert {labels[0] for metric, labels in found if metric == f"resilience_rank_{name}"} == seen
+    assert found["resilience_step", ()] == 7  # of the node
     assert {labels[0]: n for (name, labels), n in found.items() if name == "resilience_ranks"} == {
         "active": 1,
         "suspect": 1,
@@ -146,7 +147,7 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
 def test_signs_of_the_worker_before_do_not_count() -> None:
     view = view_of(launched([Fault("kill", 1)], is_running=True).records)
     view.take_snapshots({0: shown(0)})
-    assert not [name for name, _ in view.samples() if name == "resilience_rank_step"]
+    assert not [name for name, _ in view.samples() if name in ("resilience_rank_step", "resilience_step")]
 
 
 def test_present_signs_are_gauges() -> None:
