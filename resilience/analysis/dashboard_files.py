@@ -23,6 +23,7 @@ _FOLDERS = ("grafana", "lnav", "logs", "prometheus", "provisioning")
 _RULES = ("prometheus/recording.yaml", "prometheus/alerts.yaml")
 _QUERIES = ("expr", "query", "definition")  # keys of dashboards whose values are PromQL
 _NAMES = re.compile(r"(?<![:\w$])(resilience_\w+|up|ALERTS|scrape_\w+)(?![:\w])(\{[^}]*\})?")
+_OF_ALERTS = ("cluster", "job_id")  # labels that every alert keeps
 _MATCHER = re.compile(r'[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}]*"')
 
 
@@ -71,13 +72,18 @@ def is_matcher(text: str) -> bool:
 
 
 def matched(expression: str, matchers: Sequence[str]) -> str:
-    """Return an expression restricted to series with these labels. Recorded series have them already."""
+    """Return an expression restricted to series with these labels.
+
+    Recorded series and alerts come from such series, but have only few of their labels."""
     if not matchers:
         return expression
 
     def narrowed(match: re.Match[str]) -> str:
+        fitting = matchers
+        if match[1] == "ALERTS":
+            fitting = [matcher for matcher in matchers if re.split("[=!]", matcher)[0] in _OF_ALERTS]
         inside = [match[2][1:-1]] if match[2] else []
-        return f"{match[1]}{{{', '.join((*inside, *matchers))}}}"
+        return f"{match[1]}{{{', '.join((*inside, *fitting))}}}"
 
     return _NAMES.sub(narrowed, expression)
 

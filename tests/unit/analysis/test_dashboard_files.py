@@ -52,7 +52,20 @@ def test_export_for_one_cluster_asks_for_nothing_else(tmp_path: Path) -> None:
     names = re.compile(r"(?<![:\w])(?:resilience_\w+|up|ALERTS)(?![:\w])({[^}]*})?")
     selectors = [found[1] for text in asked for found in names.finditer(text)]
     assert len(selectors) > 400
-    assert [each for each in selectors if not (each or "").endswith('cluster="a", team!="x"}')] == []
+    of_alerts = [found[0] for text in asked for found in names.finditer(text) if found[0].startswith("ALERTS")]
+    assert [each for each in selectors if not (each or "").endswith('cluster="a", team!="x"}')] == [
+        each.removeprefix("ALERTS") for each in of_alerts
+    ]
+
+
+def test_alerts_are_asked_for_by_labels_that_alerts_have(tmp_path: Path) -> None:
+    """Rules keep the cluster and the job. With another label, the panels would show no alert while alerts fire."""
+    folder = tmp_path / "out"
+    assert main(["dashboards", "export", str(folder), "--match", 'cluster="a"', "--match", 'team!="x"']) == 0
+    asked = [text for path in (folder / "grafana").glob("*.json") for text in asked_in(json.loads(path.read_text()))]
+    of_alerts = [found for text in asked for found in re.findall(r"ALERTS{[^}]*}", text)]
+    assert len(of_alerts) > 2
+    assert [each for each in of_alerts if not each.endswith('cluster="a"}')] == []
 
 
 def asked_in(content: Any) -> list[str]:
