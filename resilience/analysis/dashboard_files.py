@@ -23,43 +23,61 @@ _FOLDERS = ("grafana", "lnav", "logs", "prometheus", "provisioning")
 _RULES = ("prometheus/recording.yaml", "prometheus/alerts.yaml")
 _QUERIES = ("expr", "query", "definition")  # keys of dashboards whose values are PromQL
 _NAMES = re.compile(r"(?<![:\w$])(resilience_\w+|up|ALERTS|scrape_\w+)(?![:\w])(\{[^}]*\})?")
+_NAME = re.compile(r"[\w-]{1,20}", re.ASCII)  # Grafana's uids have at most 40 of these characters
 _OF_ALERTS = ("cluster", "job_id")  # labels that every alert keeps
 _MATCHER = re.compile(r'[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}]*"')
 
 
-def texts(datasource: str = DATASOURCE, grafana: str = GRAFANA, matchers: tuple[str, ...] = ()) -> dict[str, str]:
+def texts(
+    datasource: str = DATASOURCE, grafana: str = GRAFANA, matchers: tuple[str, ...] = (), name: str | None = None
+) -> dict[str, str]:
     """Return all files by their path in the folder.
 
     datasource: name of Grafana's Prometheus data source. grafana: URL of Grafana. matchers: label matchers for all
-    selectors of dashboards and rules. Raises: ConfigurationError if a matcher is invalid."""
+    selectors of dashboards and rules. name: of this export; exports with different names do not replace each other in
+    Grafana. Raises: ConfigurationError if a matcher or the name is invalid."""
     for matcher in matchers:
         if not is_matcher(matcher):
             raise ConfigurationError(f'{matcher!r} is not a label matcher; expected one such as cluster="a"')
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is not a name for an export; expected up to 20 letters, digits, - and _")
     contents = {}
-    for name, text in _shipped().items():
-        if name.startswith("prometheus/"):
+    shipped = _shipped()
+    uids = re.compile(
+        rf"\bresilience-({'|'.join(Path(path).stem for path in shipped if path.startswith('grafana/'))})\b"
+    )
+    for path, text in shipped.items():
+        if path.startswith("prometheus/"):
             text = text.replace(GRAFANA, grafana)
-        if name in _RULES and matchers:
+        if path in _RULES and matchers:
             text = yaml_text(_with_matchers(yaml.safe_load(text), matchers))
-        if name.startswith("grafana/"):
-            text = _board(text, datasource, matchers)
-        if name.startswith("provisioning/datasources/"):
+        if path.startswith("grafana/"):
+            text = _board(text, datasource, matchers, name)
+        if path.startswith("provisioning/datasources/"):
             source = yaml.safe_load(text)
             source["datasources"][0]["name"] = datasource
             text = yaml_text(source)
-        contents[name] = text
+        if path.startswith("provisioning/dashboards/") and name:
+            text = _provider(text, name)
+        if path.startswith(("grafana/", "prometheus/")) and name:
+            text = uids.sub(lambda match: f"{match[0]}-{name}", text)
+        contents[path] = text
     return contents
 
 
 def write(
-    folder: Path, datasource: str = DATASOURCE, grafana: str = GRAFANA, matchers: tuple[str, ...] = ()
+    folder: Path,
+    datasource: str = DATASOURCE,
+    grafana: str = GRAFANA,
+    matchers: tuple[str, ...] = (),
+    name: str | None = None,
 ) -> list[Path]:
     """Write all files into a folder, replacing those of an earlier export; return their paths.
 
-    Raises: ConfigurationError if the folder cannot be written, or a matcher is invalid."""
+    Raises: ConfigurationError if the folder cannot be written, or a matcher or the name is invalid."""
     written = []
-    for name, text in texts(datasource, grafana, matchers).items():
-        path = folder / name
+    for file, text in texts(datasource, grafana, matchers, name).items():
+        path = folder / file
         if not files.replace(path, text.encode()):
             raise ConfigurationError(f"cannot write {path}; give a writable folder")
         written.append(path)
@@ -106,13 +124,25 @@ def _shipped() -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text() for path in sorted(paths)}
 
 
-def _board(text: str, datasource: str, matchers: tuple[str, ...]) -> str:
-    """Return a dashboard whose queries have the matchers, and whose default data source is this one."""
+def _board(text: str, datasource: str, matchers: tuple[str, ...], name: str | None) -> str:
+    """Return a dashboard whose queries have the matchers, whose default data source is this one, and with the name in
+    its title."""
     board = _with_matchers(json.loads(text), matchers)
+    if name:
+        product, _, title = board["title"].partition(" / ")
+        board["title"] = f"{product} {name} / {title}"
     for variable in board.get("templating", {}).get("list", ()):
         if variable["name"] == "datasource":
             variable["current"] |= {"text": datasource, "value": datasource}
     return json_text(board)
+
+
+def _provider(text: str, name: str) -> str:
+    """Return Grafana's provisioning of dashboards under another name, into a folder of its own."""
+    content = yaml.safe_load(text)
+    for provider in content["providers"]:
+        provider |= {"name": f"{provider['name']}-{name}", "folder": f"{provider['folder']} {name}"}
+    return yaml_text(content)
 
 
 def _with_matchers(content: Any, matchers: tuple[str, ...]) -> Any:

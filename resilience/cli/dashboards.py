@@ -33,7 +33,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="use only series with this label, such as 'cluster=\"a\"'; repeatable. Two clusters may use the same "
-        "job id: then export once per cluster, into separate folders of Grafana and Prometheus",
+        "job id: then export once per cluster, with --name",
+    )
+    export.add_argument(
+        "--name",
+        metavar="NAME",
+        help="name of this export, in titles, links and uids of the dashboards: exports with different names do not "
+        "replace each other in Grafana",
     )
     export.add_argument(
         "--grafana",
@@ -46,8 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the files; return the exit status.
 
-    Raises: ConfigurationError if the folder cannot be written, or a matcher is invalid."""
-    written = write(arguments.folder, arguments.datasource, arguments.grafana.rstrip("/"), tuple(arguments.match))
+    Raises: ConfigurationError if the folder cannot be written, or a matcher or the name is invalid."""
+    matchers, grafana = tuple(arguments.match), arguments.grafana.rstrip("/")
+    written = write(arguments.folder, arguments.datasource, grafana, matchers, arguments.name)
     start = "RESILIENCE_RUN_DIR=<run directory> docker compose up"
     say(f"wrote {len(written)} files to {arguments.folder}; start the servers there: {start}")
     return 0

@@ -68,6 +68,33 @@ def test_alerts_are_asked_for_by_labels_that_alerts_have(tmp_path: Path) -> None
     assert [each for each in of_alerts if not each.endswith('cluster="a"}')] == []
 
 
+def test_dashboards_of_two_clusters_do_not_replace_each_other(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        options = ["--match", f'cluster="{name}"', "--name", name]
+        assert main(["dashboards", "export", str(tmp_path / name), *options]) == 0
+    uids, titles = ({of[key] for of in boards_of(tmp_path / "a")} for key in ("uid", "title"))
+    others = list(boards_of(tmp_path / "b"))
+    assert len(others) == len(uids) == len(titles)
+    assert not uids & {of["uid"] for of in others} and not titles & {of["title"] for of in others}
+    # Links stay within one cluster: those between dashboards, to runbooks, and of alerts.
+    texts = [path.read_text() for path in (tmp_path / "a").rglob("*.*") if path.suffix in (".json", ".yaml")]
+    linked = {uid for text in texts for uid in re.findall(r"/d/([\w-]+)", text)}
+    assert linked == uids
+    (provider,) = yaml.safe_load((tmp_path / "a/provisioning/dashboards/resilience.yaml").read_text())["providers"]
+    assert (provider["name"], provider["folder"]) == ("resilience-a", "Resilience a")
+    assert "uid: resilience-prometheus\n" in (tmp_path / "a/provisioning/datasources/prometheus.yaml").read_text()
+
+
+def test_name_that_fits_no_uid_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a b", "", "a" * 21):
+        assert main(["dashboards", "export", str(tmp_path / "out"), "--name", name]) == 2
+        assert "20 letters" in capsys.readouterr().err
+
+
+def boards_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (folder / "grafana").glob("*.json")]
+
+
 def asked_in(content: Any) -> list[str]:
     """The queries of a dashboard for Prometheus."""
     if isinstance(content, list):
