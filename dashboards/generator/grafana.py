@@ -43,6 +43,7 @@ ROOM = 4  # height for a runbook's heading
 
 # Metrics have the name of the run as label, such as job@1; spans and log lines have the job's id.
 ID_OF_RUN = "/^([^@]*)/"
+LOGS = '{service_name="resilience", job_id="$id"} | json'
 
 # The series and the label from which each variable takes its values.
 VARIABLES = {
@@ -167,9 +168,8 @@ def _links(others: tuple[Board, ...], is_of_one_job: bool) -> list[Any]:
     if not is_of_one_job:
         return links
     traceql = '{ span.resilience.job.id = "$id" && name = "restart" }'
-    logql = '{service_name="resilience", job_id="$id"} | json'
     links.append(_link("Traces", _explore("traces", {"query": traceql, "queryType": "traceql"})))
-    links.append(_link("Logs", _explore("logs", {"expr": logql})))
+    links.append(_link("Logs", _explore("logs", {"expr": LOGS})))
     return links
 
 
@@ -216,8 +216,7 @@ def _panel(panel: Panel, is_of_one_job: bool) -> Any:
         built.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
     links = []
     if is_of_one_job:
-        logql = '{service_name="resilience", job_id="$job"} | json'
-        links.append(_panel_link("Logs of the job", _explore("logs", {"expr": logql})))
+        links.append(_panel_link("Logs of the job", _explore("logs", {"expr": LOGS})))
     if panel.runbook:
         links.insert(0, _panel_link(f"Runbook: {panel.runbook}", runbook_path(panel.runbook)))
     return built.links(links)

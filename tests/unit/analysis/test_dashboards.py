@@ -282,4 +282,8 @@ def test_links_to_logs_and_traces_use_the_jobs_id_whatever_the_attempt(run: str)
     found = re.search(variable["regex"].strip("/"), run)
     assert found is not None and found[1] == "job"
     explored = [link["url"] for link in board["links"] if link["url"].startswith("/explore")]
-    assert len(explored) == 2 and all("$id" in url and "$job" not in url for url in explored)
+    assert len(explored) == 2
+    links = [link["url"] for panel in board["panels"] for link in panel.get("links", ())]
+    of_panels = [url for url in links if url.startswith("/explore")]
+    assert len(of_panels) == len([panel for panel in board["panels"] if panel["type"] != "row"])
+    assert all("$id" in url and "$job" not in url for url in explored + of_panels)
