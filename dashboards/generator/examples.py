@@ -53,6 +53,7 @@ _ITERATION = _series("resilience_restart_iteration", 'layer="inprocess"')
 _ENDED = _series("resilience_restart_iterations_total", 'layer="inprocess", outcome="interrupted"')
 _ENDED_ELSEWHERE = _ENDED.replace("}", ', instance="n0:10"}')
 _BUDGET = _series("resilience_restart_budget_remaining", 'layer="launcher"')
+_BUDGET_MAX = _series("resilience_restart_budget_max", 'layer="launcher"')
 _PRODUCTIVE = _series("resilience_productive_seconds_total")
 _LOST = _series("resilience_lost_seconds_total", 'cause="restart"')
 _DROPPED = _series("resilience_telemetry_dropped_total", 'signal="span", reason="queue"')
@@ -170,9 +171,10 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_ITERATION: "0x5 1+1x4 5x60", _ENDED: "_x6 1+1x4 5x60"}, "50m"),
     ),
     "RestartBudgetLow": (
-        Case({_BUDGET: "3x5 1x10"}, "10m", ((_job(layer="launcher"), "1"),)),
-        Case({_BUDGET: "3x5 2x10"}, "10m"),
-        Case({_BUDGET: "1x20"}, "10m"),  # nothing was used up: the budget was this small from the start
+        Case({_BUDGET: "3x5 1x10", _BUDGET_MAX: "3x20"}, "10m", ((_job(layer="launcher"), "1"),)),
+        Case({_BUDGET: "3x5 1x500", _BUDGET_MAX: "3x500"}, "450m", ((_job(layer="launcher"), "1"),)),
+        Case({_BUDGET: "3x5 2x10", _BUDGET_MAX: "3x20"}, "10m"),
+        Case({_BUDGET: "1x20", _BUDGET_MAX: "1x20"}, "10m"),  # the budget was this small from the start
     ),
     "NodeRepeatOffender": (
         Case(

@@ -412,10 +412,7 @@ ALERTS = (
     ),
     Alert(
         name="RestartBudgetLow",
-        expr=(
-            f"({_BUDGET} <= 1) and on ({_JOB}, layer) "
-            f"max by ({_JOB}, layer) (max_over_time(resilience_restart_budget_remaining[6h])) > 1"
-        ),
+        expr=(f"({_BUDGET} <= 1) and on ({_JOB}, layer) max by ({_JOB}, layer) (resilience_restart_budget_max) > 1"),
         wait="0s",
         severity="warning",
         level="job",

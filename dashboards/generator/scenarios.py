@@ -114,6 +114,7 @@ def killed(since: int, minutes: int) -> dict[str, str]:
         f"resilience_written_timestamp_seconds{{{of_node}}}": f"0+60x{since} {since * 60}x{minutes}",
         f'resilience_timeout_headroom_ratio{{{of_node}, section="save"}}': f"0.1x{since - 1} 0.9x{minutes}",
         f'resilience_restart_budget_remaining{{{of_node}, layer="launcher"}}': f"3x{since - 1} 1x{minutes}",
+        f'resilience_restart_budget_max{{{of_node}, layer="launcher"}}': f"3x{minutes}",
         f'resilience_rank_silence_seconds{{{of_node}, rank="0"}}': f"0x{since - 1} 130x{minutes}",
         f'resilience_rank_state{{{of_node}, rank="0", state="active"}}': f"1x{minutes}",
         f'resilience_ranks{{{of_node}, state="inactive"}}': f"1x{since - 1} 0x{minutes}",

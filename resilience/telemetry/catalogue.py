@@ -140,6 +140,13 @@ METRICS: tuple[Metric, ...] = (
         (_E.CycleStarted, _E.RestartDecided),
     ),
     Metric(
+        "resilience_restart_budget_max",
+        "gauge",
+        "Restarts that the whole job may use.",
+        ("layer",),
+        (_E.CycleStarted,),
+    ),
+    Metric(
         "resilience_restart_duration_seconds",
         "histogram",
         "From detection to the first progress, one sample per rank; without progress: until the start, recorded late.",

@@ -336,6 +336,7 @@ class MetricView:
         if node_cycle.started is not None:
             ready["resilience_restart_iteration"][(LAUNCHER,)] = cycle[1]
             ready["resilience_restart_budget_remaining"][(LAUNCHER,)] = node_cycle.restarts_left or 0
+            ready["resilience_restart_budget_max"][(LAUNCHER,)] = node_cycle.started.max_restarts
         if node_cycle.ended is None:
             return
         outcome = _OUTCOMES.get(node_cycle.ended.outcome, "aborted")

@@ -39,6 +39,7 @@ def test_cycles_and_the_budget_are_counted() -> None:
     assert found["resilience_restart_iterations_total", ("launcher", "completed")] == 1
     assert found["resilience_restart_iteration", ("launcher",)] == 3
     assert found["resilience_restart_budget_remaining", ("launcher",)] == 8
+    assert found["resilience_restart_budget_max", ("launcher",)] == 10
     assert found["resilience_interruptions_total", ("terminated", "unknown", "first")] == 1
     assert found["resilience_interruptions_total", ("hard_timeout", "storage", "first")] == 1
     assert found["resilience_interruptions_total", ("terminated", "unknown", "cascade")] == 1  # the hung one's end
