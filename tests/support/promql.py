@@ -89,6 +89,11 @@ class _Walk:
             case promql.MatrixSelector():
                 self._window(node.range)
                 return self._selector(node.vector_selector)[1].labels
+            case promql.SubqueryExpr():
+                self._window(node.range)
+                if node.step is not None:
+                    self._window(node.step)
+                return self.labels(node.expr)
             case promql.Call():
                 return self._call(node)
             case promql.AggregateExpr():

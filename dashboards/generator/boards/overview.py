@@ -14,6 +14,7 @@ from dashboards.generator.boards.common import (
 )
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
 from dashboards.generator.queries import RANGE, RATE, counted, goodput, grown, or_zero, restarts, select, stepped
+from dashboards.generator.queries import STEP as INTERVAL
 
 _ACTIVE = counted("resilience_ranks", 'state="active"')
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
@@ -22,8 +23,8 @@ _SPEED = f"(deriv({select(STEP)}[{RATE}]) and on (node, rank) {TAKING_PART})"
 _recovering = grown(DURATION + "_sum", by=("layer",))
 _recovered = grown(DURATION + "_count", by=("layer",))
 _productive = grown("resilience_productive_seconds_total")
-_active_ranks = select("resilience_ranks", 'state="active"')
-_active = f"sum(avg_over_time({_active_ranks}[{RANGE}]))"
+# At each point of the range: exporters and nodes come and go, and each has series for a part of it.
+_active = f"avg_over_time({_ACTIVE}[{RANGE}:{INTERVAL}])"
 
 OVERVIEW = Board(
     "overview",

@@ -108,6 +108,7 @@ BAD = {
     'sum(resilience_ranks{job_id="other"})': "for every job",
     'sum(rate(resilience_events_total{job_id="$job"}[5m]))': "does not fit every graph",
     'resilience_ranks{job_id="$job"} offset 1h': "does not fit every graph",
+    'avg_over_time(sum(resilience_ranks{job_id="$job"})[1h:1m])': "does not fit every graph",
     'histogram_quantile(0.5, sum(resilience_heartbeat_interval_seconds_bucket{job_id="$job"}))': "le was",
     'sum by (state) (resilience_ranks{job_id="$job"}) / sum(resilience_ranks{job_id="$job"})': "unlike labels",
     'sum without (node) (resilience_ranks{job_id="$job"})': "without",

@@ -84,6 +84,32 @@ STORIES = (
         for when, began in (("within the range", 0), ("long before Prometheus", -36_000))
     ),
     Story(
+        "another exporter has taken over, and the job restarts once a minute",
+        {
+            **taken_over(of(*ACTIVE), "8x180 stale", "_x180 8x180"),
+            **taken_over(of(BEGAN), "-36000x180 stale", "_x180 -36000x180"),
+            **taken_over(of(PRODUCTIVE), "0+480x180 stale", "_x180 86400+480x180"),
+            **taken_over(of(*CYCLES), "0+1x180 stale", "_x180 180+1x180"),
+        },
+        (Shown("overview: Time between restarts", 359, {"": 60}), Shown("overview: Restarts", 359, {"": 359})),
+    ),
+    Story(
+        "a node was replaced by another one, and the job restarts once a minute",
+        {
+            of(*ACTIVE): "8x400",
+            of(*ACTIVE, node="n1"): "8x180 stale",
+            of(*ACTIVE, node="n2"): "_x181 8x200",
+            of(BEGAN): "0x400",
+            of(BEGAN, node="n1"): "0x180 stale",
+            of(BEGAN, node="n2"): "_x181 10860x200",
+            of(PRODUCTIVE): "0+480x400",
+            of(PRODUCTIVE, node="n1"): "0+480x180 stale",
+            of(PRODUCTIVE, node="n2"): "_x181 480+480x200",
+            of(*CYCLES): "0+1x400",
+        },
+        (Shown("overview: Time between restarts", 359, {"": 60}), Shown("overview: Active ranks", 359, {"": 16})),
+    ),
+    Story(
         "a job has ended after another exporter took over",
         {
             **taken_over(of(BEGAN), "0x100 stale", "_x100 0x20 stale"),
