@@ -25,6 +25,7 @@ SECONDS |= {"15m": "900", "30m": "1800", "1h": "3600", "6h": "21600"}
 BRIDGED = "2m"  # for rules: the exporter of a node may change, which leaves a short gap
 BEGAN = "resilience_start_timestamp_seconds"
 ALWAYS_THERE = "resilience_productive_seconds_total"  # in every scrape, and in the file of a job that has ended
+DEAD_S = 600  # age of a file
 _OF_NODE = f"on ({', '.join(OF_JOB)}, node)"
 
 Scope = Sequence[str]
@@ -37,8 +38,23 @@ def select(metric: str, *matchers: str, scope: Scope = SCOPE) -> str:
 
 
 def counted(metric: str, *matchers: str, by: Sequence[str] = (), scope: Scope = SCOPE) -> str:
-    """Return the sum of a gauge over nodes."""
-    return fold("sum", by, of_nodes(metric, select(metric, *matchers, scope=scope)))
+    """Return the sum of a metric over nodes: of a gauge, or of a counter since the beginning."""
+    is_gauge = metric in BY_NAME and BY_NAME[metric].kind == "gauge"
+    value = present(metric, *matchers, scope=scope) if is_gauge else select(metric, *matchers, scope=scope)
+    return fold("sum", by, of_nodes(metric, value))
+
+
+def present(metric: str, *matchers: str, scope: Scope = SCOPE) -> str:
+    """Return a gauge, for dashboards."""
+    return living(select(metric, *matchers, scope=scope), scope)
+
+
+def living(expression: str, scope: Scope = SCOPE) -> str:
+    """Return an expression over gauges without those in files for node-exporter that dead processes left behind.
+
+    A living job writes its file every 15 s. The clocks of the node and of Prometheus may differ by some minutes."""
+    age = f"time() - {select('resilience_written_timestamp_seconds', scope=scope)}"
+    return f"({expression} unless on ({', '.join(OF_JOB)}, node, instance) {age} > {DEAD_S})"
 
 
 def fold(operator: str, by: Sequence[str], expression: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.generator.queries import select
+from dashboards.generator.queries import present
 
 QUIET = "No interruption in this range"
 NO_STEPS = "No rank has reported a step, or per-rank metrics are off"
@@ -22,8 +22,8 @@ LISTED = 20  # rows in a table
 
 
 # Ranks that take part. Spares and lost ranks still have a series with their old step.
-TAKING_PART = select("resilience_rank_state", 'state=~"active|suspect|unmonitored"')
-STEPS = f"({select(STEP)} and on (node, rank) {TAKING_PART})"
+TAKING_PART = present("resilience_rank_state", 'state=~"active|suspect|unmonitored"')
+STEPS = f"({present(STEP)} and on (node, rank) {TAKING_PART})"
 
 
 def top(expression: str) -> str:
@@ -33,4 +33,4 @@ def top(expression: str) -> str:
 
 def silence(by: str) -> str:
     """Return an expression for the time since the last sign of life, at the time of the scrape."""
-    return f"max by ({by}) ({select(SILENCE)})"
+    return f"max by ({by}) ({present(SILENCE)})"

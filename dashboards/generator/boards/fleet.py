@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from dashboards.generator.boards.common import LISTED, NO_BEATS, SILENCE
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import ALL_JOBS, OF_JOB, RATE, counted, fold, goodput, grown, restarts, select
+from dashboards.generator.queries import (
+    ALL_JOBS,
+    OF_JOB,
+    RATE,
+    counted,
+    fold,
+    goodput,
+    grown,
+    living,
+    present,
+    restarts,
+    select,
+)
 
 _firing = fold(
     "max",
     (*OF_JOB, "alertname", "severity"),
     select("ALERTS", 'alertstate="firing"', 'alertname=~".+"', scope=ALL_JOBS),
 )
-_steps = f"clamp_min(deriv({select('resilience_step', scope=ALL_JOBS)}[{RATE}]), 0)"
+_deriv = f"deriv({select('resilience_step', scope=ALL_JOBS)}[{RATE}])"
+_steps = f"clamp_min({living(_deriv, ALL_JOBS)}, 0)"
 _ended = "last_over_time({}[$__range])"
 
 FLEET = Board(
@@ -77,7 +90,7 @@ FLEET = Board(
                     description="The longest time since the last sign of life of any rank, per job, longest first.",
                     unit="s",
                     queries=(
-                        Query(f"sort_desc(topk({LISTED}, {fold('max', OF_JOB, select(SILENCE, scope=ALL_JOBS))}))"),
+                        Query(f"sort_desc(topk({LISTED}, {fold('max', OF_JOB, present(SILENCE, scope=ALL_JOBS))}))"),
                     ),
                     view="table",
                     empty=NO_BEATS,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dashboards.generator.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import quantile, rate, select, stepped
+from dashboards.generator.queries import present, quantile, rate, stepped
 
 _INTERVAL = "resilience_heartbeat_interval_seconds"
 
-_limits = f"min by (section) ({select(LIMIT)})"
-_open_of_limit = f"max by (node, rank, section) ({select(OPEN)}) / on (section) group_left () {_limits}"
+_limits = f"min by (section) ({present(LIMIT)})"
+_open_of_limit = f"max by (node, rank, section) ({present(OPEN)}) / on (section) group_left () {_limits}"
 
 HANGS = Board(
     "hangs",
@@ -35,7 +35,7 @@ HANGS = Board(
                     title="Open sections",
                     description="How long each rank's section has been open, longest first.",
                     unit="s",
-                    queries=(Query(top(f"max by (node, rank, section) ({select(OPEN)})")),),
+                    queries=(Query(top(f"max by (node, rank, section) ({present(OPEN)})")),),
                     view="table",
                     empty=NONE_OPEN,
                     runbook="SectionNearLimit",

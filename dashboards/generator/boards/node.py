@@ -14,7 +14,7 @@ from dashboards.generator.boards.common import (
     top,
 )
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import counted, grown, select, stepped
+from dashboards.generator.queries import counted, grown, present, stepped
 
 NODE = Board(
     "node",
@@ -28,7 +28,7 @@ NODE = Board(
                     title="State of each rank",
                     description="The current state of each rank.",
                     unit="none",
-                    queries=(Query(f"max by (node, rank, state) ({select('resilience_rank_state')})"),),
+                    queries=(Query(f"max by (node, rank, state) ({present('resilience_rank_state')})"),),
                     view="table",
                     empty="This node has no ranks, or per-rank metrics are off",
                     runbook="RankHeartbeatStale",
@@ -37,7 +37,7 @@ NODE = Board(
                     title="Step of each rank",
                     description="The highest step that each rank has reported.",
                     unit="none",
-                    queries=(Query(f"max by (node, rank) ({select(STEP)})", "{{node}} rank {{rank}}"),),
+                    queries=(Query(f"max by (node, rank) ({present(STEP)})", "{{node}} rank {{rank}}"),),
                     empty=NO_STEPS,
                     runbook="JobStalled",
                 ),
@@ -54,7 +54,7 @@ NODE = Board(
                     description="How long each open section has been open.",
                     unit="s",
                     queries=(
-                        Query(f"max by (node, rank, section) ({select(OPEN)})", "{{node}} rank {{rank}} {{section}}"),
+                        Query(f"max by (node, rank, section) ({present(OPEN)})", "{{node}} rank {{rank}} {{section}}"),
                     ),
                     empty=NONE_OPEN,
                     runbook="SectionNearLimit",

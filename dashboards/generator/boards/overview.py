@@ -13,13 +13,25 @@ from dashboards.generator.boards.common import (
     TAKING_PART,
 )
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import RANGE, RATE, counted, goodput, grown, or_zero, restarts, select, stepped
+from dashboards.generator.queries import (
+    RANGE,
+    RATE,
+    counted,
+    goodput,
+    grown,
+    living,
+    or_zero,
+    restarts,
+    select,
+    stepped,
+)
 from dashboards.generator.queries import STEP as INTERVAL
 
 _ACTIVE = counted("resilience_ranks", 'state="active"')
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
 
-_SPEED = f"(deriv({select(STEP)}[{RATE}]) and on (node, rank) {TAKING_PART})"
+_deriv = f"deriv({select(STEP)}[{RATE}])"
+_SPEED = f"({living(_deriv)} and on (node, rank) {TAKING_PART})"
 _recovering = grown(DURATION + "_sum", by=("layer",))
 _recovered = grown(DURATION + "_count", by=("layer",))
 _productive = grown("resilience_productive_seconds_total")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.generator.boards.common import DURATION, FAULTS, FIRST, QUIET, top
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import grown, quantile, select, stepped
+from dashboards.generator.queries import grown, present, quantile, stepped
 
 _PHASE = "resilience_restart_phase_duration_seconds"
 
@@ -119,14 +119,14 @@ RESTARTS = Board(
                     title="Current iteration and cycle",
                     description="Both count from 0; each increase is a restart.",
                     unit="none",
-                    queries=(Query(f"max by (layer) ({select('resilience_restart_iteration')})", "{{layer}}"),),
+                    queries=(Query(f"max by (layer) ({present('resilience_restart_iteration')})", "{{layer}}"),),
                     runbook="RestartLoop",
                 ),
                 Panel(
                     title="Restarts left",
                     description="Restarts left in the launcher's budget (`--max-restarts`).",
                     unit="none",
-                    queries=(Query(f"min by (layer) ({select('resilience_restart_budget_remaining')})", "{{layer}}"),),
+                    queries=(Query(f"min by (layer) ({present('resilience_restart_budget_remaining')})", "{{layer}}"),),
                     empty="The job was not started by `resilience run`, so it has no budget",
                     steps=((None, "red"), (2, "yellow"), (3, "green")),
                     runbook="RestartBudgetLow",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.generator.boards.common import LIMIT, NO_SECTIONS, SECTION
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import counted, quantile, rate, select, stepped
+from dashboards.generator.queries import counted, present, quantile, rate, stepped
 
 NO_LIMITS = "No section has a limit"
 COMPLETED = 'outcome="completed"'
@@ -29,7 +29,7 @@ SECTIONS = Board(
                         Query(
                             quantile(0.99, rate(SECTION + "_bucket", COMPLETED, by=("section", "le"))), "{{section}}"
                         ),
-                        Query(f"min by (section, source) ({select(LIMIT)})", "{{section}} limit ({{source}})"),
+                        Query(f"min by (section, source) ({present(LIMIT)})", "{{section}} limit ({{source}})"),
                     ),
                     empty=NO_SECTIONS,
                     runbook="SectionNearLimit",
@@ -75,7 +75,7 @@ SECTIONS = Board(
                     ),
                     unit="percentunit",
                     queries=(
-                        Query(f"max by (section) ({select('resilience_timeout_headroom_ratio')})", "{{section}}"),
+                        Query(f"max by (section) ({present('resilience_timeout_headroom_ratio')})", "{{section}}"),
                     ),
                     empty=NO_LIMITS,
                     steps=((None, "green"), (0.67, "orange"), (1, "red")),
@@ -86,8 +86,8 @@ SECTIONS = Board(
                     description="Limits of sections and heartbeats, with their source.",
                     unit="s",
                     queries=(
-                        Query(f"min by (section, source) ({select(LIMIT)})"),
-                        Query(f"min by (source) ({select('resilience_heartbeat_timeout_seconds')})"),
+                        Query(f"min by (section, source) ({present(LIMIT)})"),
+                        Query(f"min by (source) ({present('resilience_heartbeat_timeout_seconds')})"),
                     ),
                     view="table",
                     empty="No limit is set",
@@ -109,7 +109,9 @@ SECTIONS = Board(
                         "Learned limits that disagree with current durations; a longer limit applies instead."
                     ),
                     unit="none",
-                    queries=(Query(f"max by (section) ({select('resilience_calibration_stale')}) > 0", "{{section}}"),),
+                    queries=(
+                        Query(f"max by (section) ({present('resilience_calibration_stale')}) > 0", "{{section}}"),
+                    ),
                     view="table",
                     empty="No learned limit is stale",
                     runbook="TimeoutsUncalibrated",

@@ -20,7 +20,7 @@ from dashboards.generator.scenarios import by_two_targets
 PROMTOOL = shutil.which("promtool")
 pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here: apt-get install prometheus")
 VARIABLES = {"job": "j", "node": ".*", "__range": "6h", "__range_s": "21600"}
-VARIABLES |= {"__rate_interval": "60s", "__rate_interval_ms": "60000", "__interval": "30s", "__interval_ms": "30000"}
+VARIABLES |= {"__rate_interval": "4m", "__rate_interval_ms": "240000", "__interval": "30s", "__interval_ms": "30000"}
 J = 'job_id="j"'
 INTERRUPTED = 'outcome="interrupted"'
 
@@ -108,6 +108,39 @@ STORIES = (
             of(*CYCLES): "0+1x400",
         },
         (Shown("overview: Time between restarts", 359, {"": 60}), Shown("overview: Active ranks", 359, {"": 16})),
+    ),
+    Story(
+        "one of two nodes was killed, and its file for node-exporter stays",
+        {
+            name.replace("n0", node): values.replace("60x30 1800x270", "60x300") if node == "n0" else values
+            for node in ("n0", "n1")
+            for name, values in {
+                of("resilience_written_timestamp_seconds"): "0+60x30 1800x270",
+                of(*ACTIVE): "1x300",
+                of("resilience_step"): "0+60x30 1800x270",
+                of("resilience_monitor_up"): "1x300",
+                of("resilience_rank_silence_seconds", f'rank="{node[1]}"'): "5x300",
+                of("resilience_rank_step", f'rank="{node[1]}"'): "0+60x30 1800x270",
+                of("resilience_rank_state", f'rank="{node[1]}"', 'state="active"'): "1x300",
+                of("resilience_timeout_headroom_ratio", f'section="{node}"'): "0.5x300",
+                of("resilience_section_timeout_seconds", f'section="{node}"', 'source="config"'): "60x300",
+            }.items()
+        },
+        (
+            Shown("overview: Active ranks", 200, {"": 1}),
+            Shown("overview: Ranks by state", 200, {'state="active"': 1}),
+            Shown("overview: Progress", 200, {"": 12_000}, query=1),
+            Shown("overview: Steps per second", 200, {"": 1}, query=1),
+            Shown("fleet: Active ranks by job", 200, {J: 1}),
+            Shown("fleet: Longest silence", 200, {J: 5}),
+            Shown("node: Monitors", 200, {'node="n0"': 1}),
+            Shown("node: State of each rank", 200, {'node="n0", rank="0", state="active"': 1}),
+            Shown("hangs: Step skew", 200, {"": 0}),
+            Shown("hangs: Ranks furthest behind", 200, {'node="n0", rank="0"': 0}),
+            Shown("hangs: Most silent ranks", 200, {'node="n0", rank="0"': 5}),
+            Shown("sections: Used share of the limit", 200, {'section="n0"': 0.5}),
+            Shown("sections: Limits in force", 200, {'section="n0", source="config"': 60}),
+        ),
     ),
     Story(
         "a job has ended after another exporter took over",
