@@ -49,9 +49,9 @@ OVERVIEW = Board(
                 Panel(
                     title="Goodput",
                     description=(
-                        "Share of rank-seconds within the range that were spent in the function and not lost to a "
-                        "start, a restart or a hang. Repeated steps are not subtracted; for a hang, only the time of "
-                        "the silent ranks is."
+                        "Share of rank-seconds within the range that were not lost to a start, a restart, a hang, "
+                        "repeated steps, or waiting (a spare, a rank that has finished). During a hang all ranks "
+                        "wait, so the time of all of them is lost."
                     ),
                     unit="percentunit",
                     queries=(Query(goodput()),),
@@ -157,7 +157,8 @@ OVERVIEW = Board(
                     title="Lost time by cause",
                     description=(
                         "Rank-seconds lost per interval. startup: until the function is entered; restart: from "
-                        "detection to the first progress; hang: from the last sign of life until a limit fired."
+                        "detection to the first progress; hang: from the last sign of life until a limit fired; "
+                        "rework: repeated steps; idle: spares, and ranks that have finished."
                     ),
                     unit="s",
                     queries=(Query(stepped("resilience_lost_seconds_total", by=("cause",)), "{{cause}}"),),
