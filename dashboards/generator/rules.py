@@ -685,7 +685,9 @@ SILENCES = (
         ("cluster", "job_id"),
     ),
     ("StartStalled", "GoodputLow|RestartSlow|SectionNearLimit", ("cluster", "job_id")),
-    ("MonitorDown", "RankHeartbeatStale|SectionNearLimit", ("cluster", "job_id", "node")),
+    ("MonitorDown", "RankHeartbeatStale", ("cluster", "job_id", "node")),
+    # The open section of a rank without a monitor seems to last. The alert has no node: it is about all ranks.
+    ("MonitorDown", "SectionNearLimit", ("cluster", "job_id")),
 )
 
 

@@ -266,6 +266,14 @@ def test_every_alert_that_is_silenced_exists_and_none_silences_itself() -> None:
         assert not set(cause.split("|")) & set(others.split("|"))
 
 
+def test_alerts_have_the_labels_by_which_they_silence_each_other() -> None:
+    known = rules_known()
+    labels = {alert.name: check(alert.expr, known, is_rule=True) for alert in ALERTS}
+    for cause, others, equal in SILENCES:
+        for name in (*cause.split("|"), *others.split("|")):
+            assert set(equal) <= labels[name], (cause, name)
+
+
 @pytest.mark.skipif(AMTOOL is None, reason="amtool is not here: apt-get install prometheus-alertmanager")
 def test_amtool_takes_the_example() -> None:
     path = ROOT / "dashboards" / "alertmanager.yaml"
