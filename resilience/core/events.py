@@ -487,6 +487,9 @@ class ExportFailed(Event, frozen=True, tag="export.failed"):
     exporter: Literal["prometheus", "otlp"]
     reason: str
     is_at_start: bool = False  # nothing is exported at all
+    signal: Literal["", "metric", "span"] = (
+        ""  # what is not exported; "" as usual: metrics by prometheus, spans by otlp
+    )
 
 
 # -- the launcher's agent ------------------------------------------------------------------------

@@ -330,7 +330,7 @@ class Exports:
             from resilience.telemetry.otlp_metrics import MetricSender  # loaded only by a node that sends metrics
 
             exports._metric_sender = exports._started(
-                "otlp", lambda: MetricSender(exporting, folder.name, node, view, emit)
+                "otlp", lambda: MetricSender(exporting, folder.name, node, view, emit), "metric"
             )
         if not asked.is_nothing:
             exports._expose(folder, node, asked)
@@ -354,17 +354,21 @@ class Exports:
             return
         self._exposition = exposition
 
-    def _started(self, exporter: Literal["prometheus", "otlp"], start: Callable[[], T]) -> T | None:
+    def _started(
+        self, exporter: Literal["prometheus", "otlp"], start: Callable[[], T], signal: Literal["", "metric"] = ""
+    ) -> T | None:
         """Return an exporter; report it and return None if it cannot start."""
         try:
             return start()
         except Exception as error:  # no thread is left, or the exporter is broken: the job does not notice
-            self._report_failed_start(exporter, error)
+            self._report_failed_start(exporter, error, signal)
             return None
 
-    def _report_failed_start(self, exporter: Literal["prometheus", "otlp"], error: Exception) -> None:
+    def _report_failed_start(
+        self, exporter: Literal["prometheus", "otlp"], error: Exception, signal: Literal["", "metric"] = ""
+    ) -> None:
         reason = f"cannot start: {type(error).__name__}: {error}"[:500]
-        self._emit(events.ExportFailed(exporter, reason, is_at_start=True))
+        self._emit(events.ExportFailed(exporter, reason, is_at_start=True, signal=signal))
 
     def caught_up(self) -> None:
         """Note that all earlier records are taken: send all spans, and serve the metrics if a port is set. Never

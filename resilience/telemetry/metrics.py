@@ -149,7 +149,7 @@ class MetricView:
                 self._count("resilience_elastic_events_total", labels)
             case events.ExportFailed():
                 labels = (
-                    _EXPORT_SIGNALS[event.exporter],
+                    event.signal or _EXPORT_SIGNALS[event.exporter],
                     "start" if event.is_at_start else "send",
                 )
                 self._count("resilience_telemetry_errors_total", labels)

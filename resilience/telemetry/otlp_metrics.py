@@ -61,7 +61,9 @@ class MetricSender:
             convert = _Converter(*self._place)
         except Exception as error:  # the exporter reads many variables, and a bad one may raise anything
             self._emit(
-                events.ExportFailed("otlp", f"cannot start: metrics: {masked_text(str(error))}"[:500], is_at_start=True)
+                events.ExportFailed(
+                    "otlp", f"cannot start: metrics: {masked_text(str(error))}"[:500], is_at_start=True, signal="metric"
+                )
             )
             return
         has_failed = False
@@ -73,7 +75,7 @@ class MetricSender:
             except Exception:  # edge to the exporter: an exception costs measurements only
                 is_sent = False
             if not is_sent and not has_failed:
-                self._emit(events.ExportFailed("otlp", "the collector does not take metrics"))
+                self._emit(events.ExportFailed("otlp", "the collector does not take metrics", signal="metric"))
             has_failed = not is_sent
 
 

@@ -113,7 +113,7 @@ def test_collector_that_takes_no_metrics_is_told_once(folder: Path, monkeypatch:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         exports.close(60.0)
-    assert emitted == [events.ExportFailed("otlp", "the collector does not take metrics")]
+    assert emitted == [events.ExportFailed("otlp", "the collector does not take metrics", signal="metric")]
 
 
 def test_request_that_a_collector_refuses_for_now_is_not_repeated_after_close(

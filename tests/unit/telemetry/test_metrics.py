@@ -206,6 +206,18 @@ def test_sections_and_heartbeats_come_from_the_timing_histograms() -> None:
     assert found["resilience_heartbeat_interval_seconds_bucket", ("inf",)] == 1
 
 
+def test_failed_exports_are_counted_by_what_is_not_exported() -> None:
+    view = MetricView()
+    for event in (
+        events.ExportFailed("otlp", "the collector does not take metrics", signal="metric"),
+        events.ExportFailed("otlp", "the collector does not take spans"),
+        events.ExportFailed("prometheus", "cannot start", is_at_start=True),
+    ):
+        view.take(msgspec.structs.replace(job().records[0], event=event))
+    found = {labels: n for (name, labels), n in view.samples().items() if name == "resilience_telemetry_errors_total"}
+    assert found == {("metric", "send"): 1, ("span", "send"): 1, ("metric", "start"): 1}
+
+
 def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
     told = [job([Fault(kind, 1, 0)], spares=1).records for kind in get_args(Kind)]
     told.append(job([Fault("kill", 1, 0)]).files[1])  # a node of its own
