@@ -6,6 +6,7 @@ counts as stale from the monitor's record of it until the next attempt."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from resilience.core import events
@@ -27,11 +28,13 @@ class LimitMetrics:
         self._before = Timings()  # sections that had ended when the recent period began
         self._next = Timings()  # the next value of `_before`
         self._turned_at: float | None = None
+        self._began = math.inf  # the node's first record
         self._stale: set[str] = set()
         self._attempt = 0
 
     def take(self, record: Record) -> None:
         """Add a record."""
+        self._began = min(self._began, record.mono_ns / 1e9)
         if record.origin.attempt > self._attempt:
             self._attempt = record.origin.attempt
             self._stale.clear()
@@ -39,9 +42,14 @@ class LimitMetrics:
             self._stale.add(record.event.deadline)
 
     def take_timings(self, timings: Timings, now: float) -> None:
-        """Replace the recorded durations. now: seconds on this host's monotonic clock."""
+        """Replace the recorded durations. now: seconds on this host's monotonic clock.
+
+        Of the first ones, nobody knows when the sections ended. An exporter that takes over later than RECENT seconds
+        after the beginning counts none of them as recent."""
         if self._turned_at is None:
             self._turned_at = now
+            if now - self._began > RECENT:
+                self._before = self._next = timings
         elif now - self._turned_at >= RECENT:
             self._turned_at = now
             self._before, self._next = self._next, self._timings

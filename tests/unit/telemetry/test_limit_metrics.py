@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from resilience.core import events
 from resilience.core.identity import Origin
@@ -68,6 +69,20 @@ def test_slow_section_of_long_ago_does_not_show_for_ever() -> None:
         used.append(view.values({0: shows(STEP)}, None, str)[USED]["step",])
     assert used[0] == used[int(RECENT / 60)] == 0.9
     assert 0.1 <= used[-1] < 0.11
+
+
+def test_exporter_that_takes_over_a_long_job_shows_no_slow_section_of_long_ago() -> None:
+    view, started = LimitMetrics(), 1000.0
+    began = Record(1, 0, round(started * 1e9), ORIGIN, events.MonitorStarted(7))
+    view.take(began)
+    view.take_timings(timings(step=[9.0, 1.0]), started + RECENT + 1.0)
+    assert view.values({0: shows(STEP)}, None, str)[USED] == {("step",): 0.0}
+    view.take_timings(timings(step=[9.0, 1.0, 4.0]), started + RECENT + 16.0)
+    assert view.values({0: shows(STEP)}, None, str)[USED]["step",] == pytest.approx(0.4, rel=0.01)
+    early = LimitMetrics()
+    early.take(began)
+    early.take_timings(timings(step=[9.0]), started + RECENT - 1.0)
+    assert early.values({0: shows(STEP)}, None, str)[USED] == {("step",): 0.9}
 
 
 def test_sections_beyond_the_first_share_one_label() -> None:

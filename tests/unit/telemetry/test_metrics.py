@@ -289,7 +289,6 @@ NOT_ALONE: dict[str, set[type]] = {
     # rework: no step was reported when it began
     "resilience_lost_seconds_total": {events.RestartEnded, events.FirstStepTaken},
     "resilience_restart_iterations_total": {events.RankStoodInFor},  # the others follow, and count
-    "resilience_lost_seconds_total": {events.RestartEnded},  # rework: no step was reported when it began
 }
 
 
