@@ -36,9 +36,18 @@ _WHERE = {
 }
 
 
+_STATE = "a monitor's state is not public; `resilience status` and the run folder's records show what ranks do"
+_INSTEAD = {
+    "RankMonitorState": _STATE,
+    "RankMonitorStateMachine": _STATE,
+    "InvalidStateTransitionException": _STATE + ". Wrong use of sections raises RankMonitorClientError",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}", name=name)
     value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value  # later look-ups bypass this function
     return value

@@ -4,7 +4,7 @@ The rank and its stand-in run the same code, so that both compute the same seat.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from resilience.core.restart import ENTRY, Assign, Seat, Unassigned
 from resilience.errors import InternalError, RankDiscarded, RestartAbort, RestartError
@@ -31,7 +31,7 @@ def assign(hooks: Hooks, state: State, terminated: frozenset[int]) -> State:
     InternalError if a hook broke the rules."""
     remaining = set(terminated)
     if hooks.rank_assignment is not None:
-        state, remaining = hooks.rank_assignment(state, remaining)
+        state, remaining = _assigned(hooks.rank_assignment, state, remaining)
     if state.rank in remaining:
         raise RankDiscarded(f"rank {state.rank} is terminated and gets no seat in the next iteration")
     if remaining:
@@ -42,13 +42,30 @@ def assign(hooks: Hooks, state: State, terminated: frozenset[int]) -> State:
         )
     state.activate_all_ranks()
     if hooks.rank_filter is not None:
-        state = hooks.rank_filter(state)
+        state = _filtered(hooks.rank_filter, state)
     if not 0 <= state.rank < state.world_size or not 0 <= state.active_world_size <= state.world_size:
         raise InternalError(
             f"after assignment and filter: rank {state.rank}, world size {state.world_size}, active world size "
             f"{state.active_world_size}; expected 0 <= rank < world size and 0 <= active <= world size"
         )
     return state
+
+
+def _assigned(hook: RankAssignment, state: State, terminated: set[int]) -> tuple[State, set[int]]:
+    returned: Any = hook(state, terminated)
+    if not isinstance(returned, tuple | list) or len(returned) != 2 or not isinstance(returned[0], State):
+        raise InternalError(
+            f"the rank_assignment {hook!r} returned {returned!r}, expected (state, terminated_ranks): the state, and "
+            "the terminated ranks that are left, such as set()"
+        )
+    return returned[0], returned[1]
+
+
+def _filtered(hook: RankFilter, state: State) -> State:
+    returned: Any = hook(state)
+    if not isinstance(returned, State):
+        raise InternalError(f"the rank_filter {hook!r} returned {returned!r}, expected the state: return it")
+    return returned
 
 
 def nobody_active(state: State) -> RestartError:

@@ -65,7 +65,7 @@ class Plan:
         self.initial_rank = state.initial_rank
         self.rank_pid = os.getpid()
         self.terminal = terminal.path_of_stderr()
-        self.logfile = (wrapper.monitor_process_logfile or "").replace("{rank}", str(state.initial_rank))
+        self.logfile = (wrapper.monitor_process_logfile or "").format(rank=state.initial_rank)
 
 
 class Handle:
@@ -165,12 +165,13 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     notice: names the key for the address of a store beside the launcher's own.
     Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
+    plan = Plan(wrapper, state, is_host, notice)
+    check_logfile(plan.logfile)
     page = Page.create()
     ours, theirs = pair()
     rank_side = RankSide(page)
     rank_side.lock_life()
     dump = stacks.arm()
-    plan = Plan(wrapper, state, is_host, notice)
     reason = why_not_fork()
     try:
         pid = _execute(plan, page, theirs, dump, reason) if reason else _fork(plan, page, theirs, ours, dump)
@@ -337,10 +338,29 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     WRITER.flush()
 
 
+def check_logfile(logfile: str) -> None:
+    """Raise if the monitor's messages cannot be written: it could not start. Raises: ConfigurationError."""
+    if not logfile:
+        return
+    try:
+        os.close(_open_logfile(logfile))
+    except OSError as error:
+        raise ConfigurationError(
+            f"monitor_process_logfile {logfile} cannot be written: {error.strerror}; create its folder on each node, "
+            "or choose another path",
+            option="monitor_process_logfile",
+            value=logfile,
+        ) from error
+
+
+def _open_logfile(logfile: str) -> int:
+    return os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
 def _redirect_output(logfile: str) -> None:
     """Release the rank's output, so that its reader sees end-of-file when the rank ends."""
     null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if logfile else null
+    log = _open_logfile(logfile) if logfile else null
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -10,7 +10,7 @@ the interval is here an upper bound on the delay before an event is noticed."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -79,7 +79,8 @@ class Wrapper:
     heartbeat_timeout: silence of a whole node after which its ranks count as lost.
     barrier_timeout, completion_timeout: how long ranks wait for each other.
     last_call_wait: longest wait for the records of other ranks after a fault.
-    monitor_process_logfile: absolute path for the monitor's own messages. "{rank}" becomes the initial rank.
+    monitor_process_logfile: absolute path for the monitor's own messages. "{rank}" becomes the initial rank; a format
+        is possible, such as "{rank:04d}".
     enabled: False returns the function itself.
     completion, terminate: hooks of release 0.4 of the compatible API, called when this rank's call is over.
     heartbeat_interval: accepted for code written for later releases, without effect.
@@ -112,6 +113,13 @@ class Wrapper:
         terminate: Terminate | None = None,
         heartbeat_interval: timedelta = timedelta(seconds=1),
     ) -> None:
+        if store_kwargs is not None and not isinstance(store_kwargs, Mapping):
+            raise ConfigurationTypeError(
+                f"store_kwargs is {store_kwargs!r} ({type(store_kwargs).__name__}), expected a dict of the arguments "
+                "of store_factory, such as {'port': 29600}",
+                option="store_kwargs",
+                value=store_kwargs,
+            )
         self.store_factory = store_factory
         self.store_kwargs = dict(store_kwargs or {})
         self.initialize = initialize
@@ -185,12 +193,34 @@ def _check_types(wrapper: Wrapper) -> None:
         raise ConfigurationTypeError(
             f"enabled is {wrapper.enabled!r}, expected True or False", option="enabled", value=wrapper.enabled
         )
-    logfile = wrapper.monitor_process_logfile
-    if logfile is not None and not Path(logfile).is_absolute():
+    _check_logfile(wrapper.monitor_process_logfile)
+
+
+def _check_logfile(logfile: Any) -> None:
+    if logfile is None:
+        return
+    option = "monitor_process_logfile"
+    if not isinstance(logfile, str):
+        raise ConfigurationTypeError(
+            f"{option} is {logfile!r} ({type(logfile).__name__}), expected a path as a str, such as "
+            "'/runs/monitor_{rank}.log', or None",
+            option=option,
+            value=logfile,
+        )
+    try:
+        path = logfile.format(rank=0)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ConfigurationError(
-            f"monitor_process_logfile is {logfile!r}, expected an absolute path: the monitor does not share "
+            f"{option} is {logfile!r}, in which only '{{rank}}' is replaced ({type(error).__name__}: {error}); write "
+            "'{{' and '}}' for braces that are part of the name",
+            option=option,
+            value=logfile,
+        ) from None
+    if not Path(path).is_absolute():
+        raise ConfigurationError(
+            f"{option} is {logfile!r}, expected an absolute path: the monitor does not share "
             "the working directory; '{rank}' in it is replaced by the initial rank",
-            option="monitor_process_logfile",
+            option=option,
             value=logfile,
         )
 

@@ -14,7 +14,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from resilience.core import encoding
 from resilience.core.deadlines import HEARTBEAT
@@ -25,6 +25,7 @@ SECTION = "fault_tolerance"  # the key of a YAML file
 GRACE = 5.0  # seconds between a termination signal other than SIGKILL, and SIGKILL
 LOG_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 NOTHING = ("none", "null", "")
+SHORT_LEVELS = {"DBG": 10, "WARN": 30}  # other names of levels in the compatible API
 YES_OR_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 RestartPolicy = Literal["any-failed", "min-healthy"]
@@ -81,9 +82,10 @@ def _signal(value: Any) -> signal.Signals:
 
 def _log_level(value: Any) -> int:
     if isinstance(value, str) and not value.isdecimal():
-        if value.upper() not in LOG_LEVELS:
+        levels = LOG_LEVELS | SHORT_LEVELS
+        if value.upper() not in levels:
             raise ValueError("a level")
-        return LOG_LEVELS[value.upper()]
+        return levels[value.upper()]
     return _count(value)
 
 
@@ -247,8 +249,20 @@ class FaultToleranceConfig:
         if "_given" in vars(self):
             self.given.add(name)
 
+    if not TYPE_CHECKING:  # a type checker takes the arguments from the fields
+
+        def __new__(cls, *values: Any, **settings: Any) -> FaultToleranceConfig:
+            unknown = sorted(set(settings) - set(FIELDS))
+            if unknown:
+                raise ConfigurationTypeError(
+                    f"there is no setting {', '.join(unknown)}; there are {', '.join(FIELDS)}. "
+                    "FaultToleranceConfig.from_kwargs ignores other settings, with a warning",
+                    unknown=unknown,
+                )
+            return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        names = {name for name, field in FIELDS.items() if getattr(self, name) != field.default}
+        names = {name for name, field in FIELDS.items() if getattr(self, name) != _default(field)}
         object.__setattr__(self, "_given", names)
 
     def __eq__(self, other: object) -> bool:
@@ -324,6 +338,10 @@ HEARTBEATS = {"initial_rank_heartbeat_timeout": "initial_heartbeat", "rank_heart
 """Settings that are limits by default, and the names of these limits."""
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(FaultToleranceConfig)}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def checked(field: dataclasses.Field[Any], value: Any) -> Any:

@@ -23,6 +23,12 @@ print(json.dumps([window, sorted(sys.modules)]))
 HEAVY = {"torch", "numpy", "opentelemetry", "prometheus_client", "structlog", "yaml", "rich"}
 
 
+@pytest.mark.parametrize("name", ["RankMonitorState", "RankMonitorStateMachine", "InvalidStateTransitionException"])
+def test_name_that_is_not_here_says_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': a monitor's state is not public; `resilience st"):
+        getattr(fault_tolerance, name)
+
+
 def test_neither_window_nor_names_load_torch_or_an_exporter() -> None:
     shown = subprocess.run([sys.executable, "-c", SHOW], cwd=ROOT, capture_output=True, text=True, check=True)
     window, names = json.loads(shown.stdout)

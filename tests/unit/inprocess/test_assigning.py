@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from resilience.errors import InternalError
@@ -27,6 +29,19 @@ class More(RankFilter):
         return state
 
 
+class ReturnsPair(RankAssignment):
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def __call__(self, state: State, terminated_ranks: set[int]) -> Any:
+        return self.returned
+
+
+class ReturnsNone(RankFilter):
+    def __call__(self, state: State) -> Any:
+        return None
+
+
 class Hooks:
     def __init__(self, rank_assignment: RankAssignment | None, rank_filter: RankFilter | None) -> None:
         self.rank_assignment = rank_assignment
@@ -39,3 +54,20 @@ def test_hook_that_breaks_an_invariant_of_the_world_is_an_internal_error(
 ) -> None:
     with pytest.raises(InternalError, match=r"expected 0 <= rank < world size and 0 <= active <= world size"):
         assign(Hooks(assignment, rank_filter), State(rank=1, world_size=4), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, r"the rank_assignment <.*ReturnsPair.*> returned None, expected \(state, terminated_ranks\)"),
+        ((None, set()), r"rank_assignment <.*> returned \(None, set\(\)\), expected"),
+    ],
+)
+def test_assignment_that_returns_something_else_is_named(returned: Any, message: str) -> None:
+    with pytest.raises(InternalError, match=message):
+        assign(Hooks(ReturnsPair(returned), None), State(rank=1, world_size=4), frozenset())
+
+
+def test_filter_that_returns_something_else_is_named() -> None:
+    with pytest.raises(InternalError, match=r"the rank_filter <.*ReturnsNone.*> returned None, expected the state"):
+        assign(Hooks(None, ReturnsNone()), State(rank=1, world_size=4), frozenset())

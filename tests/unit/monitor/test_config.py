@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -182,7 +184,9 @@ def test_signal_has_name_or_number(given: Any, number: int) -> None:
     assert FaultToleranceConfig(rank_termination_signal=given).rank_termination_signal == number
 
 
-@pytest.mark.parametrize(("given", "level"), [("warning", 30), ("INFO", 20), (10, 10), ("40", 40), (15, 15)])
+@pytest.mark.parametrize(
+    ("given", "level"), [("warning", 30), ("INFO", 20), ("WARN", 30), ("dbg", 10), (10, 10), ("40", 40), (15, 15)]
+)
 def test_log_level_has_name_or_number(given: Any, level: int) -> None:
     assert FaultToleranceConfig(log_level=given).log_level == level
 
@@ -228,6 +232,18 @@ def test_setting_that_there_is_not_cannot_be_set() -> None:
 
 
 # -- what is not recognized ---------------------------------------------------------------------------
+
+
+def test_unknown_keyword_is_named_with_what_to_write() -> None:
+    with pytest.raises(ConfigurationTypeError, match=r"no setting restart_check_interval; .*from_kwargs ignores"):
+        FaultToleranceConfig(restart_check_interval=60.0)  # type: ignore[call-arg]
+    config = FaultToleranceConfig(safety_factor=3.0)
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+
+
+def test_settings_without_a_value_are_not_given() -> None:
+    assert FaultToleranceConfig().given == set()
+    assert FaultToleranceConfig(rank_section_timeouts={"step": 1.0}).given == {"rank_section_timeouts"}
 
 
 def test_unknown_keys_are_named_in_a_warning(tmp_path: Path) -> None:
