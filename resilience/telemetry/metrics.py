@@ -20,7 +20,6 @@ import msgspec
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.core import events
 from resilience.core.deadlines import limited
-from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
@@ -30,6 +29,7 @@ from resilience.history.timeline import Timeline
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
+from resilience.telemetry.iteration_counts import IterationCounts, Key, key_of
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.rank_snapshot import RankSnapshot
 from resilience.telemetry.span import Trace, trace_id
@@ -59,9 +59,6 @@ class About(msgspec.Struct, frozen=True):
     torch: str
 
 
-IterationKey = tuple[int, int, int, int]
-
-
 class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
@@ -86,8 +83,8 @@ class MetricView:
         self._snapshots: Mapping[int, RankSnapshot] = {}
         self.look: Callable[[], Mapping[int, RankSnapshot]] | None = None  # reads the ranks' snapshots at a scrape
         self._lock = threading.Lock()
-        self._call: IterationKey = (0, 0, 0, -1)
-        self._iteration: IterationKey = (0, 0, 0, -1)
+        self._call: Key = (0, 0, 0, -1)
+        self._iteration: Key = (0, 0, 0, -1)
         self._values: dict[str, dict[Labels, float]] = {metric.name: {} for metric in METRICS}
         self.final = FinalState()
         if about is not None:
@@ -101,9 +98,7 @@ class MetricView:
         self._newest = (0, 0)  # attempt and cycle
         self._names: dict[str, set[str]] = {}  # by kind: names from users and torch that are labels
         self._interruptions = Interruptions()
-        self._ended: set[IterationKey] = set()
-        self._interrupted: set[IterationKey] = set()  # of the ended ones: those that no other one follows yet
-        self._latest: dict[tuple[int, int, int], int] = {}  # iteration of each call, by attempt, cycle and call
+        self._iterations = IterationCounts()
         self._monitors: set[tuple[int, int]] = set()  # monitored ranks with the pid of the monitor
         self._lost_monitors: set[tuple[int, int]] = set()
 
@@ -132,6 +127,7 @@ class MetricView:
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         self._limits.take(record)
         self._interruptions.take(record)
+        self._iterations.take(record)
         self._count("resilience_events_total", (str(event.__struct_config__.tag),))
         self.final.take(record)
         began = self._values["resilience_start_timestamp_seconds"]
@@ -206,20 +202,13 @@ class MetricView:
         assert origin.initial_rank is not None
         match event:
             case events.CallStarted():
-                if _key(origin) >= self._call:
-                    self._call = _key(origin)
+                if key_of(origin) >= self._call:
+                    self._call = key_of(origin)
                     self._values["resilience_build_info"] = {(event.resilience_version, event.torch_version): 1}
                     self._values["resilience_job_info"] = {(event.function, str(event.world_size), LAYER): 1}
             case events.IterationStarted():
-                self._iteration = max(self._iteration, _key(origin))
+                self._iteration = max(self._iteration, key_of(origin))
                 self._values["resilience_restart_iteration"][(LAYER,)] = self._iteration[3]
-                self._iteration_started(_key(origin))
-            case events.IterationEnded():
-                if event.outcome != "lost":  # for a lost one, its stand-in reports the outcome
-                    self._iteration_ended(origin, event.outcome == "completed")
-            case events.RankStoodInFor():
-                if event.initial_rank == origin.initial_rank:
-                    self._iteration_ended(origin, event.result == "completed")
             case _:  # no other event matters here
                 pass
 
@@ -238,26 +227,6 @@ class MetricView:
         is_phase = interval.name in (events.PHASES if layer == LAYER else RESTART) and interval.is_of_restart
         if is_phase and is_known and not is_idle:
             self._observe("resilience_restart_phase_duration_seconds", (layer, interval.name), interval.seconds)
-
-    def _iteration_started(self, key: IterationKey) -> None:
-        self._latest[key[:3]] = max(self._latest.get(key[:3], -1), key[3])
-        for ended in [ended for ended in self._interrupted if ended[:3] == key[:3] and ended[3] < key[3]]:
-            self._interrupted.remove(ended)
-            self._count("resilience_restart_iterations_total", (LAYER, "interrupted"))
-
-    def _iteration_ended(self, origin: Origin, is_completed: bool) -> None:
-        """Count an iteration: an interrupted one only if another one follows it in the same call. If none does, the
-        launcher may restart the job, and counts that restart as its own."""
-        key = _key(origin)
-        if key in self._ended:
-            return
-        self._ended.add(key)
-        if is_completed:
-            self._count("resilience_restart_iterations_total", (LAYER, "completed"))
-        elif key[3] < self._latest.get(key[:3], -1):
-            self._count("resilience_restart_iterations_total", (LAYER, "interrupted"))
-        else:
-            self._interrupted.add(key)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -303,6 +272,8 @@ class MetricView:
             ready = {name: dict(values) for name, values in self._values.items()}
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
             self._add_corrected(ready, now_ns)
+            for outcome, count in self._iterations.counted(now_ns).items():
+                ready["resilience_restart_iterations_total"][LAYER, outcome] = count
             for node, parts in self._history.cycles.nodes.items():
                 for cycle, node_cycle in sorted(parts.items()):
                     self._add_cycle(ready, node, cycle, node_cycle)
@@ -451,10 +422,6 @@ def _increase(values: dict[Labels, float], labels: Labels) -> None:
 def _raise(values: dict[Labels, float], now: Mapping[Any, float]) -> None:
     for labels, value in now.items():
         values[labels] = max(values.get(labels, 0), value)
-
-
-def _key(origin: Origin) -> IterationKey:
-    return origin.attempt, origin.cycle, origin.call, -1 if origin.iteration is None else origin.iteration
 
 
 def _reason(message: str) -> str:

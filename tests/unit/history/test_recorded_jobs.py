@@ -153,6 +153,18 @@ def test_metrics_have_the_restarts_and_phases_that_were_counted(job: Recorded, l
     assert failed == ended or job.name == "wrapper-in-launcher"  # each node's ranks count their iterations
 
 
+def test_death_that_wrapper_and_launcher_react_to_is_one_restart(tmp_path: Path) -> None:
+    """The Wrapper restarts in place; a moment later the launcher ends all workers, for the same death."""
+    run = load(unpacked("wrapper-in-launcher", tmp_path))
+    faults = len(report(run).incidents)
+    for node in {record.origin.node for record in run.records}:
+        metrics = counted([record for record in run.records if record.origin.node == node])
+        restarts = [metrics["resilience_restart_iterations_total", layer, "interrupted"] for layer in LAYERS]
+        assert sum(restarts) <= faults == 2
+    every = counted(run.records)
+    assert every["resilience_restart_iterations_total", "inprocess", "interrupted"] == 2  # on two of four nodes
+
+
 ENDED = [("resilience_restart_iterations_total", outcome) for outcome in ("interrupted", "exhausted")]
 
 

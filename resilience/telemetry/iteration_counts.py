@@ -1,0 +1,85 @@
+"""How often did iterations of a Wrapper end, and how?  Counted once for all ranks of a node.
+
+An interrupted iteration counts if another one follows it in the same call: that is a restart in place. If none does,
+the fault ends the call, and the launcher may restart the job, which it counts as its own. Wrapper and launcher may also
+react to the same death: the Wrapper starts another iteration, and a moment later the launcher ends it. So under the
+launcher, the next iteration must last for SETTLED_S, or ranks must end it themselves."""
+
+from __future__ import annotations
+
+import math
+
+from resilience.core import events
+from resilience.core.identity import Origin
+from resilience.core.records import Record
+
+SETTLED_S = 10.0  # the launcher notices a death within a second, and stops the workers at once
+
+Key = tuple[int, int, int, int]  # attempt, cycle, call, iteration
+
+
+class IterationCounts:
+    """The iterations of one node, in any order of its records."""
+
+    def __init__(self) -> None:
+        self._is_launched = False
+        self._newest_ns = 0
+        self._ended: set[Key] = set()
+        self._interrupted: set[Key] = set()  # ended, but not counted yet
+        self._ended_by_ranks: set[Key] = set()
+        self._started_ns: dict[Key, int] = {}
+        self._lost_ns: dict[Key, int] = {}  # when the first rank was lost
+        self._latest: dict[tuple[int, int, int], int] = {}  # iteration of each call
+        self._counts = {"completed": 0, "interrupted": 0}
+
+    def take(self, record: Record) -> None:
+        """Add a record."""
+        origin, event = record.origin, record.event
+        self._newest_ns = max(self._newest_ns, record.mono_ns)
+        self._is_launched |= origin.role == "agent"
+        if origin.initial_rank is None or origin.is_launchers:
+            return
+        key = key_of(origin)
+        match event:
+            case events.IterationStarted():
+                self._started_ns[key] = min(self._started_ns.get(key, record.mono_ns), record.mono_ns)
+                self._latest[key[:3]] = max(self._latest.get(key[:3], -1), key[3])
+            case events.IterationEnded(outcome="lost"):  # its stand-in reports the outcome
+                self._lost_ns[key] = min(self._lost_ns.get(key, record.mono_ns), record.mono_ns)
+            case events.IterationEnded():
+                self._ended_by_ranks.add(key)
+                self._take_end(key, event.outcome == "completed")
+            case events.RankStoodInFor() if event.initial_rank == origin.initial_rank:
+                self._take_end(key, event.result == "completed")
+            case _:  # no other event matters here
+                pass
+
+    def counted(self, now_ns: int | None) -> dict[str, int]:
+        """Return the numbers by outcome. now_ns: on this host's monotonic clock, None in a replay."""
+        now_ns = self._newest_ns if now_ns is None else now_ns
+        followed = {key for key in self._interrupted if self._is_followed(key, now_ns)}
+        self._interrupted -= followed
+        self._counts["interrupted"] += len(followed)
+        return {outcome: count for outcome, count in self._counts.items() if count}
+
+    def _take_end(self, key: Key, is_completed: bool) -> None:
+        if key in self._ended:
+            return
+        self._ended.add(key)
+        if is_completed:
+            self._counts["completed"] += 1
+        else:
+            self._interrupted.add(key)
+
+    def _is_followed(self, key: Key, now_ns: int) -> bool:
+        call, next_one = key[:3], (*key[:3], key[3] + 1)
+        latest = self._latest.get(call, -1)
+        if latest != next_one[3] or not self._is_launched or next_one in self._ended_by_ranks:
+            return latest > key[3]
+        until_ns = min(now_ns, self._lost_ns.get(next_one, now_ns))
+        return until_ns - self._started_ns.get(next_one, math.inf) >= SETTLED_S * 1e9
+
+
+def key_of(origin: Origin) -> Key:
+    """Return the place of an iteration; -1 before the first one of a call."""
+    return origin.attempt, origin.cycle, origin.call, -1 if origin.iteration is None else origin.iteration

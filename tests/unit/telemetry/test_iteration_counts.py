@@ -1,0 +1,68 @@
+"""A restart in place counts once it is one: another iteration follows, and the launcher does not end it at once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from resilience.core import events
+from resilience.core.identity import Origin, Role
+from resilience.core.records import Record
+from resilience.telemetry.iteration_counts import SETTLED_S, IterationCounts
+
+
+def record(event: events.AnyEvent, seconds: float, iteration: int | None = None, role: Role = "rank") -> Record:
+    rank = None if role == "agent" else 0
+    origin = Origin("job", "node", role, 1, iteration=iteration, initial_rank=rank)
+    return Record(0, 0, round(seconds * 1e9), origin, event)
+
+
+AGENT = record(events.CycleStarted("first", 0, 3), 0.0, role="agent")
+STARTED = record(events.IterationStarted(2, "active"), 1.0, 0)
+INTERRUPTED = record(events.IterationEnded("interrupted", 9.0), 10.0, 0)
+NEXT = record(events.IterationStarted(2, "active"), 11.0, 1)
+
+
+def counted(records: list[Record], now: float) -> dict[str, int]:
+    counts = IterationCounts()
+    for each in records:
+        counts.take(each)
+    return counts.counted(round(now * 1e9))
+
+
+@pytest.mark.parametrize("agent", [[], [AGENT]], ids=["wrapper", "launcher"])
+def test_interrupted_iteration_alone_is_no_restart(agent: list[Record]) -> None:
+    assert counted([*agent, STARTED, INTERRUPTED], 1000.0) == {}
+
+
+def test_without_a_launcher_the_next_iteration_is_enough() -> None:
+    assert counted([STARTED, INTERRUPTED, NEXT], 11.0) == {"interrupted": 1}
+
+
+def test_under_the_launcher_the_next_iteration_must_last() -> None:
+    records = [AGENT, STARTED, INTERRUPTED, NEXT]
+    assert counted(records, 11.0 + SETTLED_S - 0.001) == {}
+    assert counted(records, 11.0 + SETTLED_S) == {"interrupted": 1}
+
+
+def test_iteration_that_the_launcher_ends_at_once_was_no_restart() -> None:
+    lost = record(events.IterationEnded("lost", 0.1, "monitor"), 11.1, 1, "monitor")
+    assert counted([AGENT, STARTED, INTERRUPTED, NEXT, lost], 1000.0) == {}
+    lost = record(events.IterationEnded("lost", 60.0, "monitor"), 11.0 + SETTLED_S, 1, "monitor")
+    assert counted([AGENT, STARTED, INTERRUPTED, NEXT, lost], 1000.0) == {"interrupted": 1}
+
+
+def test_next_iteration_that_ranks_end_was_a_restart() -> None:
+    records = [AGENT, STARTED, INTERRUPTED, NEXT, record(events.IterationEnded("completed", 1.0), 12.0, 1)]
+    for order in itertools.permutations(records):
+        assert counted(list(order), 12.0) == {"interrupted": 1, "completed": 1}
+
+
+def test_all_but_the_last_iteration_count() -> None:
+    later = [
+        record(events.IterationEnded("interrupted", 0.1), 11.1, 1),
+        record(events.IterationStarted(2, "active"), 11.2, 2),
+    ]
+    assert counted([AGENT, STARTED, INTERRUPTED, NEXT, *later], 11.3) == {"interrupted": 1}
+    assert counted([AGENT, STARTED, INTERRUPTED, NEXT, *later], 60.0) == {"interrupted": 2}
