@@ -13,6 +13,7 @@
        ├─ InternalError, TimeoutError, RankDiscarded
        └─ BarrierError ── BarrierTimeout, BarrierOverflow
 
+    InjectedException                    RuntimeError: the fault that inject_fault puts into user code
     RestartAbort, RankShouldRestart      BaseException: control flow that user code must not swallow
 
 A message says what happened (with values and units), what was expected, and what to do. The facts in the
@@ -134,3 +135,7 @@ class LeftInChild(BaseException):
         if self._error is not None:
             raise self._error
         return self._value
+
+
+class InjectedException(RuntimeError):
+    """The fault that ASYNC_EXC and SIGNAL_EXC of `inprocess.tools.inject_fault` put into the wrapped function."""

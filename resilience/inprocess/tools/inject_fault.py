@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from resilience.adapters.environment import rank_and_world_size
-from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.errors import ConfigurationError, ConfigurationTypeError, InjectedException
 from resilience.inprocess import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.monitor_thread import async_raise
@@ -50,10 +50,6 @@ class Fault(Enum):
     SIGKILL = KILL
     SIGTERM = TERM
     SIGSTOP = STOP
-
-
-class InjectedException(RuntimeError):
-    """The exception of ASYNC_EXC and SIGNAL_EXC."""
 
 
 class Draw(msgspec.Struct, frozen=True):
