@@ -269,11 +269,8 @@ class FaultToleranceConfig:
         """Return True if both have the same effect: a limit that is a default may be weaker than one that is set."""
         if not isinstance(other, FaultToleranceConfig):
             return NotImplemented
-        return self._effect == other._effect
-
-    @property
-    def _effect(self) -> tuple[dict[str, Any], set[str]]:
-        return {name: getattr(self, name) for name in FIELDS}, self.given & HEARTBEATS.keys()
+        is_same = all(getattr(self, name) == getattr(other, name) for name in FIELDS)
+        return is_same and not (self.given ^ other.given) & HEARTBEATS.keys()
 
     @property
     def given(self) -> set[str]:
