@@ -60,7 +60,7 @@ class FilterGroupedByKey(RankAssignment):
     key_or_fn: the group of this rank: a value, or a function of (rank, world_size). Its text must be equal on
         all members of the group and in their monitors.
     condition: receives the number of remaining ranks of a group; False terminates them all.
-    timeout: limit of each of the two barriers among all remaining ranks.
+    timeout: limit of each of the two barriers among all remaining ranks. The Wrapper's hard_timeout bounds them too.
     If there are several filters, all ranks must construct them in the same order.
     Raises: BarrierTimeout, StoreError; ConfigurationError."""
 

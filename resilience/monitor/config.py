@@ -14,12 +14,13 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from resilience.core import encoding
 from resilience.core.deadlines import HEARTBEAT
 from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError, DecodeError
+from resilience.monitor.unknown_settings import names_unknown
 
 SECTION = "fault_tolerance"  # the key of a YAML file
 GRACE = 5.0  # seconds between a termination signal other than SIGKILL, and SIGKILL
@@ -138,6 +139,7 @@ def _metadata(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
     return {"help": meaning, "read": read}
 
 
+@names_unknown
 @dataclasses.dataclass
 class FaultToleranceConfig:
     """Limits of the ranks and what happens past them. Timeouts are in seconds; None never fires.
@@ -248,18 +250,6 @@ class FaultToleranceConfig:
         object.__setattr__(self, name, checked(field, value))
         if "_given" in vars(self):
             self.given.add(name)
-
-    if not TYPE_CHECKING:  # a type checker takes the arguments from the fields
-
-        def __new__(cls, *values: Any, **settings: Any) -> FaultToleranceConfig:
-            unknown = sorted(set(settings) - set(FIELDS))
-            if unknown:
-                raise ConfigurationTypeError(
-                    f"there is no setting {', '.join(unknown)}; there are {', '.join(FIELDS)}. "
-                    "FaultToleranceConfig.from_kwargs ignores other settings, with a warning",
-                    unknown=unknown,
-                )
-            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         names = {name for name, field in FIELDS.items() if getattr(self, name) != _default(field)}
