@@ -42,6 +42,11 @@ NEVER = {
 NEVER_ANSWERED = ("resilience_suspicions_total", "resilience_shadow_alarms_total")
 
 
+@pytest.fixture(autouse=True)
+def exporters_end() -> None:
+    """Nothing to check after each test: the scene exports until the last one has ended."""
+
+
 @pytest.fixture(scope="module")
 def scene(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with stage(fork_server, tmp_path_factory.mktemp("scene")) as made:
