@@ -169,8 +169,8 @@ def test_no_worker_survives_when_all_processes_of_the_launcher_are_killed_at_onc
     job = launch(DEAF, *(["--cold"] if how == "cold" else []))
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
-    assert {record.event.how for record in job.of(events.WorkerStarted)} == {how}
     workers = [psutil.Process(job.worker_pid(rank)) for rank in range(2)]
+    assert {record.event.how for record in job.of(events.WorkerStarted)} == {how}
     agent = psutil.Process(job.job.pids[0])
     launchers = [agent, *(each for each in agent.children(recursive=True) if each not in workers)]
     assert len(launchers) >= 4  # the agent, its store process, two monitors
