@@ -75,7 +75,8 @@ def note(event: events.Event) -> str | None:
         case events.TelemetryDropped():
             return f"telemetry was lost: {event.signal}s, {event.reason}"
         case events.ExportFailed():
-            return f"export of {'metrics' if event.exporter == 'prometheus' else 'spans'} failed: {event.reason}"
+            signal = event.signal or ("metric" if event.exporter == "prometheus" else "span")
+            return f"export of {signal}s failed: {event.reason}"
         case events.ExportStarted(note=note) if note:
             return f"metrics are served at {event.endpoint}: {note}"
     return None
