@@ -132,7 +132,9 @@ KILLED_AGAIN_AND_AGAIN = """
 checkpoint = here / f"checkpoint.{rank}"
 if cycle < 5:
     checkpoint.write_text(str(cycle))
+    (here / f"written.{rank}.{cycle}").touch()
     if rank == 0:
+        await_file(f"written.1.{cycle}")
         os.kill(os.getpid(), signal.SIGKILL)
     await_file("never")
 assert checkpoint.read_text() == "4"
