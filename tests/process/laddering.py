@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.abort import AbortTorchDistributed
 from resilience.inprocess.state import State
-from tests.support.signs import hold, show
+from tests.support.signs import LOOK_EVERY, hold, show
 
 _kept: list[Any] = []
 
@@ -31,7 +32,7 @@ def save_on_a_slow_disk(seconds: float) -> int:
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         if call.iteration == 0 and rank == 0:
-            os.fsync = _native_wait(seconds)  # type: ignore[assignment]
+            os.fsync = _native_wait(seconds, rank)  # type: ignore[assignment]
             dcp.save({"weight": torch.ones(4)}, checkpoint_id=str(Path.cwd() / "checkpoint"), no_dist=True)
         if call.iteration == 0:
             hold("ready", rank)
@@ -41,18 +42,32 @@ def save_on_a_slow_disk(seconds: float) -> int:
     return function()
 
 
-def _native_wait(seconds: float | None) -> Callable[..., Any]:
-    """Return a function that waits in native code, where neither a signal nor a cut reaches it.
+def _native_wait(seconds: float | None, rank: int) -> Callable[..., Any]:
+    """Return a function that waits in native code, where neither a signal nor a cut reaches it. Once it waits there,
+    the rank shows "waits".
 
     There is no Python frame in it: a stack shows its caller, as for fsync."""
     libc = ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(64)  # zeros are PTHREAD_MUTEX_INITIALIZER; 40 bytes on x86-64
     libc.pthread_mutex_lock(mutex)
     _kept.append(mutex)
+    _show_once(lambda: ctypes.c_int.from_buffer(mutex).value == 2, rank)  # glibc: locked, and somebody waits
     if seconds is None:
         return functools.partial(libc.pthread_mutex_lock, mutex)
     until = (ctypes.c_long * 2)(int(time.time() + seconds), 0)
     return functools.partial(libc.pthread_mutex_timedlock, mutex, until)
+
+
+def _show_once(waits: Callable[[], bool], rank: int) -> None:
+    """Show "waits" for a main thread that cannot do it itself, because it waits in native code: a sign before it
+    would let a test interrupt the Python code on the way there."""
+
+    def look() -> None:
+        while not waits():
+            time.sleep(LOOK_EVERY)
+        show("waits", rank)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def wait_for_a_file_store(limits: dict[str, float]) -> int:
@@ -63,8 +78,9 @@ def wait_for_a_file_store(limits: dict[str, float]) -> int:
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         if call.iteration == 0 and rank == 0:
-            store = dist.FileStore(str(Path.cwd() / "meeting"), 2)
-            show("builds", rank)
+            meeting = Path.cwd() / "meeting"
+            store = dist.FileStore(str(meeting), 2)
+            _show_once(lambda: b"//cpu//" in meeting.read_bytes(), rank)  # what gloo writes before it waits
             dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=4))
         if call.iteration == 0:
             hold("ready", rank)
@@ -111,8 +127,7 @@ def stay_in_group_building() -> int:
         assert call is not None
         if call.iteration == 0 and rank == 0:
             dist.PrefixStore._as_parameter_ = 0  # what the function in C makes of this argument
-            dist.distributed_c10d.ProcessGroupGloo = _native_wait(None)
-            show("builds", rank)
+            dist.distributed_c10d.ProcessGroupGloo = _native_wait(None, rank)
             dist.init_process_group("gloo")
         if call.iteration == 0:
             hold("ready", rank)

@@ -21,7 +21,7 @@ def target(function: Callable[..., object]) -> str:
 
 def test_rank_that_writes_a_checkpoint_for_longer_than_the_abort_limit_lives(start: Start) -> None:
     job = start(2, target(laddering.save_on_a_slow_disk), seconds=5.0)
-    job.await_sign_file(job.folder / "checkpoint" / "__0_0.distcp")
+    job.await_sign("waits", rank=0)
     job.let_on("ready")
     assert [rank.value for rank in job.wait()] == [1, 1]
     delayed = job.of(events.AbortDelayed, rank=0)[0].event
@@ -32,7 +32,7 @@ def test_rank_that_writes_a_checkpoint_for_longer_than_the_abort_limit_lives(sta
 
 def test_rank_that_waits_in_its_own_file_store_lives_and_the_account_says_for_what(start: Start) -> None:
     job = start(2, target(laddering.wait_for_a_file_store), limits={}, env=SHORT)
-    job.await_sign("builds", rank=0)
+    job.await_sign("waits", rank=0)
     job.await_sign("ready", rank=1)
     job.let_on("ready")
     delayed = job.await_record(events.AbortDelayed, rank=0).event
@@ -45,7 +45,7 @@ def test_rank_that_waits_in_its_own_file_store_lives_and_the_account_says_for_wh
 def test_rank_that_waits_in_its_own_file_store_past_hard_timeout_is_ended(start: Start) -> None:
     limits = {"soft_timeout": 2.0, "hard_timeout": 3.0, "progress_watchdog_interval": 0.25}
     job = start(2, target(laddering.wait_for_a_file_store), limits=limits, env=SHORT)
-    job.await_sign("builds", rank=0)
+    job.await_sign("waits", rank=0)
     job.await_sign("ready", rank=1)
     job.let_on("ready")
     ranks = job.wait()
@@ -67,7 +67,7 @@ def test_rank_that_nothing_frees_from_group_building_is_replaced_after_the_abort
     start: Start, limit: str
 ) -> None:
     job = start(2, target(laddering.stay_in_group_building), env={"RESILIENCE_ABORT_LIMIT": limit})
-    job.await_sign("builds", rank=0)
+    job.await_sign("waits", rank=0)
     job.await_sign("ready", rank=1)
     job.let_on("ready")
     ranks = job.wait()
