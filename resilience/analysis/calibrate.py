@@ -57,8 +57,8 @@ def calibrate(
     """Return a limit for each deadline of these runs. previous: earlier limits, which are merged.
     Raises: ConfigurationError for runs or earlier limits that do not fit together."""
     runs = check(observations.runs, target)
-    job = _Job.of(runs, target)
-    earlier = {} if previous is None else _earlier(previous, runs, job)
+    aim = _Aim.of(runs, target)
+    earlier = {} if previous is None else _earlier(previous, runs, aim)
     names = sorted({name for run in runs for name in run.deadlines})
     limits: dict[str, Deadline] = {}
     for number, name in enumerate(names):
@@ -67,10 +67,10 @@ def calibrate(
         observed_deadlines = [run.deadlines[name] for run in runs if name in run.deadlines]
         seconds = sum(run.seconds for run in runs if name in run.deadlines)
         first = warm_up(name, observed_deadlines)
-        usual = _usual(observed_deadlines, first, seconds, job)
+        usual = _usual(observed_deadlines, first, seconds, aim)
         if usual is not None:  # None: one occurrence per start, so there are only first occurrences
-            usual = _grouped(usual, _observed_groups(runs, name, job), first, seconds, job)
-            p = job.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
+            usual = _grouped(usual, _observed_groups(runs, name, aim), first, seconds, aim)
+            p = aim.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
             outside = _outside(observed_deadlines, first, usual.timeout_s, p, target)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
         for start in get_args(Start):
@@ -80,7 +80,7 @@ def calibrate(
             ]
             if any(by_run):
                 cuts = [cut for deadline in observed_deadlines for cut in deadline.first_cuts(first, start)]
-                limits[first_of(name, start)] = _first(by_run, first, cuts, usual, seconds, job)
+                limits[first_of(name, start)] = _first(by_run, first, cuts, usual, seconds, aim)
     if progress is not None:
         progress("", len(names), len(names))
     return Timeouts(
@@ -89,13 +89,13 @@ def calibrate(
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         target_false_alarms=target.false_alarms,
         horizon_s=target.horizon_s,
-        ranks=job.ranks,
+        ranks=aim.ranks,
         deadlines=timeouts.succeed(limits, earlier, target.max_timeout),
         sources=tuple(observations.sources),
     )
 
 
-class _Job(msgspec.Struct, frozen=True):
+class _Aim(msgspec.Struct, frozen=True):
     """The target for each deadline. share: false alarms within the horizon."""
 
     target: Target
@@ -104,7 +104,7 @@ class _Job(msgspec.Struct, frozen=True):
     share: float
 
     @classmethod
-    def of(cls, runs: Sequence[ObservedRun], target: Target) -> _Job:
+    def of(cls, runs: Sequence[ObservedRun], target: Target) -> _Aim:
         """Divide the target among all deadlines of these runs. Half of it is kept for first occurrences."""
         observed = max(run.ranks for run in runs)
         names = {name for run in runs for name in run.deadlines}
@@ -118,9 +118,9 @@ class _Job(msgspec.Struct, frozen=True):
         """Return a fit as an entry of the file. every: mean seconds between occurrences. seconds: observed time."""
         return timeouts.deadline(fitted, every, self.observed, seconds / 3600, p99, self.ranks / self.observed)
 
-    def among(self, deadlines: int) -> _Job:
+    def among(self, deadlines: int) -> _Aim:
         """Return the target divided among this number of deadlines."""
-        shared: _Job = msgspec.structs.replace(self, share=self.share / deadlines)
+        shared: _Aim = msgspec.structs.replace(self, share=self.share / deadlines)
         return shared
 
 
@@ -168,19 +168,19 @@ def _common(runs: Sequence[ObservedRun]) -> Configuration:
     )
 
 
-def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], job: _Job) -> Mapping[str, Deadline]:
+def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], aim: _Aim) -> Mapping[str, Deadline]:
     """Return the earlier limits as they apply to the configuration of these runs and to the job: limits of single ranks
     hold for one world size, limits outside known phases for equal arguments, and rates for a number of ranks and a
     target. Raises: ConfigurationError if limits of the earlier configuration do not fit these runs."""
     was = previous.configuration
     found = [(run.name, differences(was, run.configuration, previous.ranks)) for run in _distinct(runs)]
     reasons = [f"run {name} differ: {reason}" for name, differing in found if (reason := serious(differing))]
-    if reasons and not job.target.is_pooled:
+    if reasons and not aim.target.is_pooled:
         raise ConfigurationError(
             f"the existing limits file and {reasons[0]}. Write the limits to another --out file, or "
             "use --pool if the difference does not affect durations"
         )
-    earlier = timeouts.refitted_for(previous, job.ranks, job.target.false_alarms, job.target.horizon_s)
+    earlier = timeouts.refitted_for(previous, aim.ranks, aim.target.false_alarms, aim.target.horizon_s)
     if not any(differing for _, differing in found):
         return earlier
     is_same_shape = not reasons and all(was.world_size == run.configuration.world_size for run in runs)
@@ -196,14 +196,14 @@ def unlike(runs: Sequence[ObservedRun]) -> list[str]:
     return [f"run {name} differs from {runs[0].name}: {difference}" for difference, name in notes.items() if difference]
 
 
-def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, job: _Job) -> Deadline | None:
+def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim: _Aim) -> Deadline | None:
     """Return the limit of all but the first occurrences, None if there were no others."""
     pool = pool_of(observed, first)
     if not pool.n:
         return None
     every = _every(observed, seconds)
-    fitted = _fitted(pool, observed, first, every, job)
-    limit = job.entry(fitted, every, seconds, quantile(pool.descending, 0.99))
+    fitted = _fitted(pool, observed, first, every, aim)
+    limit = aim.entry(fitted, every, seconds, quantile(pool.descending, 0.99))
     medians = [deadline.rank_medians for deadline in observed if deadline.rank_medians[1]]
     if medians:
         lowest_median, highest_median = min(low for low, _ in medians), max(high for _, high in medians)
@@ -222,24 +222,24 @@ def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
     return seconds / max(1, sum(deadline.n for deadline in observed))
 
 
-def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, job: _Job) -> Timeout:
+def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, aim: _Aim) -> Timeout:
     """Return the fit of these durations to the target. observed: the deadlines in the pool, with their cuts. first:
     number of first occurrences after a start, which have a limit of their own."""
     return fit_pool(
         pool,
-        job.p(every),
-        job.target.confidence,
+        aim.p(every),
+        aim.target.confidence,
         [cut for deadline in observed for cut in deadline.settled_cuts(first)],
-        min_timeout=job.target.min_timeout,
-        max_timeout=job.target.max_timeout,
+        min_timeout=aim.target.min_timeout,
+        max_timeout=aim.target.max_timeout,
     )
 
 
-def _observed_groups(runs: Sequence[ObservedRun], name: str, job: _Job) -> dict[str, list[ObservedDeadline]]:
+def _observed_groups(runs: Sequence[ObservedRun], name: str, aim: _Aim) -> dict[str, list[ObservedDeadline]]:
     """Return the observations of each group of similar ranks in all runs; empty for a job of another size, and for
     pooled runs of several sizes."""
     by_group: dict[str, list[ObservedDeadline]] = defaultdict(list)
-    if job.ranks == job.observed and len({run.configuration.world_size for run in runs}) == 1:
+    if aim.ranks == aim.observed and len({run.configuration.world_size for run in runs}) == 1:
         for run in runs:
             for ranks, observed in run.groups.get(name, {}).items():
                 by_group[ranks].append(observed)
@@ -247,13 +247,13 @@ def _observed_groups(runs: Sequence[ObservedRun], name: str, job: _Job) -> dict[
 
 
 def _grouped(
-    usual: Deadline, groups: Mapping[str, list[ObservedDeadline]], first: int, seconds: float, job: _Job
+    usual: Deadline, groups: Mapping[str, list[ObservedDeadline]], first: int, seconds: float, aim: _Aim
 ) -> Deadline:
     """Return a deadline with the limits of its groups, which divide the target among them. A group without a rate gets
     the common limit if that has a rate. No limit is longer than the common one."""
     limits = []
     for ranks, observed in groups.items():
-        group_limit = _usual(observed, first, seconds, job.among(len(groups)))
+        group_limit = _usual(observed, first, seconds, aim.among(len(groups)))
         if group_limit is None:
             continue
         is_rated = group_limit.status in ("ok", "tentative")
@@ -298,23 +298,23 @@ def _first(
     cuts: Sequence[Cut],
     usual: Deadline | None,
     seconds: float,
-    job: _Job,
+    aim: _Aim,
 ) -> Deadline:
     """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit. by_run:
     the durations after each of its starts. cuts: first occurrences that did not end by themselves."""
-    every = MONTH / job.target.restarts_per_month
+    every = MONTH / aim.target.restarts_per_month
     maxima = [max(values[:first]) for starts in by_run for values in starts]
-    target = job.target
+    target = aim.target
     fitted = fit_first(
         maxima,
-        job.p(every),
+        aim.p(every),
         target.confidence,
         cuts,
         runs=sum(map(bool, by_run)),
         min_timeout=target.min_timeout,
         max_timeout=target.max_timeout,
     )
-    limit = job.entry(fitted, every, seconds, max(maxima))
+    limit = aim.entry(fitted, every, seconds, max(maxima))
     usual_s = None if usual is None else usual.timeout_s
     if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
         limit = timeouts.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")
@@ -384,14 +384,14 @@ def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = Non
         for name in run.deadlines:
             groups[mark, name].append(run)
     for (mark, name), members in sorted(groups.items()):
-        job = _Job.of(alike[mark], target)
+        aim = _Aim.of(alike[mark], target)
         observed = [run.deadlines[name] for run in members]
         first = warm_up(name, observed)
         every = _every(observed, sum(run.seconds for run in members))
         recorded = sum(pool_of([deadline], first).n for deadline in observed)
         tested = 0
         for left_out, train, held_out in _folds(members, name, first):
-            answer = _test_limit(mark, name, left_out, train, held_out, first, every, job, most)
+            answer = _test_limit(mark, name, left_out, train, held_out, first, every, aim, most)
             if answer is not None:
                 test.answers.append(answer)
                 tested += answer.exposure
@@ -448,7 +448,7 @@ def _test_limit(
     held_out: ObservedDeadline,
     first: int,
     every: float,
-    job: _Job,
+    aim: _Aim,
     most: int | None,
 ) -> TestedLimit | None:
     if most is not None:
@@ -456,7 +456,7 @@ def _test_limit(
     train_pool, test_pool = pool_of(train, first), pool_of([held_out], first)
     if train_pool.n < calibration.FEWEST or not test_pool.n:
         return None
-    fitted = _fitted(train_pool, train, first, every, job)
+    fitted = _fitted(train_pool, train, first, every, aim)
     if fitted.timeout_s is None:
         return None
     pools = [pool_of([deadline], first) for deadline in train]
@@ -481,7 +481,7 @@ def _test_limit(
         plain_over,
         fitted.median_s,
     )
-    outside = _outside(train, first, fitted.timeout_s, job.among(2).p(every), job.target)
+    outside = _outside(train, first, fitted.timeout_s, aim.among(2).p(every), aim.target)
     if outside is None:
         return answer
     tested = pool_of([held_out.outside(outside.phases)], first)

@@ -71,7 +71,7 @@ class Line(msgspec.Struct, gc=False):
     is_placed: bool = False
 
 
-class _Place(msgspec.Struct, gc=False):
+class _LinePlace(msgspec.Struct, gc=False):
     node: str | None = None
     role: str | None = None
     cycle: int = 0
@@ -85,7 +85,7 @@ class _Tag(msgspec.Struct, gc=False):
 
 class _RecordHead(msgspec.Struct, gc=False):
     wall_ns: Nanoseconds
-    origin: _Place
+    origin: _LinePlace
     event: _Tag
 
 

@@ -54,7 +54,7 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
     """Read run folders (timings of every rank), folders of timings files, and tables (.csv, .csv.gz).
 
     sections: only these; all if empty. Raises: ConfigurationError with file and line."""
-    timings_files: list[_File] = []
+    timings_files: list[_RankFile] = []
     tables: list[ObservedRun] = []
     sources: list[Path] = []
     notes: list[str] = []
@@ -130,7 +130,7 @@ def _has_ended(records: Sequence[str]) -> bool:
 # -- run folders -----------------------------------------------------------------------------------
 
 
-class _File(msgspec.Struct):
+class _RankFile(msgspec.Struct):
     """The histograms of one rank on one node, and where its single values are."""
 
     state: durations.Durations
@@ -146,7 +146,7 @@ class _Rank(msgspec.Struct):
     """One initial rank of a run, which has a file on each node that it ran on, in the order of their beginnings."""
 
     number: int
-    files: list[_File]
+    files: list[_RankFile]
 
     @property
     def deadlines(self) -> list[str]:
@@ -194,15 +194,15 @@ class _Rank(msgspec.Struct):
         return sorted(periods, key=lambda entry: entry[0])
 
 
-def _by_rank(files: Sequence[_File]) -> list[_Rank]:
+def _by_rank(files: Sequence[_RankFile]) -> list[_Rank]:
     """Return the ranks of one run."""
-    by_number: dict[int, list[_File]] = defaultdict(list)
+    by_number: dict[int, list[_RankFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: file.state.began_at):
         by_number[file.state.header.rank].append(file)
     return [_Rank(number, files_of_rank) for number, files_of_rank in by_number.items()]
 
 
-def _folder(folder: Path) -> tuple[list[_File], list[ObservedRun], list[Path]]:
+def _folder(folder: Path) -> tuple[list[_RankFile], list[ObservedRun], list[Path]]:
     histograms = sorted(folder.glob("*.hist"))
     if histograms:
         timings_files, read_files = _files(histograms)
@@ -221,9 +221,9 @@ def _folder(folder: Path) -> tuple[list[_File], list[ObservedRun], list[Path]]:
     )
 
 
-def _files(paths: Sequence[Path]) -> tuple[list[_File], list[Path]]:
+def _files(paths: Sequence[Path]) -> tuple[list[_RankFile], list[Path]]:
     """Read the histograms of ranks."""
-    timings_files: list[_File] = []
+    timings_files: list[_RankFile] = []
     used: list[Path] = []
     for path in paths:
         try:
@@ -231,15 +231,15 @@ def _files(paths: Sequence[Path]) -> tuple[list[_File], list[Path]]:
         except (OSError, DecodeError) as error:
             raise ConfigurationError(f"{path}: {error}; not a timings file, or damaged") from error
         single = path.with_suffix(".jsonl")
-        timings_files.append(_File(state, single))
+        timings_files.append(_RankFile(state, single))
         used += [path, *([single] if single.exists() else [])]
     return timings_files, used
 
 
-def _runs(timings_files: Sequence[_File], notes: list[str]) -> list[ObservedRun]:
+def _runs(timings_files: Sequence[_RankFile], notes: list[str]) -> list[ObservedRun]:
     """Combine the files of each rank and the ranks of each run. Name and launch identify a run: the folders of several
     nodes are one run, and a copied or repeated folder counts once."""
-    by_run: dict[tuple[str, str], dict[tuple[str, int, float], _File]] = defaultdict(dict)
+    by_run: dict[tuple[str, str], dict[tuple[str, int, float], _RankFile]] = defaultdict(dict)
     for file in timings_files:
         header = file.state.header
         known_files = by_run[header.run, header.launch]
@@ -426,7 +426,7 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
                     collected.missing[number] = max(collected.missing.get(number, 0), count)
 
 
-def _single_values(file: _File) -> Iterator[tuple[_Place, Start, durations.Value]]:
+def _single_values(file: _RankFile) -> Iterator[tuple[_Place, Start, durations.Value]]:
     """Yield the single values of a file, each with its start. Raises: ConfigurationError."""
     place: _Place = (0, 0)
     start_kind: Start = "cold"

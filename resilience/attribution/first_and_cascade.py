@@ -24,7 +24,7 @@ Labels = tuple[str, str, str]
 """Kind, category, and "first" or "cascade"."""
 
 
-class _Seen(NamedTuple):
+class _Reported(NamedTuple):
     """A Wrapper's record of an interruption. is_own: None means True if the rank was first in the store."""
 
     rank: int
@@ -43,7 +43,7 @@ class Interruptions:
     """The interruptions of one or more nodes. Files may be read in any order."""
 
     def __init__(self) -> None:
-        self._seen: defaultdict[tuple[str, Place], list[_Seen]] = defaultdict(list)
+        self._seen: defaultdict[tuple[str, Place], list[_Reported]] = defaultdict(list)
         self._by: dict[tuple[str, Place], tuple[int, bool]] = {}  # rank that was first in the store; own fault?
         self._here: set[tuple[str, int | None]] = set()  # nodes and their ranks
         self._last: dict[tuple[str, Cycle], Place] = {}  # the last iteration that began
@@ -97,7 +97,7 @@ class Interruptions:
                     counts.update(_of_cycle(part, is_known=self._is_known(node, cycle, part, firsts)))
         return counts
 
-    def _of_iteration(self, node: str, place: Place, entries: Sequence[_Seen]) -> Iterator[Labels]:
+    def _of_iteration(self, node: str, place: Place, entries: Sequence[_Reported]) -> Iterator[Labels]:
         by, is_own = self._by.get((node, place), (None, False))
         if by is None and not any((place[:2], entry.rank) in self._over for entry in entries):
             return  # it is not yet known which rank was first in the store
@@ -120,7 +120,7 @@ class Interruptions:
         return False
 
 
-def _seen(record: InterruptionRecord) -> _Seen:
+def _seen(record: InterruptionRecord) -> _Reported:
     shown = symptom(record)
     # An echo of another rank's fault is never first. A death, or an error known to be the rank's own, is an own fault.
     is_own = None if shown.is_own else False
@@ -128,10 +128,10 @@ def _seen(record: InterruptionRecord) -> _Seen:
         is_own = False
     elif shown.is_own and (shown.rule == 1 or record.origin == "own"):
         is_own = True
-    return _Seen(record.rank, record.pid, record.interruption.value, category_of(record), is_own, gives_up(record))
+    return _Reported(record.rank, record.pid, record.interruption.value, category_of(record), is_own, gives_up(record))
 
 
-def _is_launchers(seen: _Seen, part: NodeCycle) -> bool:
+def _is_launchers(seen: _Reported, part: NodeCycle) -> bool:
     """Return True if the launcher ended a worker on purpose. Before the agent's record of the exit arrives, this is
     assumed while the cycle runs."""
     if part.started is None:

@@ -208,7 +208,7 @@ class CaptureEvidence(msgspec.Struct, frozen=True, tag=True):
     finding: Finding
 
 
-class Terminate(msgspec.Struct, frozen=True, tag=True):
+class SendSignal(msgspec.Struct, frozen=True, tag=True):
     """Send SIGCONT and `signal`."""
 
     finding: Finding
@@ -241,7 +241,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """The rank left cleanly or was ended on purpose: nothing is left to watch."""
 
 
-Command = AskRestart | CaptureEvidence | Terminate | Kill | NoteUnknown | StandIn | Represent | Finish
+Command = AskRestart | CaptureEvidence | SendSignal | Kill | NoteUnknown | StandIn | Represent | Finish
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -343,13 +343,13 @@ def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:
         signal_at=None,
         kill_at=kill_at if watch.kill_at is None else min(kill_at, watch.kill_at),
     )
-    return Decision(state, (Terminate(finding),), state.kill_at)
+    return Decision(state, (SendSignal(finding),), state.kill_at)
 
 
 def _terminated(watch: Watch, finding: Finding, now: Seconds) -> Decision:
     """Return the decision to send the first signal to the rank. Its grace begins."""
     state = msgspec.structs.replace(watch, signal_at=None, kill_at=now + watch.limits.grace, finding=finding)
-    return Decision(state, (Terminate(finding, watch.limits.signal),), state.kill_at)
+    return Decision(state, (SendSignal(finding, watch.limits.signal),), state.kill_at)
 
 
 def _escalate(watch: Watch, observation: Observation, now: Seconds) -> Decision:

@@ -24,7 +24,7 @@ class NodeTimeline:
     def __init__(self, name: str, history: History) -> None:
         self._name = name
         self._history = history
-        self._parts: dict[Cycle, _Part] = {}
+        self._parts: dict[Cycle, _OpenCycle] = {}
         self._began: dict[int, int] = {}  # attempt -> UTC of its first record
         self._before: dict[Cycle, Cycle] = {}  # cycle -> the cycle whose restart led to it
         self._last: Cycle | None = None  # the last cycle that began; None once the job has ended
@@ -262,17 +262,17 @@ class NodeTimeline:
         key = self._part((origin.attempt, origin.cycle)).numbered((*within, stage.phase))
         return Interval(stage.phase, key, parent, origin, start, stage.ended_wall_ns, stage.outcome, closed_by)
 
-    def _part(self, place: Cycle) -> _Part:
+    def _part(self, place: Cycle) -> _OpenCycle:
         part = self._parts.get(place)
         if part is None:
-            part = self._parts[place] = _Part()
+            part = self._parts[place] = _OpenCycle()
         return part
 
     def _facts(self, place: Cycle) -> NodeCycle:
         return self._history.cycles.part(self._name, place)
 
 
-class _Part:
+class _OpenCycle:
     """What is kept about one node's cycle besides its history."""
 
     def __init__(self) -> None:

@@ -61,14 +61,14 @@ class Notice:
     def __init__(self, prefix: str, call: int = 0) -> None:
         self.prefix = prefix
         self.call = call
-        self.places: dict[int, _Place] = {}  # by requested port
+        self.places: dict[int, _StorePlace] = {}  # by requested port
         self.refusal: RefusedStore | None = None  # served by this process
 
     def key(self, port: int) -> str:
         return text(f"{self.prefix}store/{port}")
 
 
-class _Part(NamedTuple):
+class _StoreRole(NamedTuple):
     """The role of a process in the Wrapper's store. is_rank: it is the rank's own process, not its monitor."""
 
     is_host: bool
@@ -77,7 +77,7 @@ class _Part(NamedTuple):
 
 
 # None: outside any Wrapper. A context variable, because each thread of a monitor connects separately.
-_part: ContextVar[_Part | None] = ContextVar("_part", default=None)
+_part: ContextVar[_StoreRole | None] = ContextVar("_part", default=None)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def hosting(is_host: bool, notice: Notice | None = None, is_rank: bool = False) 
     """Set, for the body and this thread, whether a TCPStore constructed there becomes the server.
 
     notice: names the key for the address of a store beside the launcher's own."""
-    token = _part.set(_Part(is_host, notice or Notice("resilience/"), is_rank))
+    token = _part.set(_StoreRole(is_host, notice or Notice("resilience/"), is_rank))
     try:
         yield
     finally:
@@ -295,7 +295,7 @@ def _or_default(value: Any, fallback: Any, argument: str, variable: str) -> Any:
     return fallback if value is None else value
 
 
-class _Place(NamedTuple):
+class _StorePlace(NamedTuple):
     """Where a store is. listener: the server's, if this process hosts it. publish: announces the address.
     is_outside: no Wrapper and no agent manages it. is_plain: in a Wrapper without an agent."""
 
@@ -307,27 +307,29 @@ class _Place(NamedTuple):
     is_plain: bool = False
 
 
-def _place(part: _Part | None, rendezvous: LauncherRendezvous, host: str, port: int, size: int, limit: float) -> _Place:
+def _place(
+    part: _StoreRole | None, rendezvous: LauncherRendezvous, host: str, port: int, size: int, limit: float
+) -> _StorePlace:
     """Choose the store's place, and listen there if this process hosts it. Raises: StoreError."""
     if rendezvous.is_agents and port == rendezvous.port:
         if part is not None and part.is_rank:
             count = size * CONNECTIONS + -(-size // (local_world_size() or 1))
             descriptors.make_room_in_agent(port, count, f"host the store of {size} ranks")
-        return _Place(host, port)
+        return _StorePlace(host, port)
     if part is None:
         listener = _listen(host, port, or_join=True) if rank_and_world_size()[0] == HOST_RANK else None
-        return _Place(host, port if listener is None else listener.getsockname()[1], listener, is_outside=True)
+        return _StorePlace(host, port if listener is None else listener.getsockname()[1], listener, is_outside=True)
     if not rendezvous.is_agents:
         host = rendezvous.server_host if rendezvous.is_one_node else host  # every client is on this node
         if not part.is_host:
-            return _Place(host, port, is_plain=True)
+            return _StorePlace(host, port, is_plain=True)
         try:
             listener = _listen_for(size, host, port)
         except StoreError as error:
             with contextlib.suppress(StoreError, OSError):  # the error is raised here in any case
                 part.notice.refusal = RefusedStore(listen(host, port), host, size, str(error))
             raise
-        return _Place(host, listener.getsockname()[1], listener, is_plain=True)
+        return _StorePlace(host, listener.getsockname()[1], listener, is_plain=True)
     if not part.is_host:
         return _published(part.notice, rendezvous, port, limit)
     publish = functools.partial(_join_launchers(rendezvous, limit).set, part.notice.key(port))
@@ -337,7 +339,7 @@ def _place(part: _Part | None, rendezvous: LauncherRendezvous, host: str, port: 
     except StoreError as error:
         publish(text(f"{REFUSED}{error}"))
         raise
-    return _Place(own_address, listener.getsockname()[1], listener, publish)
+    return _StorePlace(own_address, listener.getsockname()[1], listener, publish)
 
 
 def _listen_for(size: int, host: str, port: int, or_any: bool = False) -> socket.socket:
@@ -366,7 +368,7 @@ def _listen(host: str, port: int, or_join: bool = False, or_any: bool = False) -
         process = "rank 0's process" if or_join else "rank 0's monitor"
         raise _unusable(
             f"{process} could not host the store at {host}:{port}",
-            _Place(host, port),
+            _StorePlace(host, port),
             error,
             "free that port, or choose another one on all ranks with store_kwargs={'port': …} or MASTER_PORT",
         ) from error
@@ -377,7 +379,7 @@ def _reach(host: str, port: int, limit: float) -> str:
         return await_server(host, port, limit)
     except OSError as error:
         message = f"could not reach the store at {host}:{port} within {limit:g} s (timeout)"
-        raise _unusable(message, _Place(host, port), error) from error
+        raise _unusable(message, _StorePlace(host, port), error) from error
 
 
 # -- a store of the Wrapper's own beside the launcher's ---------------------------------------------
@@ -393,13 +395,13 @@ def _join_launchers(rendezvous: LauncherRendezvous, limit: float) -> dist.TCPSto
     except (OSError, RuntimeError) as error:
         raise _unusable(
             f"could not reach the launcher's store at {rendezvous.host}:{rendezvous.port} within {limit:g} s (timeout)",
-            _Place(rendezvous.host, rendezvous.port),
+            _StorePlace(rendezvous.host, rendezvous.port),
             error,
             "the launcher's agent should host it: check that the agent on that host runs",
         ) from error
 
 
-def _published(notice: Notice, rendezvous: LauncherRendezvous, port: int, limit: float) -> _Place:
+def _published(notice: Notice, rendezvous: LauncherRendezvous, port: int, limit: float) -> _StorePlace:
     """Return the place of the store that rank 0's monitor hosts for clients that ask for `port`.
 
     Raises: StoreError, if that monitor refuses, publishes nothing, or cannot be reached within `limit`."""
@@ -415,7 +417,7 @@ def _published(notice: Notice, rendezvous: LauncherRendezvous, port: int, limit:
         host, _, number = answer.rpartition(":")
         try:
             remaining = min(CHUNK, deadline - time.monotonic())
-            place = _Place(await_server(host, int(number), max(0.001, remaining)), int(number))
+            place = _StorePlace(await_server(host, int(number), max(0.001, remaining)), int(number))
             return notice.places.setdefault(port, place)
         except OSError as error:  # the address may be left over from an earlier start; this one's follows
             last_error, published_address = error.with_traceback(None), f", which is {answer}"
@@ -423,7 +425,7 @@ def _published(notice: Notice, rendezvous: LauncherRendezvous, port: int, limit:
                 break
     raise _unusable(
         f"could not reach the wrapper's store (port {port}{published_address}) within {limit:g} s (timeout)",
-        _Place(rendezvous.host or "", port),
+        _StorePlace(rendezvous.host or "", port),
         last_error,
         "rank 0's monitor should host it and publish its address in the launcher's store at "
         f"{rendezvous.host}:{rendezvous.port}: check that rank 0 runs, and calls the wrapped function too",
@@ -432,7 +434,7 @@ def _published(notice: Notice, rendezvous: LauncherRendezvous, port: int, limit:
 
 def _unusable(
     message: str,
-    place: _Place,
+    place: _StorePlace,
     error: Exception,
     advice: str = "rank 0's monitor should host it, or the launcher's agent if that set "
     "TORCHELASTIC_USE_AGENT_STORE: check MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no other job uses "

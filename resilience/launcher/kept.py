@@ -36,7 +36,7 @@ class Keeper:
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, _StreamFile] = {}
         self._jobs: deque[tuple[Job, int]] = deque()
         self._waiting = 0  # bytes
         self._moved_at = 0.0  # when the disk last made progress, or was idle
@@ -57,7 +57,7 @@ class Keeper:
             return now - self._moved_at if self._jobs else 0.0
 
     def open(self, stream: Stream) -> None:
-        self._files[stream.number] = _File(stream.name, stream.path, stream.limit, self._tell)
+        self._files[stream.number] = _StreamFile(stream.name, stream.path, stream.limit, self._tell)
 
     def take(self, stream: Stream, data: bytes, is_stalled: bool) -> None:
         """Queue data for writing. is_stalled: drop the data if the queue is full."""
@@ -101,7 +101,7 @@ class Keeper:
                 self._moved_at = time.monotonic()
 
 
-class _File:
+class _StreamFile:
     """One stream's file. Only `miss` is called from another thread than the keeper's."""
 
     def __init__(self, name: str, path: bytes, limit: int, tell: Tell) -> None:

@@ -31,7 +31,7 @@ HOUR = 3600.0
 LATER = 1e-3  # seconds by which a sign has to be later than another one to count as a different sign
 
 
-class _Seen(msgspec.Struct):
+class _Statistics(msgspec.Struct):
     """This job's statistics of a deadline that has a learned limit."""
 
     n: int = 0
@@ -43,7 +43,7 @@ class _Seen(msgspec.Struct):
     outside_max_s: float = 0.0
 
 
-class _Job(msgspec.Struct):
+class _JobFile(msgspec.Struct):
     """The fields read from job.json."""
 
     configuration: Configuration = Configuration()
@@ -80,7 +80,7 @@ class DurationRecorder:
         self._phases: Mapping[str, Phases] = {}
         self._was_slow: dict[str, bool] = {}  # at all expected positions so far, by deadline
         self._first_step: int | None = None  # since the last start; None: no step was reported
-        self._statistics: dict[str, _Seen] = {}
+        self._statistics: dict[str, _Statistics] = {}
         self._gaps: list[
             tuple[float, float]
         ] = []  # begin, seconds: out of sections, unless a section was open around them
@@ -301,7 +301,7 @@ class DurationRecorder:
             is_slow = seconds >= SLOW * learned.median_s
             self._was_slow[name] = is_slow and self._was_slow.get(name, True)
         if learned is not None and not is_failed and self._counts[name] > learned.first:
-            statistics = self._statistics.setdefault(name, _Seen(hour_began=wall_time))
+            statistics = self._statistics.setdefault(name, _Statistics(hour_began=wall_time))
             if wall_time - statistics.hour_began >= HOUR:
                 statistics.hour_began, statistics.hour_n, statistics.above_p99 = wall_time, 0, 0
             statistics.n += 1
@@ -321,7 +321,7 @@ class DurationRecorder:
         if self._is_known:
             return
         try:
-            job = encoding.from_json(WRITER.ask((self._folder / "job.json").read_bytes, READ_LIMIT), _Job)
+            job = encoding.from_json(WRITER.ask((self._folder / "job.json").read_bytes, READ_LIMIT), _JobFile)
         except (OSError, DecodeError):
             return
         self._is_known = True

@@ -455,7 +455,7 @@ class RankMonitor:
                     self._ask_restart(finding)
                 case watch.NoteUnknown(running_for):
                     self.emit(events.ProgressUnknown(running_for))
-                case watch.Terminate(finding, name):
+                case watch.SendSignal(finding, name):
                     self._signal(finding, ("SIGCONT", name))
                 case watch.Kill(finding):
                     self._signal(finding, ("SIGCONT", "SIGTERM", "SIGKILL"))

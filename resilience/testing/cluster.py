@@ -40,7 +40,18 @@ from resilience.errors import BarrierTimeout
 from resilience.testing import invariants
 from resilience.testing.actors import Actor, Errand, Monitor, Rank
 from resilience.testing.clock import VirtualClock
-from resilience.testing.faults import Fail, Freeze, KillFault, Linger, Misassign, Pause, Raise, Schedule, Stall, Suspect
+from resilience.testing.faults import (
+    Fail,
+    FalseSuspicion,
+    Freeze,
+    KillFault,
+    Linger,
+    Misassign,
+    Pause,
+    Raise,
+    Schedule,
+    Stall,
+)
 from resilience.testing.invariants import LIMITS, Referee, broken
 from resilience.testing.monitors import VirtualMonitors
 from resilience.testing.store import MemoryStore
@@ -155,7 +166,7 @@ class Cluster:
                     rank.raises |= dict.fromkeys(range(operation, operation + times), after)
                 case Freeze(_, at, duration):
                     self.clock.after(at, self, 0, Cluster._freeze, duration)
-                case Suspect(_, at):
+                case FalseSuspicion(_, at):
                     self.clock.after(at, self.monitors, 0, VirtualMonitors.suspect, rank)
         for rank in self.ranks:
             rank.is_critical = rank.truth.seat.initial_rank == self.schedule.critical

@@ -89,7 +89,7 @@ class Freeze(msgspec.Struct, frozen=True, tag=True):
     duration: Seconds
 
 
-class Suspect(msgspec.Struct, frozen=True, tag=True):
+class FalseSuspicion(msgspec.Struct, frozen=True, tag=True):
     """A neighbour believes that a living rank is dead, and stands in for it."""
 
     rank: int
@@ -103,7 +103,7 @@ class Misassign(msgspec.Struct, frozen=True, tag=True):
     iteration: int
 
 
-Fault = KillFault | Fail | Misassign | Stall | Linger | Pause | Raise | Freeze | Suspect
+Fault = KillFault | Fail | Misassign | Stall | Linger | Pause | Raise | Freeze | FalseSuspicion
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -182,7 +182,7 @@ def _fault(rng: Random, rank: int, iteration: int) -> Fault:
         return Misassign(rank, rng.choice((ENTRY, iteration, iteration)))
     if kind < 23:
         return Freeze(rank, rng.random() * rng.choice((1, 3, 10)), rng.uniform(1, 95))
-    return Suspect(rank, rng.random() * rng.choice((1, 3, 10)))
+    return FalseSuspicion(rank, rng.random() * rng.choice((1, 3, 10)))
 
 
 def everywhere(victim: Victim, ranks: int, rank: int, restarts: int = 0, block: int = 32) -> list[Schedule]:

@@ -103,7 +103,7 @@ class VirtualMonitors:
                     Keys(rank.seat.iteration), record, rank.seat.initial_rank
                 )
                 self._send(errand)
-            case watch.Terminate():
+            case watch.SendSignal():
                 since = rank.stalled_since()
                 self._referee.terminated(rank.truth, None if since is None else self._clock.now - since, HARD)
                 if not rank.ignores_term:

@@ -23,6 +23,8 @@ LONG = {
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
 }
 
+SAME_NAME = {"FaultToleranceCallback"}  # of Lightning and of transformers: each user has one of them
+
 TERMINAL = {"'TERM'", "'NO_COLOR'"}  # what a terminal can do is no setting of ours, and asked beside `isatty`
 
 
@@ -41,6 +43,15 @@ def test_long_modules_are_known() -> None:
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
     assert {name for name, length in lengths.items() if length > LONGEST} - set(LONG) == set()
     assert set(LONG) <= set(lengths)
+
+
+def test_class_names_are_unique() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert {name for name, paths in places.items() if len(paths) > 1} == SAME_NAME
 
 
 def test_errors_are_defined_in_one_place() -> None:

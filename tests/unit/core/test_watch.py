@@ -33,10 +33,10 @@ from resilience.core.watch import (
     Observation,
     Outside,
     Represent,
+    SendSignal,
     Sign,
     StandIn,
     Suspicion,
-    Terminate,
     Watch,
 )
 
@@ -75,7 +75,7 @@ def without_notes(commands: list[tuple[float, Command]]) -> list[tuple[float, Co
 
 def found(commands: list[tuple[float, Command]]) -> set[str]:
     """The names of all limits that were found exceeded."""
-    return {command.finding.limit for _, command in commands if isinstance(command, AskRestart | Terminate | Kill)}
+    return {command.finding.limit for _, command in commands if isinstance(command, AskRestart | SendSignal | Kill)}
 
 
 def limits_of(**limits: Any) -> Limits:
@@ -112,7 +112,7 @@ def test_each_limit_is_enforced_to_the_moment(watcher: ModuleType) -> None:
             (START + SOFT, AskRestart(soft)),
             (START + HARD, CaptureEvidence(hard)),
             (START + HARD, AskRestart(hard)),
-            (START + HARD, Terminate(hard)),
+            (START + HARD, SendSignal(hard)),
             (START + HARD + GRACE, Kill(hard)),
         ]
 
@@ -123,7 +123,7 @@ def test_process_that_stands_still_while_it_waits_for_the_store_has_the_limit_of
     assert [(at, type(command)) for at, command in without_notes(watch_over(watcher, limits, stopped))] == [
         (START + HARD, CaptureEvidence),
         (START + HARD, AskRestart),
-        (START + HARD, Terminate),
+        (START + HARD, SendSignal),
         (START + HARD + GRACE, Kill),
     ]
 
@@ -441,9 +441,9 @@ def test_rank_that_its_abort_did_not_free_is_ended_at_once(watcher: ModuleType) 
     stuck = in_function(since=1.0, interrupted_at=START - 2.0, is_stuck=True)
     commands = watch_over(watcher, limits_of(leave=Limit(None, 90.0)), stuck)
     assert [at for at, _ in commands] == [START] * 3 + [START + GRACE]
-    assert commands[2][1] == Terminate(Finding("abort", "hard", 0.0, 2.0))
+    assert commands[2][1] == SendSignal(Finding("abort", "hard", 0.0, 2.0))
     never_told = watch_over(watcher, limits_of(), in_function(since=START - 3.0, is_stuck=True))
-    assert never_told[2][1] == Terminate(Finding("abort", "hard", 0.0, 3.0))
+    assert never_told[2][1] == SendSignal(Finding("abort", "hard", 0.0, 3.0))
 
 
 # -- restarts ----------------------------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ def test_death_of_a_terminated_rank_ends_the_escalation(watcher: ModuleType) -> 
         return in_function(step_at=START, is_gone=now > START + HARD)
 
     kinds = [type(command) for _, command in watch_over(watcher, limits, observe)]
-    assert kinds == [CaptureEvidence, AskRestart, Terminate, StandIn]
+    assert kinds == [CaptureEvidence, AskRestart, SendSignal, StandIn]
 
 
 EVIDENCE, LOOK = watch.EVIDENCE, watch.LOOK
@@ -524,7 +524,7 @@ def test_rank_past_a_hard_limit_is_signalled_once_the_others_are_on_record(watch
         assert [command for _, command in commands] == [
             CaptureEvidence(finding),
             AskRestart(finding),
-            Terminate(finding, "SIGUSR1"),
+            SendSignal(finding, "SIGUSR1"),
             Kill(finding),
         ]
         captured, asked, ended, killed = (at for at, _ in commands)
@@ -562,7 +562,7 @@ def test_loss_of_the_agent_ends_the_wait_for_the_others(watcher: ModuleType) -> 
     lost = msgspec.structs.replace(unseen, agent_lost_at=START + HARD)
     finding = Finding("step", "hard", HARD, HARD)
     ended: Decision = watcher.decide(waiting.state, lost, START + HARD + 0.1)
-    assert ended.commands == (Terminate(finding),)
+    assert ended.commands == (SendSignal(finding),)
     killed_at = START + HARD + 1.0
     assert ended.wake_at == killed_at
     assert watcher.decide(ended.state, lost, START + HARD + 0.2).commands == ()
@@ -580,7 +580,7 @@ def test_rank_that_ends_while_the_others_are_waited_for_is_not_signalled(watcher
 def test_rank_past_its_limit_is_ended_by_the_configured_signal(watcher: ModuleType) -> None:
     limits = limits_of(step=Limit(hard=HARD), signal="SIGUSR1")
     commands = watch_over(watcher, limits, in_function(step_at=START))
-    assert commands[2][1] == Terminate(Finding("step", "hard", HARD, HARD), "SIGUSR1")
+    assert commands[2][1] == SendSignal(Finding("step", "hard", HARD, HARD), "SIGUSR1")
 
 
 def test_rank_without_agent_is_ended_whatever_it_does(watcher: ModuleType) -> None:
@@ -588,7 +588,7 @@ def test_rank_without_agent_is_ended_whatever_it_does(watcher: ModuleType) -> No
         orphan = msgspec.structs.replace(seen, agent_lost_at=START)
         commands = watch_over(watcher, limits_of(step=BOTH, signal="SIGUSR1"), orphan, start=START + 0.25)
         finding = Finding("agent", "hard", 0.0, 0.25)
-        assert commands == [(START + 0.25, Terminate(finding, "SIGTERM")), (START + 1.0, Kill(finding))]
+        assert commands == [(START + 0.25, SendSignal(finding, "SIGTERM")), (START + 1.0, Kill(finding))]
 
 
 def test_rank_that_ends_with_its_agent_is_signalled_with_what_it_has_started_and_stood_in_for(
@@ -597,7 +597,7 @@ def test_rank_that_ends_with_its_agent_is_signalled_with_what_it_has_started_and
     gone = in_function(is_gone=True, agent_lost_at=START)
     finding = Finding("agent", "hard", 0.0, 0.25)
     decision: Decision = watcher.decide(Watch(limits=limits_of()), gone, START + 0.25)
-    assert decision.commands == (Terminate(finding, "SIGTERM"),)
+    assert decision.commands == (SendSignal(finding, "SIGTERM"),)
     assert watcher.decide(decision.state, gone, START + 0.25).commands == (StandIn(),)
 
 
@@ -606,7 +606,7 @@ def test_loss_of_the_agent_shortens_a_grace_and_prolongs_none(watcher: ModuleTyp
     for kill_at, killed_at in ((START + 9.0, START + 1.0), (START + 0.5, START + 0.5)):
         state = Watch(limits=limits_of(), kill_at=kill_at, finding=step)
         decision: Decision = watcher.decide(state, in_function(agent_lost_at=START), START)
-        assert (decision.commands, decision.wake_at) == ((Terminate(step),), killed_at)
+        assert (decision.commands, decision.wake_at) == ((SendSignal(step),), killed_at)
         assert watcher.decide(decision.state, in_function(agent_lost_at=START), killed_at).commands == (Kill(step),)
 
 
@@ -799,7 +799,7 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     if seen.is_stuck and not seen.is_outside:
         hard["abort"] = math.inf
     if hard:
-        assert kinds == [CaptureEvidence, AskRestart, Terminate]
+        assert kinds == [CaptureEvidence, AskRestart, SendSignal]
         assert hard[decision.commands[0].finding.limit] == max(hard.values())  # type: ignore[union-attr]
         assert decision.wake_at == now + limits.grace
         return
@@ -840,7 +840,7 @@ def silent(kind: str = "", **signs: Any) -> Observation:
 
 def test_rank_without_any_limit_is_ended_past_the_limit_of_the_rule(watcher: ModuleType) -> None:
     commands = watch_over(watcher, limits_of(rule=RULE), silent(), until=1000.0)
-    ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
+    ((at, end),) = [(at, command) for at, command in commands if isinstance(command, SendSignal)]
     assert (at, end.finding.limit, end.finding.allowed) == (START + 600.0, "silence", 600.0)
 
 
@@ -852,7 +852,7 @@ def test_limits_count_anew_after_the_whole_node_stood_still(watcher: ModuleType)
     decided = watcher.decide(Watch(limits), resumed, START + 1001.0)
     assert (decided.commands, decided.wake_at) == ((), START + 1020.0)
     late = watcher.decide(Watch(limits), resumed, START + 1041.0)
-    assert [type(command) for command in late.commands] == [CaptureEvidence, AskRestart, Terminate]
+    assert [type(command) for command in late.commands] == [CaptureEvidence, AskRestart, SendSignal]
     earlier = msgspec.structs.replace(seen, resumed_at=START - 10.0)  # it has shown signs since then
     assert watcher.decide(Watch(limits), earlier, START + 19.0).wake_at == START + 20.0
 
@@ -861,7 +861,7 @@ def test_worker_without_a_program_has_no_limit_but_the_rules(watcher: ModuleType
     limits = limits_of(rule=RULE, watchdog=Limit(hard=50.0), step=Limit(hard=50.0), initial_heartbeat=Limit(hard=50.0))
     unstarted = msgspec.structs.replace(silent(), doing=Doing.STARTING)
     commands = watch_over(watcher, limits, unstarted, until=1000.0)
-    ((at, end),) = [(at, command) for at, command in commands if isinstance(command, Terminate)]
+    ((at, end),) = [(at, command) for at, command in commands if isinstance(command, SendSignal)]
     assert (at, end.finding.limit) == (START + 600.0, "silence")
     assert found(watch_over(watcher, limits_of(), unstarted, until=1000.0)) == set()
     owes_none = msgspec.structs.replace(unstarted, silence=None)
@@ -878,9 +878,9 @@ def test_longer_limit_that_somebody_has_set_for_signs_holds_before_the_first_one
         ({"step": Limit(hard=50.0)}, 600.0),
     ):
         commands = watch_over(watcher, limits_of(rule=RULE, **limits), unstarted, until=4000.0)
-        assert [at for at, command in commands if isinstance(command, Terminate)] == [START + ends]
+        assert [at for at, command in commands if isinstance(command, SendSignal)] == [START + ends]
     later = watch_over(watcher, limits_of(rule=RULE, step=Limit(hard=2000.0)), silent(), until=4000.0)
-    assert [at for at, command in later if isinstance(command, Terminate)] == [START + 600.0]
+    assert [at for at, command in later if isinstance(command, SendSignal)] == [START + 600.0]
 
 
 def test_silence_in_a_section_is_named_for_it(watcher: ModuleType) -> None:
@@ -935,7 +935,7 @@ def test_rule_with_a_margin_asks_for_a_restart_first(watcher: ModuleType) -> Non
     limits = limits_of(rule=msgspec.structs.replace(RULE, margin=30.0))
     commands = watch_over(watcher, limits, silent(), until=1000.0)
     asked = [at for at, command in commands if isinstance(command, AskRestart)]
-    ended = [at for at, command in commands if isinstance(command, Terminate)]
+    ended = [at for at, command in commands if isinstance(command, SendSignal)]
     assert (asked[0], ended) == (START + 600.0, [START + 630.0])
 
 
@@ -976,7 +976,7 @@ def suspected(suspicion: Suspicion | None, is_asked_for: bool = True) -> tuple[L
 def test_confirmed_suspicion_ends_the_rank_at_once_and_only_if_asked_for(watcher: ModuleType) -> None:
     suspicion = Suspicion("section:train", START, 2.5)
     finding = Finding("section:train", "hard", 2.5, 4.0)
-    expected = (CaptureEvidence(finding), AskRestart(finding), Terminate(finding))
+    expected = (CaptureEvidence(finding), AskRestart(finding), SendSignal(finding))
     for is_asked_for in (True, False):
         limits, seen = suspected(suspicion, is_asked_for)
         commands = watcher.decide(Watch(limits=limits), seen, START + 4.0).commands

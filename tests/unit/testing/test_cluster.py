@@ -19,6 +19,7 @@ from resilience.testing.faults import (
     OPERATIONS,
     VICTIMS,
     Fail,
+    FalseSuspicion,
     Fault,
     Freeze,
     KillFault,
@@ -27,7 +28,6 @@ from resilience.testing.faults import (
     Pause,
     Schedule,
     Stall,
-    Suspect,
     Victim,
     draw,
     everywhere,
@@ -122,7 +122,7 @@ def test_store_that_stands_still_for_longer_than_a_hang_may_last_costs_nobody() 
 
 
 def test_rank_taken_for_dead_is_excluded_and_told_so() -> None:
-    report = run(Stall(1, 0, Stage.FUNCTION, "slow", 30.0), Suspect(2, 5.0))
+    report = run(Stall(1, 0, Stage.FUNCTION, "slow", 30.0), FalseSuspicion(2, 5.0))
     assert report.ends == ("completed", "completed", "discarded", "completed")
 
 
