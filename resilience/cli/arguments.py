@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from resilience.core.printable import printable
+from resilience.core.printable import usage_error
 from resilience.errors import ConfigurationError
 
 
@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with status 2."""
-        super().error(printable(message))
+        super().error(usage_error(message))
 
 
 def refuse_together(option: str, advice: str = "; leave one of them out", **others: object) -> None:

@@ -14,11 +14,18 @@ import re
 _STEERING = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff"
 _IN_TEXT = re.compile(f"[{_STEERING}]")
 _IN_LINE = re.compile(f"[\n{_STEERING}]")
+_NO_VALUE = re.compile(r"ignored explicit argument ('.*'|\".*\")", re.DOTALL)
 
 
 def printable(text: str) -> str:
     """Return a text of one or more lines that is safe for a terminal. Newlines and tabs stay."""
     return _IN_TEXT.sub(_escaped, text)
+
+
+def usage_error(message: str) -> str:
+    """Return argparse's message about a rejected argument: safe for a terminal, and with what an option without a value
+    expects."""
+    return printable(_NO_VALUE.sub(r"takes no value, got \1: write the option alone, or leave it out", message))
 
 
 def printable_line(text: str) -> str:

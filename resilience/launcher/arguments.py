@@ -16,7 +16,7 @@ from typing import get_args
 from torch.distributed import run as torchrun
 
 from resilience.adapters.environment import torchrun_default
-from resilience.core.printable import printable
+from resilience.core.printable import usage_error
 from resilience.core.stopping import Mode
 from resilience.errors import ConfigurationError
 from resilience.launcher import ft_options
@@ -178,7 +178,7 @@ def parser() -> argparse.ArgumentParser:
             f"PET_STANDALONE, PET_MODULE, PET_NO_PYTHON, PET_RUN_PATH or PET_VIRTUAL_LOCAL_RANK is not 0 or 1: {error}"
         ) from error
     torchrun_parser.prog = "resilience run"
-    torchrun_parser.error = lambda message: argparse.ArgumentParser.error(torchrun_parser, printable(message))  # type: ignore[method-assign]
+    torchrun_parser.error = lambda message: argparse.ArgumentParser.error(torchrun_parser, usage_error(message))  # type: ignore[method-assign]
     torchrun_parser.usage = "%(prog)s [options] training_script [its arguments ...]"
     torchrun_parser.description = (
         "Run a training script on every rank, replace workers that die or hang, and record why. Accepts every option "

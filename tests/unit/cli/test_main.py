@@ -48,6 +48,14 @@ def test_python_looks_for_cycles_rarely_while_a_command_reads_and_as_before_afte
     assert during == [COLLECT_EVERY] and gc.get_threshold() == before
 
 
+def test_value_of_a_switch_is_refused_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "--json=it's"])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert """argument --json: takes no value, got "it's": write the option alone, or leave it out""" in message
+
+
 def test_help_of_a_nested_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["dashboards", "export"], ["calibrate", "diff"]):
         with pytest.raises(SystemExit) as ended:

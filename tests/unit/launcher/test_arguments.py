@@ -36,6 +36,15 @@ def test_variable_that_is_no_number_is_wrong_usage_of_its_option(
     assert "'abc'" in message
 
 
+def test_value_of_a_switch_is_refused_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--ft-end-suspected-ranks=perhaps\x1b", "train.py"])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert "--ft-end-suspected-ranks" in message
+    assert "takes no value, got 'perhaps\\x1b': write the option alone, or leave it out" in message
+
+
 @pytest.mark.parametrize("name", ["STANDALONE", "MODULE", "NO_PYTHON", "RUN_PATH", "VIRTUAL_LOCAL_RANK"])
 def test_variable_of_a_switch_that_is_no_number_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"PET_{name}", "yes")
