@@ -718,14 +718,14 @@ def alertmanager() -> dict[str, Any]:
     }
 
 
-def unit_test_file(tests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a file for `promtool test rules` that is stored in a folder next to the rules.
+def unit_test_file(tests: list[dict[str, Any]], every: str = EVERY) -> dict[str, Any]:
+    """Return a file for `promtool test rules` that is stored in a folder next to the rules. every: between evaluations.
 
     Without a given order, promtool evaluates groups in any order at the same instant: an alert would see the values of
     its recording rules of now or of one evaluation earlier."""
     return {
         "rule_files": ["../recording.yaml", "../alerts.yaml"],
-        "evaluation_interval": EVERY,
+        "evaluation_interval": every,
         "group_eval_order": list(GROUPS),
         "tests": tests,
     }

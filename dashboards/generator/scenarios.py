@@ -267,7 +267,8 @@ def unit_tests() -> dict[str, Any]:
                 "promql_expr_test": [_firing(scenario, minute) for minute in scenario.looked_at],
             }
             for scenario in SCENARIOS
-        ]
+        ],
+        every="1m",  # Prometheus's own default, where the examples have that of the shipped configuration
     )
 
 
