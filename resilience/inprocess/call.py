@@ -89,6 +89,7 @@ class CallWrapper:
         self._watcher: IterationWatcher
         self._reporter: RankEvents
         self._said_goodbye = False
+        self._entered = 0  # the last iteration in which this rank's function, or its wait as a spare, began
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
         self._failure_record: InterruptionRecord | None = None  # describes that failure
         self._origin: FaultOrigin = "own"  # of that failure, final when the last call is over
@@ -175,7 +176,7 @@ class CallWrapper:
             finally:
                 session.leave()  # again in Session.open, for an exception that lands here
                 self._let_go()
-                session.ended(self._state.iteration + 1, error)
+                session.ended(self._state.iteration + 1, self._entered, error)
 
     def _completed(self, value: Any) -> Any:
         with contextlib.suppress(Exception):  # it is recorded; the call has completed
@@ -381,6 +382,7 @@ class CallWrapper:
     def _call_function(self) -> Result:
         from resilience.telemetry import workload  # the session has loaded nearly all of it
 
+        self._entered = self._state.iteration
         self._reporter.entering()
         restore(self._modes)  # an interruption may have prevented a context manager from doing it
         self._session.page.doing(Doing.FUNCTION)
@@ -406,6 +408,7 @@ class CallWrapper:
             self._session.page.on_progress = None
 
     def _wait_in_reserve(self) -> Result:
+        self._entered = self._state.iteration
         self._reporter.entering()
         self._value = None
         if not self._state.active_world_size:

@@ -283,6 +283,7 @@ ENDS = {
     "rank 0 is killed": ("if rank == 0: os.kill(os.getpid(), 9)", 1, "rank 0 ended (SIG"),
     "rank 1 leaves": ("if rank == 1: sys.exit(0)", 0, "completed after 1 restart in place"),
     "rank 0 leaves": ("if rank == 0: sys.exit(0)", 0, "completed after 1 restart in place"),
+    "all ranks leave before the function starts again": ("1 / 0", 1, "failed (SystemExit); to see what happened"),
     "rank 0 is excluded": ("if rank == 0: 1 / 0", 0, "completed after 1 restart in place"),
 }
 ENDING = """
@@ -294,8 +295,10 @@ rank = int(os.environ["RANK"])
 
 class Check(HealthCheck):
     def __call__(self, state, exc=None):
-        if exc is not None and rank == 0:
+        if exc is not None and rank == 0 and "excluded" in sys.argv[1]:
             raise RuntimeError("sick")
+        if exc is None and state.iteration == 1 and "again" in sys.argv[1]:
+            sys.exit(3)
         return state, exc
 
 @Wrapper(health_check=Check())
@@ -314,9 +317,7 @@ try:
 except Exception:
     pass
 """
-
-
-QUICK_ENDS = ("rank 0 is killed", "all ranks leave")
+QUICK_ENDS = ("rank 0 is killed", "all ranks leave", "all ranks leave before the function starts again")
 
 
 @pytest.mark.parametrize(
