@@ -47,8 +47,8 @@ def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
 def incident(history: History, place: Cycle, inside: Sequence[Iteration], before: Sequence[Incident]) -> Incident:
     """Return the incident of a cycle. inside: a Wrapper's iterations that belong to it. before: earlier incidents."""
     cycles = history.cycles
-    within = [record for iteration in inside for record in iteration.records]
     parts = cycles.parts(place)
+    within = [record for iteration in inside for record in iteration.records if not _may_be_stopped(parts, record)]
     later = cycles.following(place)
     following = {} if later is None else cycles.parts(later)
     mover = cycles.mover(place)
@@ -131,6 +131,13 @@ def _is_orphan(worker: Worker) -> bool:
     return worker.signals is not None and worker.signals[1] == AGENT_LOST
 
 
+def _may_be_stopped(parts: dict[str, NodeCycle], record: InterruptionRecord) -> bool:
+    """Return True if a process ended as agents end workers, and its agent, which knows whether it was that, has left no
+    record."""
+    is_recorded = any(part.started is not None for node, part in parts.items() if node == record.node)
+    return _is_end(record) and record.exit is not None and record.exit.signal == "SIGTERM" and not is_recorded
+
+
 def _is_end(record: InterruptionRecord) -> bool:
     return record.interruption is Interruption.TERMINATED
 
@@ -148,6 +155,8 @@ def _records(
         for seen in part.seen:
             record = seen.record
             key = (record.rank, record.interruption, record.pid)
+            if _may_be_stopped(parts, record):
+                continue
             if part.is_left(record, mover) and (key not in own or own[key].step is None):
                 own[key] = record  # the monitor's record says more than the agent's
     for record in within:  # a Wrapper's monitor knows the step and the sections, the launcher's may not

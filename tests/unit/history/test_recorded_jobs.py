@@ -4,6 +4,7 @@ The jobs were recorded by `python -m tests.fixtures`; the script is tests/fixtur
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import urllib.parse
@@ -21,6 +22,7 @@ from resilience.analysis.rank_lanes import lanes
 from resilience.analysis.report import Report, report
 from resilience.analysis.status import Watcher
 from resilience.analysis.trace import otlp, spans_of
+from resilience.attribution.culprits import NAMED
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.cli import main
 from resilience.core import events
@@ -82,6 +84,21 @@ def test_report_blames_the_ranks_that_were_struck(job: Recorded) -> None:
     blamed = tuple(frozenset(culprit.rank for culprit in each.verdict.culprits) for each in job.report.incidents)
     assert blamed == job.plan.culprits
     assert tuple(each.layer for each in job.report.incidents) == job.plan.layers
+
+
+@pytest.mark.parametrize(
+    "missing", [each for n in (1, 2, 3, 4) for each in itertools.combinations(range(4), n)], ids=str
+)
+def test_report_names_nobody_else_if_files_of_agents_are_missing(missing: tuple[int, ...], tmp_path: Path) -> None:
+    folder = unpacked("wrapper-in-launcher", tmp_path)
+    for node in missing:
+        (folder / "records" / f"node{node}-agent.jsonl").unlink()
+    struck = frozenset().union(*JOBS["wrapper-in-launcher"].culprits)
+    for each in report(load(folder)).incidents:
+        named = {
+            culprit.rank for culprit in each.verdict.culprits if culprit.confidence > NAMED
+        }  # at it: a common cause
+        assert named <= struck
 
 
 @pytest.mark.parametrize("layer", LAYERS)
