@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-LIMIT = 20.0  # seconds that a child may take for anything
+LIMIT = 120.0  # seconds that a child may take for anything, beside other work too
 
 
 class Child:

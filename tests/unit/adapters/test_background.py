@@ -43,9 +43,10 @@ def test_disk_that_does_not_answer_is_known_and_asked_no_more(
     answers: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "STALL", 0.0)
-    writer = Writer()
+    writer, has_begun = Writer(), threading.Event()
     with pytest.raises(OSError, match="the disk does not answer"):
-        writer.ask(answers.wait, 0.01)
+        writer.ask(lambda: (has_begun.set(), answers.wait()), 0.01)
+    assert has_begun.wait(60.0)
     assert writer.is_stalled
     with pytest.raises(OSError, match="the disk does not answer"):
         writer.ask(lambda: 7, 1000.0)
