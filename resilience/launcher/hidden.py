@@ -21,11 +21,19 @@ if TYPE_CHECKING:
 class HiddenModules:
     """Modules of one package, imported at one time. package: its top-level name."""
 
-    def __init__(self, package: str, modules: Mapping[str, ModuleType], reads: Callable[[str], bool]) -> None:
-        """reads: returns True if they read a variable of this name when they are imported."""
+    def __init__(
+        self,
+        package: str,
+        modules: Mapping[str, ModuleType],
+        reads: Callable[[str], bool],
+        imports: Sequence[str] = (),
+    ) -> None:
+        """reads: returns True if this package, or one that it imports, reads a variable of this name at its import.
+        imports: other packages that it imports at once, so a fresh interpreter has both from then on."""
         self.package = package
         self.modules = dict(modules)
         self.reads = reads
+        self.imports = tuple(imports)
         self._attributes: list[tuple[ModuleType, str, ModuleType]] = []  # set on modules outside this group
 
     def hide(self) -> None:
@@ -81,11 +89,12 @@ class Hidden:
         return spec
 
     def show(self, name: str) -> None:
-        """Restore the group of a module."""
+        """Restore the group of a module, and those that its import would import."""
         group = self._groups.get(name)
         if group is None:
             return  # another thread has restored it
-        self._restore(group)
+        for each in (group, *filter(None, map(self._groups.get, group.imports))):
+            self._restore(each)
         before, now = self._environment, dict(os.environ)
         changed = sorted(name for name in {*before, *now} if group.reads(name) and before.get(name) != now.get(name))
         if changed:

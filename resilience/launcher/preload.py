@@ -24,7 +24,7 @@ from resilience.adapters.environment import one_blas_thread
 from resilience.core.encoding import text
 from resilience.launcher import environment_reads, worker_main
 from resilience.launcher.hidden import HiddenModules
-from resilience.launcher.script_variables import is_read_at_import
+from resilience.launcher.script_variables import is_read_at_import, is_read_by_numpy
 
 # The launcher sets these differently for each worker or cycle.
 WORKER_VARIABLES = (
@@ -51,8 +51,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def begin() -> None:
     """Register the modules of torch and numpy, which this process has imported."""
-    for package in ("torch", "numpy"):
-        groups.append(HiddenModules(package, _modules_of(package, set()), is_read_at_import))
+    groups.append(HiddenModules("torch", _modules_of("torch", set()), is_read_at_import, imports=("numpy",)))
+    groups.append(HiddenModules("numpy", _modules_of("numpy", set()), is_read_by_numpy))
 
 
 def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:

@@ -13,9 +13,10 @@ from typing import Literal, NamedTuple
 
 # Torch, numpy and the libraries that they load read variables with these prefixes when they are imported. Found by
 # recording every getenv of an import, and every read of os.environ (tests/process/test_late_variables.py).
+READ_BY_NUMPY = ("GFORTRAN_", "GOMP_", "GOTO_", "KMP_", "MKL", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_")
 READ_AT_IMPORT = (
-    *("ACC_", "COMPILE_STROBELIGHT_", "DNNL_", "FX_", "GFORTRAN_", "GOMP_", "GOTO_", "KINETO_", "KMP_", "MKL", "NPY_"),
-    *("NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH"),
+    *READ_BY_NUMPY,
+    *("ACC_", "COMPILE_STROBELIGHT_", "DNNL_", "FX_", "KINETO_", "ONEDNN_", "PYTORCH_", "TORCH"),
 )
 # Torch reads these when it uses them. Lightning sets the one about NVML before it imports torch.
 READ_LATER = (
@@ -52,6 +53,11 @@ class Import(NamedTuple):
 def is_read_at_import(name: str) -> bool:
     """Return True if torch, numpy or what they load may read this variable only when they are imported."""
     return name.startswith(READ_AT_IMPORT) and not name.startswith(READ_LATER)
+
+
+def is_read_by_numpy(name: str) -> bool:
+    """Return True if numpy or the libraries that it loads may read this variable only when they are imported."""
+    return name.startswith(READ_BY_NUMPY)
 
 
 def why_not(file: str, folder: str, environment: Mapping[str, str], preloaded: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilience.core import events
-from resilience.launcher.script_variables import is_read_at_import
+from resilience.launcher.script_variables import is_read_at_import, is_read_by_numpy
 from resilience.launcher.zygote import PRELOADED
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
@@ -69,7 +69,9 @@ def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_s
 
 def test_variable_that_is_set_after_the_import_keeps_workers_warm(launch: Launch) -> None:
     job = launch(
-        "import torch\nos.environ['TORCH_' + 'LOGS'] = 'all'\nimport torch.nn\nsys.exit(cycle == 0 and 3)", nproc=1
+        "import torch\nos.environ['TORCH_' + 'LOGS'] = os.environ['OPEN' + 'BLAS_VERBOSE'] = '0'\n"
+        "import torch.nn, numpy\nsys.exit(cycle == 0 and 3)",
+        nproc=1,
     )
     assert job.wait() == [0]
     assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "warm"]
@@ -92,3 +94,4 @@ def test_every_variable_that_is_read_at_the_import_of_torch_is_known() -> None:
         if not is_read_at_import(name)
     ]
     assert unknown == []
+    assert [name for name in json.loads(at_the_start)["numpy"] if not is_read_by_numpy(name)] == []

@@ -103,6 +103,15 @@ def test_source_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     assert script_variables.why_not(str(tmp_path / "gone.py"), str(tmp_path), {}, ()) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "is_read"),
+    [("OMP_NUM_THREADS", True), ("OPENBLAS_CORETYPE", True), ("PYTORCH_CUDA_ALLOC_CONF", False), ("TORCH_LOGS", False)],
+)
+def test_numpy_reads_no_variable_of_torch(name: str, is_read: bool) -> None:
+    assert script_variables.is_read_at_import(name)
+    assert script_variables.is_read_by_numpy(name) == is_read
+
+
 DEEP = {"sum": "x = 0" + " + 1" * 500, "elif": "if x == 0:\n    pass\n" + "elif x == 1:\n    pass\n" * 400}
 
 
