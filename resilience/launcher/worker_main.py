@@ -29,7 +29,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from resilience.adapters import titles
+from resilience.adapters import libraries, titles
 from resilience.launcher import fork_safety, script_variables
 from resilience.launcher.hidden import Hidden, HiddenModules
 
@@ -291,14 +291,10 @@ def _reset_threads(environment: Mapping[str, str], before: Mapping[str, str] | N
 
 def _call_each(part: str, names: Sequence[str], argument: int) -> None:
     """Call the first of these functions that exists, in each loaded library whose file name contains `part`."""
-    with open("/proc/self/maps", errors="surrogateescape") as maps:
-        columns = [line.rstrip("\n").split(maxsplit=5) for line in maps]
-    for path in sorted({column[5] for column in columns if len(column) == 6}):
-        if part in os.path.basename(path):
-            library = ctypes.CDLL(path)
-            function = next((getattr(library, name) for name in names if hasattr(library, name)), None)
-            if function is not None:
-                function(argument)
+    for library in libraries.loaded(part):
+        function = next((getattr(library, name) for name in names if hasattr(library, name)), None)
+        if function is not None:
+            function(argument)
 
 
 def _positive_number(value: str) -> int:
