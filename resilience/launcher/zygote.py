@@ -41,6 +41,7 @@ from resilience.launcher.preload import Loaded, cannot_fork
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
+IMPORT_LIMIT = 120.0  # seconds for a successor's imports, also from a slow file server; no worker waits that long
 MOST_REFUSALS = 5  # refused modules, each of which costs a process; after that, learned modules are not tried
 LOOK = 0.01  # seconds between polls of a process for which there is no descriptor
 KILL_LIMIT = 2.0  # seconds that a killed process may take to end
@@ -126,7 +127,11 @@ class Successor(msgspec.Struct, frozen=True):
     pid: int
     line: Channel
     modules: tuple[str, ...]
-    learned: tuple[str, ...] = ()
+    learned: tuple[str, ...]
+    deadline: float  # of its imports, on this process's monotonic clock
+
+    def refused(self, why: str) -> Loaded:
+        return Loaded(refused=(*self.modules, *self.learned), why=why, is_learned=not self.modules)
 
     def without(self, refused: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the modules and learned modules that remain without the refused ones."""
@@ -211,7 +216,7 @@ class Zygote:
             return
         finally:
             peer_line.close()
-        self._successor = Successor(forked.pid, ours, tuple(modules), tuple(learned))
+        self._successor = Successor(forked.pid, ours, tuple(modules), tuple(learned), time.monotonic() + IMPORT_LIMIT)
 
     def succeed(self, limit: float) -> list[Loaded]:
         """Let the successor take over if it is ready within `limit` seconds; return what happened to the modules.
@@ -220,7 +225,7 @@ class Zygote:
         deadline = time.monotonic() + limit
         outcomes = []
         while (successor := self._successor) is not None:
-            outcome = _outcome(successor, max(0.0, deadline - time.monotonic()))
+            outcome = _outcome(successor, deadline)
             if outcome is None:
                 break
             outcomes.append(outcome)
@@ -323,16 +328,18 @@ def _end(pid: int, line: Channel) -> str:
     return "SIGKILL does not end it"
 
 
-def _outcome(successor: Successor, limit: float) -> Loaded | None:
-    """Return a successor's result, None if there is none yet."""
+def _outcome(successor: Successor, deadline: float) -> Loaded | None:
+    """Return a successor's result, None if there is none at the deadline."""
     try:
-        answer = successor.line.receive(limit)
-        return None if answer is None else _loaded(answer)
+        answer = successor.line.receive(max(0.0, min(deadline, successor.deadline) - time.monotonic()))
+        if answer is not None:
+            return _loaded(answer)
     except (ChannelClosed, DecodeError):
         ending = _end(successor.pid, successor.line)
-        refused = (*successor.modules, *successor.learned)
-        why = f"the process that imported them is gone ({ending})"
-        return Loaded(refused=refused, why=why, is_learned=not successor.modules)
+        return successor.refused(f"the process that imported them is gone ({ending})")
+    if max(deadline, time.monotonic()) < successor.deadline:
+        return None
+    return successor.refused(f"the import did not end within {IMPORT_LIMIT:g} s")
 
 
 _orders = encoding.reader(list[Sent], "msgpack")

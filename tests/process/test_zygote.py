@@ -157,6 +157,15 @@ def test_module_that_ends_the_process_or_has_no_result_costs_no_worker(agent: Ag
     assert not found["has_changed"]
 
 
+def test_module_whose_import_does_not_end_is_refused_and_the_zygote_stays_as_it_was(agent: Agent) -> None:
+    found = agent("preload", modules=["that_waits"], import_limit=0.5)
+    assert found["outcomes"] == [["refused:", "that_waits", "the import did not end within 0.5 s"]]
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["True\n"])
+    assert not found["has_changed"]
+    assert found["is_left"] == []
+
+
 def test_learned_module_that_ends_the_process_leaves_the_zygote_as_it_was(agent: Agent) -> None:
     found = agent("preload", modules=[], learned=("that_dies",))
     assert found["outcomes"] == [["refused:", "that_dies", "the process that imported them is gone (SIGABRT)"]]

@@ -171,6 +171,7 @@ MODULES = {
     "with_a_handler": "import signal\nsignal.signal(signal.SIGUSR2, print)",
     "that_fails": "raise RuntimeError('on purpose')",
     "that_dies": "import os\nos.abort()",
+    "that_waits": "import threading\nthreading.Event().wait()",
     "with_long_names": "import sys\nfor number in range(1000):\n    sys.modules[f'{number:0100}'] = sys",
 }
 IMPORTING = """
@@ -180,8 +181,9 @@ sys.stdout.write(f"{harmless.imported_by == os.getpid()}\\n")
 """
 
 
-def preload(modules: list[str], learned: tuple[str, ...] = ()) -> dict[str, Any]:
+def preload(modules: list[str], learned: tuple[str, ...] = (), import_limit: float | None = None) -> dict[str, Any]:
     """A successor imports modules, and takes over; then a worker imports one of them too."""
+    zygotes.IMPORT_LIMIT = zygotes.IMPORT_LIMIT if import_limit is None else import_limit
     become_subreaper()
     folder = Path("modules").absolute()
     folder.mkdir()
