@@ -112,7 +112,8 @@ def times_of(path: Path) -> Path:
 
 
 def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last lines of a file that lie whole within its last `most` bytes; () if it is unreadable.
+    """Return the last lines of a file that lie whole within its last `most` bytes; () if it is unreadable. Of a line
+    that a program wrote several times, as a progress bar, return the first and the last text.
 
     If the file was rotated a moment ago, also return the last lines of the previous one."""
     last_lines, is_whole = _tail(path, lines, most)
@@ -127,12 +128,20 @@ def _tail(path: Path, lines: int, most: int) -> tuple[tuple[str, ...], bool]:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - most)
             file.seek(start)
-            last_lines = file.read(most).removesuffix(b"\n").split(b"\n")
+            written = file.read(most).removesuffix(b"\n").split(b"\n")
     except OSError:
         return (), False
     if start:
-        last_lines = last_lines[1:]  # the first line is cut
+        written[0] = written[0].partition(b"\r")[2]  # the first text is cut
+    last_lines = [shown for line in written for shown in _first_and_last(line)]
     return tuple(text(line) for line in last_lines[-lines:] if line), not start
+
+
+def _first_and_last(line: bytes) -> list[bytes]:
+    """Return the text before a line's first carriage return, and the text after its last one. A progress bar redraws
+    its line for hours, without a newline."""
+    first, *others = line.rstrip(b"\r").split(b"\r")
+    return [first, *others[-1:]]
 
 
 @contextlib.contextmanager

@@ -2,14 +2,15 @@
 
 A program without a Wrapper leaves only its last output lines. The last traceback in them gives type, message and
 frames; tracebacks that Python prints above it give the causes. A traceback that ordinary output follows was printed by
-a program that continued, so it ended nothing. torch's prefix of each line (`[rank0]: `) is dropped. A traceback without
-its last line counts as an unknown exception. The fingerprint is that of a caught exception (`core.fingerprints`)."""
+a program that continued, so it ended nothing. torch's prefix of each line (`[rank0]: `), colours and tqdm's progress
+bars are dropped. A traceback without its last line counts as an unknown exception. The fingerprint is that of a caught
+exception (`core.fingerprints`)."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -39,13 +40,20 @@ _GLOG = re.compile(r"^\[?[WEIF]\d{4} \d\d:\d\d:\d\d")  # lines of torch's C++ co
 # C++ frames at the end of torch's messages, and what loggers and the interpreter print after a traceback.
 _NOT_COUNTED = re.compile(r"^frame #\d+: |^wandb: |^\S+:\d+: \w*Warning: ")
 _IGNORED = "Exception ignored in"  # a traceback follows that ends no program
+# A traceback that begins on the line of other output, such as a progress bar. After a word and a blank, as in `Original
+# Traceback …`, it is one that a message quotes.
+_BEGINS_LATE = re.compile(
+    rf"(?<![A-Za-z:|] )(?:\[rank\d+\]: ?)?((?:  \+ Exception Group )?{re.escape(BEGIN)}$|{_IGNORED}.*)"
+)
+_BAR = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, +[\d.?]+ ?[^\s/]*/")  # times and rate in tqdm's progress bar
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # Python 3.13 and later colour a traceback at a terminal
 _DIGITS = re.compile(r"\d+")
 _LOGGED = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d|^[\[(]?\d\d:\d\d:\d\d|^\[?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 
 
 def parse(lines: Sequence[str]) -> ExceptionInfo | None:
     """Return the exception of the last traceback in these lines, None if there is none."""
-    text = _without_margins([_PREFIX.sub("", line) for line in lines])
+    text = _without_margins(list(_without_bars(lines)))
     begins = [number for number, line in enumerate(text) if line.lstrip() == BEGIN and not _is_ignored(text, number)]
     if not begins or _has_continued(text[: begins[0]], text[begins[-1] :]):
         return None
@@ -60,6 +68,16 @@ def parse(lines: Sequence[str]) -> ExceptionInfo | None:
             break
         causes.append(Cause(cause.type, cause.message, relation, cause.stack))
     return msgspec.structs.replace(raised, causes=tuple(causes[:MOST_CAUSES]))
+
+
+def _without_bars(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines without colours, torch's prefix and progress bars: a bar that is still open is drawn again when
+    the interpreter ends. A traceback that begins on the line of other output gets a line of its own."""
+    for line in lines:
+        plain = _CONTROL.sub("", line)
+        late = _BEGINS_LATE.search(plain)
+        parts = [plain[: late.start()], late[1]] if late is not None and plain[: late.start()].strip() else [plain]
+        yield from (_PREFIX.sub("", part) for part in parts if not _BAR.search(part))
 
 
 def _without_margins(text: Sequence[str]) -> list[str]:

@@ -171,7 +171,11 @@ def test_whole_file_that_cannot_be_written_is_answered_not_raised(
         (b"one\ntwo\nhalf", 2, 100, ("two", "half")),
         (b"one\ntwo\nthree\n", 3, 10, ("three",)),  # "o" of "two" is no line
         (b"a single line that is too long\n", 3, 10, ()),
-        (b"a\r\nb\xff\n", 3, 100, ("a\r", "b\\xff")),
+        (b"a\r\nb\xff\n", 3, 100, ("a", "b\\xff")),
+        (b"one\n\r 0%\r 1%\r 2%Traceback\n", 3, 100, ("one", " 2%Traceback")),  # a progress bar
+        (b"E: a\r0%\r1%\n", 3, 100, ("E: a", "1%")),  # a message may have a carriage return
+        (b"\r 0%\r 1%\r    \rTraceback\r\n", 3, 100, ("Traceback",)),
+        (b"\r 10%" * 50 + b"]Traceback\n  File\n", 3, 40, (" 10%", " 10%]Traceback", "  File")),
         ("one \u2028 line\n".encode(), 3, 100, ("one \u2028 line",)),  # as JSON may have it
     ],
 )

@@ -149,6 +149,65 @@ def test_what_is_printed_while_a_program_ends_hides_no_exception(output: list[st
     assert (found.type, found.stack) == ("ValueError", (Frame("<string>", 1, "<module>"),))
 
 
+BAR = "Epoch 3:  30%|███       | 3/10 [00:12<00:28, 4.06s/it, loss=2.1]"
+WITHOUT_TOTAL = "Epoch 3: 3tok [00:12, 4.06tok/s]"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+@pytest.mark.parametrize(
+    "bar", [BAR, f"{BAR}   ", WITHOUT_TOTAL, f"{BAR}\x1b[A", "3/10 [=>...] - loss: 2.1", "batch 3..."]
+)
+def test_traceback_on_the_line_of_a_progress_bar_is_read(bar: str, prefix: str) -> None:
+    lines = [prefix + line for line in last_lines(PROGRAM.format(raising="ValueError('no seven') from error"))]
+    expected = parse(lines)
+    assert expected is not None and expected.type == "ValueError"
+    assert parse(["loading", bar + lines[0], *lines[1:]]) == expected
+
+
+def test_progress_bar_that_is_drawn_again_at_the_end_is_neither_output_nor_message() -> None:
+    drawn_before = ["Epoch 3:   0%|          | 0/10 [00:00<?, ?it/s]", f"{BAR}{RAISED[0]}"]
+    assert parse([*drawn_before, *RAISED[1:-1], "ValueError: slots [10:30, 11:00] overlap"]) is not None
+    for rest in ([BAR], [WITHOUT_TOTAL, BAR.replace("4.06s/it", "1.10it/s")], [BAR] * 20):
+        assert parse([*drawn_before, *RAISED[1:], *rest]) == parse(RAISED)
+
+
+def test_exception_group_on_the_line_of_a_progress_bar_is_read() -> None:
+    lines = last_lines(GROUP.format(raising="raise ExceptionGroup('tasks failed', caught)"))
+    expected = parse(lines)
+    assert expected is not None and len(expected.causes) == 3
+    assert parse(["loading", BAR + lines[0], *lines[1:], BAR]) == expected
+    assert parse([f"{BAR}[rank0]: {lines[0]}", *(f"[rank0]: {line}" for line in lines[1:]), BAR]) == expected
+
+
+def test_exception_that_the_interpreter_ignored_on_the_line_of_a_progress_bar_ended_nothing() -> None:
+    ignored = [f"{BAR}Exception ignored in: <function Loader.__del__ at 0x7f>", *last_lines("raise OSError('closed')")]
+    assert parse([*ignored, BAR]) is None
+    assert parse([*ignored, BAR + RAISED[0], *RAISED[1:]]) == parse(RAISED)
+    assert parse([*RAISED, *ignored]) == parse(RAISED)
+
+
+@pytest.mark.parametrize("words", ["Original ", "traceback : ", "see the Remote "])
+def test_traceback_that_a_message_quotes_is_part_of_the_message(words: str) -> None:
+    """As in an error that DataLoader raises for its worker."""
+    quoted = [words + RAISED[0], *RAISED[1:]]
+    found = parse([*RAISED[:-1], "OSError: in worker 0.", *quoted])
+    assert found is not None
+    assert (found.type, found.message.splitlines()[1]) == ("OSError", quoted[0])
+
+
+def test_colours_of_a_traceback_are_left_out() -> None:
+    """As Python 3.13 and later write them to a terminal."""
+    coloured = [
+        "Traceback (most recent call last):",
+        '  File \x1b[35m"train.py"\x1b[0m, line \x1b[35m3\x1b[0m, in \x1b[35m<module>\x1b[0m',
+        "    \x1b[31mstep\x1b[0m\x1b[1;31m(8)\x1b[0m",
+        "\x1b[1;35mValueError\x1b[0m: \x1b[35mno seven\x1b[0m",
+    ]
+    found = parse(coloured)
+    assert found is not None
+    assert (found.type, found.message, found.stack) == ("ValueError", "no seven", (Frame("train.py", 3, "<module>"),))
+
+
 @pytest.mark.parametrize(
     "lines",
     [
