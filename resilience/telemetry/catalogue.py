@@ -292,7 +292,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_timeout_headroom_ratio",
         "gauge",
-        "Used share of a section's limit: its longest recent or open duration divided by the limit; 1 is the limit.",
+        "The largest used share of a section's limit: a rank's longest recent or open duration divided by its limit; 1 "
+        "is the limit.",
         ("section",),
         source="rank snapshots, timing histograms",
     ),

@@ -34,7 +34,7 @@ from resilience.core import encoding, events
 from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.history.timeline import Timeline
-from resilience.telemetry import durations, rank_snapshot, timings
+from resilience.telemetry import durations, rank_snapshot
 from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import About, MetricView
 from resilience.telemetry.otlp import Emit, SpanSender
@@ -67,7 +67,7 @@ class NodeExports:
         self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
         self._read: dict[Path, RecordTail] = {}
         self._calls: dict[Path, Call] = {}  # ranks whose process has not ended, with their current call
-        self._timings: dict[Path, timings.Timings] = {}  # as last read
+        self._durations: dict[int, durations.Durations] = {}  # by initial rank, as last read
         self._list_at = 0.0
         self._list_pause = 1.0
         self._snapshot_at = 0.0
@@ -108,12 +108,12 @@ class NodeExports:
                 if not self._take_added():
                     break
             self._has_caught_up = True
-            self._take_timings()
+            self._take_durations()
             self._exports.caught_up()
         if now >= self._snapshot_at:
             self._snapshot_at = now + SNAPSHOT_EVERY
             self._exports.renew()
-            self._take_timings()
+            self._take_durations()
             self._write_snapshot()
 
     def _take_added(self) -> bool:
@@ -190,16 +190,13 @@ class NodeExports:
         for path in sorted(names):
             self._read.setdefault(path, RecordTail(path))
 
-    def _take_timings(self) -> None:
-        total = timings.Timings()
+    def _take_durations(self) -> None:
         for path in self._read:
             # If it is not written yet, there is nothing to add. If it is unreadable now, counters must not fall.
             with contextlib.suppress(OSError, DecodeError):
                 recorded = durations.read_histograms(self._folder / "timings" / f"{path.stem}.hist")
-                self._timings[path] = recorded.timings()
-            if path in self._timings:
-                total.merge(self._timings[path])
-        self._exports.metrics.take_timings(total)
+                self._durations[recorded.header.rank] = recorded
+        self._exports.metrics.take_durations(dict(self._durations))
 
     def _write_snapshot(self) -> None:
         exposition = self._exports.exposition()

@@ -1,32 +1,37 @@
-"""How close do sections come to their limits?  Gauges from the limits in rank snapshots, and from timings.
+"""How close do sections come to their limits?  Gauges from the limits in rank snapshots, and from recorded durations.
 
-A limit is that of the strictest rank of the node. Its used share considers sections that ended within the last RECENT
-to twice RECENT seconds, and sections open now: so one slow section at the start does not show forever. A learned limit
-counts as stale from the monitor's record of it until the next attempt."""
+The limit that is shown is that of the strictest rank of the node. The used share compares each rank with its own limits
+and is the largest of all ranks. It considers sections that ended within the last RECENT to twice RECENT seconds, and
+sections open now: so one slow section at the start does not show forever. If the first occurrences after a start have a
+limit of their own, they count only while they are open. A learned limit counts as stale from the monitor's record of it
+until the next attempt."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from resilience.core import events
+from resilience.core.deadlines import of_section
 from resilience.core.records import Record
+from resilience.telemetry.durations import Durations, Series
 from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot
-from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings, upper_bound
+from resilience.telemetry.timings import HEARTBEAT, Bucket, Count, upper_bound
 
 RECENT = 600.0  # seconds
 
 Values = dict[str, dict[tuple[str, ...], float]]
-NOTHING = Histogram()
+Ranks = Mapping[int, Durations]
+"""What each rank of the node has recorded, by initial rank."""
 
 
 class LimitMetrics:
     """The state of limits on one node."""
 
     def __init__(self) -> None:
-        self._timings = Timings()
-        self._before = Timings()  # sections that had ended when the recent period began
-        self._next = Timings()  # the next value of `_before`
+        self._ranks: Ranks = {}
+        self._before: Ranks = {}  # sections that had ended when the recent period began
+        self._next: Ranks = {}  # the next value of `_before`
         self._turned_at: float | None = None
         self._began = math.inf  # the node's first record
         self._stale: set[str] = set()
@@ -41,7 +46,7 @@ class LimitMetrics:
         if isinstance(record.event, events.TimeoutsStale) and record.origin.attempt == self._attempt:
             self._stale.add(record.event.deadline)
 
-    def take_timings(self, timings: Timings, now: float) -> None:
+    def take_durations(self, ranks: Ranks, now: float) -> None:
         """Replace the recorded durations. now: seconds on this host's monotonic clock.
 
         Of the first ones, nobody knows when the sections ended. An exporter that takes over later than RECENT seconds
@@ -49,26 +54,21 @@ class LimitMetrics:
         if self._turned_at is None:
             self._turned_at = now
             if now - self._began > RECENT:
-                self._before = self._next = timings
+                self._before = self._next = ranks
         elif now - self._turned_at >= RECENT:
             self._turned_at = now
-            self._before, self._next = self._next, self._timings
-        self._timings = timings
+            self._before, self._next = self._next, self._ranks
+        self._ranks = ranks
 
     def values(self, shown: Mapping[int, RankSnapshot], now: float | None, label: Callable[[str], str]) -> Values:
         """Return all values. shown: snapshots by rank. now: as above, None in a replay. label: names a section."""
         strictest: dict[str, Allowed] = {}
-        used = {name: self._largest(name) for name in self._timings.sections}
         for snapshot in shown.values():
             for limit in snapshot.limits:
                 if limit.name not in strictest or limit.seconds < strictest[limit.name].seconds:
                     strictest[limit.name] = limit
-            for section in snapshot.sections:
-                if now is not None:
-                    used[section.name] = max(used.get(section.name, 0.0), snapshot.open_for(section, now))
         timeouts: dict[tuple[str, ...], float] = {}
         heartbeats: dict[tuple[str, ...], float] = {}
-        ratios: dict[tuple[str, ...], float] = {}
         for name, limit in strictest.items():
             source = "calibrated" if limit.is_learned else "config"
             if name == HEARTBEAT:
@@ -76,8 +76,10 @@ class LimitMetrics:
                 continue
             key = label(name)
             timeouts[key, source] = min(timeouts.get((key, source), limit.seconds), limit.seconds)
-            if name in used and limit.seconds > 0:
-                ratios[(key,)] = max(ratios.get((key,), 0.0), used[name] / limit.seconds)
+        ratios: dict[tuple[str, ...], float] = {}
+        for rank, snapshot in shown.items():
+            for name, ratio in (*self._ended(rank, snapshot), *_open(snapshot, now)):
+                ratios[(label(name),)] = max(ratios.get((label(name),), 0.0), ratio)
         return {
             "resilience_section_timeout_seconds": timeouts,
             "resilience_heartbeat_timeout_seconds": heartbeats,
@@ -85,8 +87,37 @@ class LimitMetrics:
             "resilience_calibration_stale": {(label(name),): 1 for name in self._stale},
         }
 
-    def _largest(self, name: str) -> float:
-        """Return the largest recent duration of a section in seconds, accurate to 1 %."""
-        present, earlier = self._timings.sections[name], self._before.sections.get(name, NOTHING)
-        grown_buckets = [number for number, count in present.buckets.items() if count > earlier.buckets.get(number, 0)]
-        return min(upper_bound(max(grown_buckets)), present.max) if grown_buckets else 0.0
+    def _ended(self, rank: int, snapshot: RankSnapshot) -> Iterator[tuple[str, float]]:
+        """Yield the used shares of the limits of a rank's sections that ended recently."""
+        for limit in snapshot.limits:
+            present = _series(self._ranks, rank, limit.name)
+            if limit.name != HEARTBEAT and limit.seconds > 0 and present.total.count:
+                yield limit.name, _largest(limit, present, _series(self._before, rank, limit.name)) / limit.seconds
+
+
+def _open(snapshot: RankSnapshot, now: float | None) -> Iterator[tuple[str, float]]:
+    """Yield the used shares of the limits of a rank's open sections."""
+    for section in snapshot.sections:
+        if now is not None and section.limit_s:
+            yield section.name, snapshot.open_for(section, now) / section.limit_s
+
+
+def _series(ranks: Ranks, rank: int, section: str) -> Series:
+    """Return what a rank has recorded of a section."""
+    recorded = ranks[rank].deadlines.get(of_section(section)) if rank in ranks else None
+    return Series() if recorded is None else recorded
+
+
+def _largest(limit: Allowed, present: Series, earlier: Series) -> float:
+    """Return the largest recent duration to which a limit applied, in seconds, accurate to 1 %."""
+    now, before = _buckets(limit, present), _buckets(limit, earlier)
+    grown_buckets = [number for number, count in now.items() if count > before.get(number, 0)]
+    return min(upper_bound(max(grown_buckets)), present.total.max) if grown_buckets else 0.0
+
+
+def _buckets(limit: Allowed, series: Series) -> Mapping[Bucket, Count]:
+    """Return the numbers of the durations to which a limit applied, by bucket."""
+    if not limit.has_first:
+        return series.total.buckets
+    early = series.early.buckets
+    return {number: count - early.get(number, 0) for number, count in series.total.buckets.items()}

@@ -27,6 +27,7 @@ from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.history.timeline import Timeline
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
+from resilience.telemetry.durations import Durations
 from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
 from resilience.telemetry.iteration_counts import IterationCounts, Key, key_of
@@ -111,11 +112,14 @@ class MetricView:
             self._take(record, intervals)
         return intervals
 
-    def take_timings(self, timings: Timings) -> None:
-        """Replace the durations of heartbeats and sections: the sum of all ranks' histograms."""
+    def take_durations(self, ranks: Mapping[int, Durations]) -> None:
+        """Replace the durations of heartbeats and sections, by initial rank."""
+        timings = Timings()
+        for durations in ranks.values():
+            timings.merge(durations.timings())
         with self._lock:
             self._timings = timings
-            self._limits.take_timings(timings, 0.0 if self._clock is None else self._clock() / 1e9)
+            self._limits.take_durations(ranks, 0.0 if self._clock is None else self._clock() / 1e9)
 
     def take_snapshots(self, snapshots: Mapping[int, RankSnapshot]) -> None:
         """Replace the snapshots of the node's ranks, by initial rank."""

@@ -35,11 +35,13 @@ class SnapshotSection(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Allowed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An active limit of a section, or of heartbeats under the name "". seconds: the shorter of its two."""
+    """An active limit of a section, or of heartbeats under the name "". seconds: the shorter of its two. has_first: the
+    first occurrences after a start have a limit of their own."""
 
     name: str
     seconds: float
     is_learned: bool = False
+    has_first: bool = False
 
 
 class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,7 +104,8 @@ def allowed(limits: Limits) -> tuple[Allowed, ...]:
     for name, deadline, limit in rows:
         seconds = limit.hard if limit.soft is None else limit.soft
         if seconds is not None:
-            active.append(Allowed(name, seconds, deadline in limits.learned))
+            has_first = deadline in limits.first or (name in limits.warmup and limits.warmup_occurrences > 0)
+            active.append(Allowed(name, seconds, deadline in limits.learned, has_first))
     return tuple(active)
 
 

@@ -13,15 +13,19 @@ from resilience.telemetry.timings import Timings
 
 def write(folder: Path, node: str, rank: int, timings: Timings) -> Path:
     """Write the file that the rank's monitor would have left in this run folder; return its path."""
+    path = folder / "timings" / f"{node}-{rank}.hist"
+    assert files.replace(path, encoding.to_json(durations_of(timings, folder.name, node, rank)))
+    return path
+
+
+def durations_of(timings: Timings, run: str = "run", node: str = "node", rank: int = 0) -> Durations:
+    """Return what a rank with these histograms has recorded."""
     deadlines: dict[str, Series] = {}
     for name, histogram in timings.sections.items():
         deadlines.setdefault(_deadline(name), Series()).total = histogram
     for name, histogram in timings.failed.items():
         deadlines.setdefault(_deadline(name), Series()).failed = histogram
-    header = Header(run=folder.name, node=node, rank=rank, world_size=1)
-    path = folder / "timings" / f"{node}-{rank}.hist"
-    assert files.replace(path, encoding.to_json(Durations(header=header, began_at=0.0, deadlines=deadlines)))
-    return path
+    return Durations(header=Header(run=run, node=node, rank=rank, world_size=1), began_at=0.0, deadlines=deadlines)
 
 
 def _deadline(name: str) -> str:

@@ -72,7 +72,7 @@ def test_counters_of_sections_do_not_fall_while_a_file_is_unreadable(
     path = folder / "timings" / "node-1.hist"
     for unreadable in (b"{", None):
         path.unlink() if unreadable is None else path.write_bytes(unreadable)
-        exports._take_timings()
+        exports._take_durations()
         assert sections(exports) == before
     assert not [event for event in emitted if isinstance(event, events.ExportFailed)]
 

@@ -26,6 +26,7 @@ from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.busy_node import busy_node
 from tests.support.launch_streams import launched
+from tests.support.rank_timings import durations_of
 from tests.support.record_streams import Fault, Kind, job
 
 SERIES_A_NODE = 1200  # a scrape of the node below takes 12 ms of CPU time
@@ -196,7 +197,7 @@ def test_sections_and_heartbeats_come_from_the_timing_histograms() -> None:
     timings.fold([("data", 0.004), ("data", 0.2), (HEARTBEAT, 1.5), (HEARTBEAT, 7000.0)])
     timings.fold_failed([("data", 0.3)])
     view = MetricView()
-    view.take_timings(timings)
+    view.take_durations({0: durations_of(timings)})
     found = view.samples()
     assert found["resilience_section_duration_seconds_bucket", ("data", "completed", "0.00784")] == 1
     assert found["resilience_section_duration_seconds_bucket", ("data", "completed", "0.242")] == 1
@@ -317,7 +318,7 @@ def test_names_that_users_choose_cannot_multiply_series() -> None:
     view = MetricView()
     timings = Timings()
     timings.fold((f"batch {number}", 1.0) for number in range(1000))
-    view.take_timings(timings)
+    view.take_durations({0: durations_of(timings)})
     record = job().records[0]
     for number in range(1000):
         limit = f"section:batch {number}"
