@@ -74,6 +74,7 @@ class Stacks(msgspec.Struct, frozen=True):
 
 
 NONE = Stacks("none", reason="not taken")
+ENDED = Stacks("none", reason="the process has ended")
 
 
 class Dump:
@@ -251,8 +252,8 @@ def capture(process: processes.Process, dump: Dump | None, thorough: bool, ask: 
     thorough: the process is about to be ended anyway. So faulthandler may read data that other threads change, and
     py-spy may be started, which may take PY_SPY_LIMIT."""
     state = process.state()
-    if state is None or state.state in "ZX":
-        return Stacks("none", reason="the process has ended")
+    if state is None or _is_ending(state):
+        return ENDED
     is_gil_held = False
     if state.state in "Tt":
         reason = "the process is stopped and answers no signal"
@@ -262,6 +263,9 @@ def capture(process: processes.Process, dump: Dump | None, thorough: bool, ask: 
         own_stacks = dump.ask(process.pid, ask)
         if own_stacks.threads:
             return own_stacks
+        state = process.state()
+        if state is None or _is_ending(state):  # it was asleep for that reason
+            return ENDED
         reason, is_gil_held = own_stacks.reason, own_stacks.is_gil_held
         if thorough or is_gil_held:
             if threads := dump.request(process):
@@ -269,6 +273,11 @@ def capture(process: processes.Process, dump: Dump | None, thorough: bool, ask: 
             reason += f"; faulthandler did not answer within {DUMP_LIMIT:g} s (process state {state.state})"
     result = _py_spy(process.pid, reason) if thorough else Stacks("none", reason=reason)
     return msgspec.structs.replace(result, is_gil_held=is_gil_held)
+
+
+def _is_ending(state: processes.ProcessState) -> bool:
+    """Return True if the main thread of a process has begun to exit: it holds no GIL and answers nobody."""
+    return state.state in "ZX" or state.wait_status is not None
 
 
 def parse(text: str, main: str = "") -> tuple[ThreadStack, ...]:

@@ -411,6 +411,23 @@ def test_process_that_has_ended_has_no_stacks() -> None:
         assert dump.last_words() == ()
 
 
+@pytest.mark.parametrize("is_reaped", [False, True])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_process_that_ends_while_it_is_asked_holds_no_lock(thorough: bool, is_reaped: bool) -> None:
+    with armed(hold) as (other, process, dump):
+        other.hear()
+
+        def ask(number: int) -> bool:
+            other.send_signal(signal.SIGKILL)
+            assert process.has_ended(LIMIT)
+            if is_reaped:
+                other.wait()
+            return True
+
+        found = stacks.capture(process, dump, thorough, ask)
+    assert (found.method, found.reason, found.is_gil_held) == ("none", "the process has ended", False)
+
+
 # -- it crashes ---------------------------------------------------------------------------------------
 
 
