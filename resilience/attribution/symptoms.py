@@ -91,9 +91,16 @@ CLASSES: Mapping[Class, str] = {
 # What a user's exception is about, told by its text because nothing else tells it. It only labels the incident: whose
 # fault it is never depends on text.
 _CATEGORIES: tuple[tuple[str, Category], ...] = (
-    (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|xid", "accelerator"),
-    (r"no space left|read-only file system|input/output error|stale file handle|disk quota|checkpoint", "storage"),
-    (r"address already in use|name or service not known|name resolution|no route to host|network is", "network"),
+    (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|\bxid\b", "accelerator"),
+    (
+        r"no space left|read-only file system|input/output error|stale file handle|disk quota|\bCheckpointException\b",
+        "storage",
+    ),
+    (
+        r"address already in use|name or service not known|name resolution|no route to host"
+        r"|network is (?:unreachable|down)",
+        "network",
+    ),
     (r"\bMemoryError\b|out of memory|cannot allocate memory", "host"),
 )
 _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "RestartError", "RankDiscarded"))
@@ -102,7 +109,7 @@ QUIET_END = 0.6
 """Confidence of an end that gives no reason, if nothing on record explains it. NCCL's watchdog aborts ranks that wait,
 and programs that catch the error of a collective often exit with a code."""
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
-_STORAGE = frozenset(("checkpoint", "save", "storage"))
+_STORAGE = frozenset(("checkpoint", "ckpt", "save", "storage"))
 
 
 class Symptom(msgspec.Struct, frozen=True):
@@ -252,7 +259,8 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections
 def hung_in(sections: Iterable[str], otherwise: Class) -> Class:
     """Return the class of a hang in these sections."""
     names = {part for section in sections for part in re.split(r"[^a-z]+", section.lower())}
-    return "input_stall" if names & _INPUT else "storage_stall" if names & _STORAGE else otherwise
+    # `load_checkpoint` is no input, although loading data is.
+    return "storage_stall" if names & _STORAGE else "input_stall" if names & _INPUT else otherwise
 
 
 def category(symptom: Symptom) -> Category:

@@ -435,7 +435,15 @@ def test_lost_store_is_no_ranks_fault() -> None:
         ("MemoryError: ", "host"),
         ("OSError: [Errno 98] Address already in use", "network"),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", "network"),
+        ("OSError: [Errno 101] Network is unreachable", "network"),
+        ("RuntimeError: Xid 79: GPU has fallen off the bus", "accelerator"),
+        ("torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([1])", "storage"),
         ("ZeroDivisionError: division by zero", "user_code"),
+        ("KeyError: 'taxid'", "user_code"),
+        ("ValueError: invalid hexidecimal literal", "user_code"),
+        ("KeyError: 'checkpoint'", "user_code"),
+        ("torch.utils.checkpoint.CheckpointError: recomputed values have different metadata", "user_code"),
+        ("ValueError: the network is too deep for this input", "user_code"),
     ],
 )
 def test_exception_has_the_category_that_its_words_show(text: str, category: str) -> None:

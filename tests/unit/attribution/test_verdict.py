@@ -133,7 +133,17 @@ def test_rank_that_held_the_interpreters_lock_is_blamed_though_it_waits_for_the_
 
 @pytest.mark.parametrize("word", ["in_call", "on_lock"])
 @pytest.mark.parametrize(
-    ("section", "what"), [("data", "input_stall"), ("save_checkpoint", "storage_stall"), ("step", "hung"), ("", "hung")]
+    ("section", "what"),
+    [
+        ("data", "input_stall"),
+        ("load_batch", "input_stall"),
+        ("save_checkpoint", "storage_stall"),
+        ("load_checkpoint", "storage_stall"),
+        ("load_ckpt", "storage_stall"),
+        ("save_data", "storage_stall"),
+        ("step", "hung"),
+        ("", "hung"),
+    ],
 )
 def test_hang_has_the_same_class_whichever_rank_is_noticed_first(section: str, what: str, word: Hang) -> None:
     what = "waits_for_lock" if (what, word) == ("hung", "on_lock") else what
