@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -318,7 +317,7 @@ class CycleSupervisor:
         is_heard = False  # by any worker: then the others may check later
         deadline = time.monotonic() + self._options.stop_grace
         while running.living and time.monotonic() < deadline:
-            if self._has_no_time_left or self._is_hurried(verdict):
+            if self._has_no_time_left or self.stopping.is_hurried(verdict):
                 break
             self.witnesses.hear()
             if self.drain is not None:
@@ -333,16 +332,12 @@ class CycleSupervisor:
     def is_urgent(self, verdict: CycleDecision) -> bool:
         """Return True if workers that were asked to stop must end now: the others may continue without this node, or
         a person asks again."""
-        return self._has_no_time_left or (verdict.outcome == "preempted" and self._is_hurried(verdict))
+        return self._has_no_time_left or (verdict.outcome == "preempted" and self.stopping.is_hurried(verdict))
 
     @property
     def _has_no_time_left(self) -> bool:
         """Return True if this node has been cut off so long that the others may continue without it."""
         return self.handler.time_left == 0.0
-
-    def _is_hurried(self, verdict: CycleDecision) -> bool:
-        """Return True if a person asks again. If the others continue, keep the signal: it is for this node only."""
-        return verdict.again is None and bool({signal.SIGINT, signal.SIGQUIT} & set(self.signals.take()))
 
     def stop_limit(self, verdict: CycleDecision, limit: float) -> float:
         """Return how many seconds workers may take to end: `limit`, or --term-timeout if a signal stops the job. Return
@@ -363,6 +358,8 @@ class CycleSupervisor:
     def over(self, verdict: CycleDecision) -> None:
         """End the job for this node, and for all nodes unless only this one leaves. Wait for the others if they need
         this node's store."""
+        if verdict.outcome == "preempted":
+            self.signals.ignore_first()  # so that it does not end the wait for the others
         self._end(self._supervision.over(verdict))
 
     def failed(self, error: str) -> None:

@@ -20,7 +20,8 @@ class Signals:
         """names: in the format of torchrun's --signals-to-handle. Raises: ConfigurationError."""
         self.names = names
         numbers = [number for number in map(_number, names.split(",")) if number is not None]
-        self._received: list[int] = []
+        self._received: list[int] = []  # all signals so far
+        self._known = 0  # how many of them are no news
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -32,11 +33,17 @@ class Signals:
 
     def has_any(self) -> bool:
         """Return True if a signal has arrived that `take` has not returned."""
-        return bool(self._received)
+        return len(self._received) > self._known
 
     def is_hurried(self) -> bool:
         """Return True if a person has sent a signal that `take` has not returned: SIGINT or SIGQUIT."""
-        return not {signal.SIGINT, signal.SIGQUIT}.isdisjoint(self._received)
+        return not {signal.SIGINT, signal.SIGQUIT}.isdisjoint(self._received[self._known :])
+
+    def ignore_first(self) -> None:
+        """Ignore this agent's first signal, which may still come: the job already stops, for a signal to another agent.
+
+        Ctrl-C in `srun` reaches all agents, but not at the same time."""
+        self._known = max(self._known, 1)
 
     def wait(self, limit: float) -> None:
         """Wait for a signal that `take` has not returned, for at most `limit` seconds."""
@@ -46,13 +53,12 @@ class Signals:
 
     def take(self) -> list[int]:
         """Return the signals that arrived since the last call, in order."""
-        if not self._received:
-            return []
-        taken, self._received = self._received, []
         try:
-            os.read(self._read, 4096)
+            os.read(self._read, 4096)  # first, so that a signal that arrives meanwhile makes it readable again
         except BlockingIOError:
             pass
+        taken = self._received[self._known :]
+        self._known += len(taken)
         return taken
 
     def _note(self, number: int, frame: FrameType | None) -> None:

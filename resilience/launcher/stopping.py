@@ -46,6 +46,16 @@ class NodeSignals:
             self._run(self._supervision.signalled(number, signal.Signals(number).name))
         return self._supervision.stop
 
+    def is_hurried(self, verdict: CycleDecision) -> bool:
+        """Return True if a person asks again during the stop: SIGINT or SIGQUIT that is not this agent's first signal.
+        If the others continue, keep the signal: it is for this node only."""
+        if verdict.again is not None:
+            return False
+        self._signals.ignore_first()
+        is_hurried = self._signals.is_hurried()
+        self._signals.take()
+        return is_hurried
+
     # -- SIGTERM to a worker --------------------------------------------------------------------
 
     def may_be_preemption(self, ended: EndedWorker) -> bool:

@@ -1,0 +1,63 @@
+"""What signals to an agent mean while its workers stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from resilience.adapters.channel import close_all
+from resilience.core.cycle import CycleDecision
+from resilience.launcher.signals import Signals
+from resilience.launcher.stopping import NodeSignals
+
+NAMES = ("SIGINT", "SIGTERM")
+STOPS = CycleDecision("preempted", "a", exit_code=130, detail="SIGINT to the agent of a")
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    before = {name: signal.signal(signal.Signals[name], signal.SIG_DFL) for name in NAMES}
+    signals = Signals(",".join(NAMES))
+    yield signals
+    for name, handler in before.items():
+        signal.signal(signal.Signals[name], handler)
+    close_all([signals._read, signals._write])
+
+
+def node(signals: Signals) -> NodeSignals:
+    unused: Any = None
+    return NodeSignals(unused, unused, unused, signals, unused)
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before the verdict is read", "after that"])
+def test_first_ctrl_c_to_an_agent_takes_no_grace_away_when_the_job_stops_for_that_of_another_agent(
+    signals: Signals, is_early: bool
+) -> None:
+    own = node(signals)
+    assert is_early or not own.is_hurried(STOPS)
+    signal.raise_signal(signal.SIGINT)
+    assert not own.is_hurried(STOPS)
+    assert not signals.has_any()  # nor does it end the wait for the other agents
+    signal.raise_signal(signal.SIGINT)
+    assert own.is_hurried(STOPS)
+    assert not own.is_hurried(STOPS)
+
+
+def test_ctrl_c_after_the_signal_that_stops_the_job_hurries_and_a_second_sigterm_does_not(signals: Signals) -> None:
+    signal.raise_signal(signal.SIGTERM)
+    assert signals.take() == [signal.SIGTERM]
+    for number, is_hurried in ((signal.SIGTERM, False), (signal.SIGINT, True)):
+        signal.raise_signal(number)
+        assert node(signals).is_hurried(STOPS) is is_hurried
+
+
+def test_ctrl_c_is_kept_while_the_other_nodes_continue(signals: Signals) -> None:
+    leaves = CycleDecision("preempted", "a", again="membership")
+    signal.raise_signal(signal.SIGTERM)
+    signals.take()
+    signal.raise_signal(signal.SIGINT)
+    assert not node(signals).is_hurried(leaves)
+    assert signals.take() == [signal.SIGINT]
