@@ -29,6 +29,11 @@ class CycleDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int | None = None  # the rank that failed first, according to its agent
     failure: Failure | None = None
 
+    @property
+    def is_failure(self) -> bool:
+        """Return True if the cycle failed. The job had recovered from any failure of an earlier cycle."""
+        return self.outcome in ("failed", "exhausted")
+
 
 COMPLETED = CycleDecision(outcome="completed", node="")
 

@@ -76,7 +76,7 @@ class CycleSupervisor:
         self.zygote = zygote
         self.drain = drain
         self.signals = signals
-        self.failure: InterruptionRecord | None = None  # the last failure on this node
+        self.failure: InterruptionRecord | None = None  # the last failure on this node in this cycle
         self._preflight = preflight
         self._periodic_check = periodic_check
         self._options = options
@@ -142,7 +142,10 @@ class CycleSupervisor:
     # -- before a cycle -------------------------------------------------------------------------
 
     def run_preflight(self) -> CycleDecision | None:
-        """Check this node's health; return a verdict if it must leave. Raises: StoreError."""
+        """Begin the way to the next cycle: check this node's health; return a verdict if it must leave.
+
+        Raises: StoreError."""
+        self.failure = None  # the job recovers from that of the previous cycle
         if self.stopping.asked() is not None:
             return self._stopped_while_waiting()
         verdict = self._run(self._supervision.excluded())
@@ -294,7 +297,7 @@ class CycleSupervisor:
         return self._run(self._supervision.look(WorkerStates(bool(running.living), running.apart, done)))
 
     def failure_of(self, first: InterruptionRecord | None) -> InterruptionRecord | None:
-        """Return the failure for the last message: the first failure of the job, else this node's own, unless that
+        """Return the failure for the last message: the first failure of the cycle, else this node's own, unless that
         was only a consequence of another failure."""
         if first is None and self.failure is not None and symptom(self.failure).is_own:
             return self.failure

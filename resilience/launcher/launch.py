@@ -157,7 +157,7 @@ def launch(command: Command) -> int:
             console.losses(drain.losses())
         is_clean = verdict.outcome == "preempted" and agent.is_clean
         first, sentence = None, ""
-        if verdict.outcome not in ("completed", "preempted"):  # before JobEnded, which is the last record
+        if verdict.is_failure:  # before JobEnded, which is the last record
             state = reporter.emit if console.is_first else lambda event: None
             first, sentence = telling.first_failure(folder, reporter.origin, console.has_nodes, state)
         reporter.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], is_clean))

@@ -29,7 +29,7 @@ def summary(
     was preempted, and all workers here exited with 0. has_left: only this node leaves. sentence: the verdict."""
     outcome = _WORDS["excluded"] if has_left else CLEAN if is_clean else _WORDS[verdict.outcome]
     lines = [f"resilience run: the job {outcome}" + (f": {verdict.detail}" if verdict.detail else "")]
-    if verdict.outcome == "preempted":  # the job had recovered from any earlier failure
+    if not verdict.is_failure:
         record, failures = None, ()
     if record is not None:
         lines += _failure(record, sentence)

@@ -60,9 +60,13 @@ def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> No
 
 
 def test_exit_with_0_long_before_the_others_is_no_success(launch: Launch) -> None:
-    job = launch("if rank: await_file('never')", "--exit-barrier-timeout", "0.2")
+    job = launch(
+        "if cycle == 0: raise ValueError('early')\nif rank: await_file('never')", "--exit-barrier-timeout", "0.2"
+    )
     assert job.wait() == [1]
-    assert "premature completion: rank 0 ended well, and others did not within 0.2 s" in job.output(stream=2)
+    last_words = job.output(stream=2).partition("resilience run: the job ")[2]
+    assert "premature completion: rank 0 ended well, and others did not within 0.2 s" in last_words
+    assert "ValueError" not in last_words  # the job recovered from it
 
 
 def test_job_without_restarts_left_ends_with_1_and_says_what_failed(launch: Launch) -> None:

@@ -1,0 +1,30 @@
+"""What the launcher's last message says about a job that did not complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.core.cycle import CycleDecision
+from resilience.core.events import CycleOutcome
+from resilience.launcher.summary import summary
+
+RUN = Path("/runs/job")
+EARLIER = InterruptionRecord(3, Interruption.TERMINATED, "process 77 ended (SIGKILL)", node="a")
+TABLE = ("cycle  what", "0      SIGKILL", "1      SIGKILL")
+
+
+@pytest.mark.parametrize("outcome", ["shutdown", "excluded", "preempted"])
+def test_earlier_failures_are_not_shown_as_the_reason_for_an_end_that_no_failure_caused(outcome: CycleOutcome) -> None:
+    text = summary(CycleDecision(outcome, "a", detail="training is done"), RUN, EARLIER, TABLE)
+    assert "training is done" in text
+    assert "SIGKILL" not in text
+
+
+@pytest.mark.parametrize("outcome", ["failed", "exhausted"])
+def test_failures_are_shown_as_the_reason_for_an_end_that_they_caused(outcome: CycleOutcome) -> None:
+    text = summary(CycleDecision(outcome, "a"), RUN, EARLIER, TABLE)
+    assert "first failure: rank 3 on a: process 77 ended (SIGKILL)" in text
+    assert "0      SIGKILL" in text
