@@ -28,7 +28,7 @@ from resilience.telemetry.restart_lines import RestartLine
 LONGEST = 1000  # bytes of a line
 TOGETHER = 30.0  # seconds in which ranks that wait for a hung rank become suspects too
 PATIENCE = 2.0  # seconds that the last message waits for the reader
-SOON = 5.0  # seconds after which a late restart gets a line
+SOON = 5.0  # seconds after which a restart that waits for nodes gets a line
 
 
 def say(message: str) -> None:
@@ -61,6 +61,8 @@ class Console:
         self._has_said_unkept = False
         self._repeats = 1  # equal failures in a row
         self._detail = ""  # of the previous cycle
+        self._cause = ""  # the failure after which this agent decided to restart
+        self._is_joining = False  # this node waits for the nodes of the next cycle
         self._late_timer: threading.Timer | None = None
         self._line: RestartLine | None = None  # of the last restart
         self.emit: Callable[[events.Event], object] = (
@@ -132,19 +134,21 @@ class Console:
         return self._rendezvous is not None and self._rendezvous.group_rank == 0
 
     def _follow(self, record: Record) -> None:
-        """Print the line of a restart when its cycle starts, or a line about the delay if that takes long."""
+        """Print the line of a restart when its cycle starts, or a line about the delay if its nodes come late."""
         event = record.event
         match event:
             case events.RestartDecided("restart"):
                 self._repeats = event.same_in_a_row
-                self._late_timer = threading.Timer(SOON, self._show_delay)
-                self._late_timer.daemon = True
-                self._late_timer.start()
+                self._cause = event.why
+                self._reset_timer()
+            case events.CyclePhaseStarted("rendezvous"):
+                self._is_joining = True
+                self._reset_timer()
+            case events.CyclePhaseEnded("rendezvous"):
+                self._is_joining = False
+                self._reset_timer()
             case events.CycleEnded():
                 self._detail = event.detail
-            case events.CycleStarted() | events.JobEnded() if self._late_timer is not None:
-                self._late_timer.cancel()
-                self._late_timer = None
         if isinstance(event, events.CycleStarted):
             if event.why == "failure" and self.is_first:
                 rendezvous, repeats, detail = self._rendezvous, self._repeats, self._detail
@@ -157,9 +161,20 @@ class Console:
                     self.emit,
                 )
             self._repeats = 1
+            self._cause = self._detail = ""
 
-    def _show_delay(self) -> None:
-        self._show("warning", f"{self._detail or 'a rank failed'}; waiting for the nodes of the next cycle")
+    def _reset_timer(self) -> None:
+        """Measure how long this node waits for the nodes of a restart. Workers may need long to stop before that."""
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+            self._late_timer = None
+        if self._is_joining and self._cause:
+            self._late_timer = threading.Timer(SOON, self._show_delay, (self._cause,))
+            self._late_timer.daemon = True
+            self._late_timer.start()
+
+    def _show_delay(self, cause: str) -> None:
+        self._show("warning", f"{cause}; waiting for the nodes of the next cycle")
 
     def _sentence(self, record: Record) -> str:
         """Return the line for an event; empty if people need not see it."""

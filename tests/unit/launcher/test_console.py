@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -162,17 +163,65 @@ def test_restart_without_readable_records_is_told_as_the_agents_agreed(pipe: tup
     assert await_lines(pipe[0]) == ["resilience run: restart 1 of 10: rank 0: SIGKILL, 16 ranks on 2 nodes"]
 
 
+DECIDED = events.RestartDecided("restart", "f", "node b is lost", 1, 9, 1)
+JOINS, JOINED = events.CyclePhaseStarted("rendezvous"), events.CyclePhaseEnded("rendezvous", "completed", 9.0)
+STARTED = events.CycleStarted("failure", 1, 10)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [(DECIDED, events.CycleEnded("failed", 1.0), JOINS), (JOINS, DECIDED)],
+    ids=["its own cycle", "a cycle that lost all its agents"],
+)
 def test_restart_that_waits_for_nodes_is_told_meanwhile(
-    pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[Event, ...]
 ) -> None:
     monkeypatch.setattr(console_module, "SOON", 0.01)
     console = Console(20, tmp_path, pipe[1])
-    for event in (
-        events.RestartDecided("restart", "f", "", 1, 9, 1),
-        events.CycleEnded("failed", 1.0, "node b is lost"),
-    ):
+    for event in order:
         console.take(record(event))
     assert await_lines(pipe[0]) == ["resilience run: node b is lost; waiting for the nodes of the next cycle"]
+
+
+class Timers:
+    """In place of `threading.Timer`: lists what the timers that run would print."""
+
+    def __init__(self) -> None:
+        self.running: list[Timers] = []
+        self.daemon = False
+        self.texts: tuple[str, ...] = ()
+
+    def __call__(self, seconds: float, call: object, texts: tuple[str, ...]) -> Timers:
+        timer = Timers()
+        timer.running, timer.texts = self.running, texts
+        return timer
+
+    def start(self) -> None:
+        self.running.append(self)
+
+    def cancel(self) -> None:
+        self.running.remove(self)
+
+
+def test_node_waits_for_others_from_the_end_of_its_workers_until_the_next_rendezvous_is_over(
+    tmp_path: Path, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = Timers()
+    monkeypatch.setattr(threading, "Timer", timers)
+    console = Console(50, tmp_path, pipe[1])
+
+    def waits(*told: Event) -> list[tuple[str, ...]]:
+        for event in told:
+            console.take(record(event))
+        return [timer.texts for timer in timers.running]
+
+    assert waits(JOINS, JOINED, events.CycleStarted("first", 0, 10)) == []
+    assert waits(DECIDED, events.CyclePhaseStarted("stop"), events.CycleEnded("failed", 1.0)) == []
+    assert waits(JOINS) == [("node b is lost",)]
+    assert waits(JOINED, STARTED) == []
+    assert waits(JOINS) == []  # for a change of nodes: no failure led to it
+    other = events.RestartDecided("restart", "f", "rank 9: SIGKILL", 2, 8, 1)
+    assert waits(JOINED, STARTED, other, JOINS) == [("rank 9: SIGKILL",)]
 
 
 def test_quiet_console_says_only_what_output_is_missing(pipe: tuple[int, int], tmp_path: Path) -> None:
