@@ -41,6 +41,15 @@ class JobBudget:
         yield from self._read((yield ReadClock()))
         return list(self._failures)
 
+    @property
+    def same_in_a_row(self) -> int:
+        """Return how many times in a row the job last failed in the same way without progress, 0 if it never failed.
+        Counts the failures that this agent has read."""
+        if not self._failures:
+            return 0
+        *earlier, last = self._failures
+        return budget.same_in_a_row(self._allowed, earlier, last)
+
     def decide(self, failure: Failure) -> Protocol[Answer]:
         """Return what follows from a failure, without spending a restart."""
         history = yield from self.history()

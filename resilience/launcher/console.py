@@ -59,7 +59,7 @@ class Console:
         self._watched: events.HangsWatched | None = None
         self._suspected_at = float("-inf")
         self._has_said_unkept = False
-        self._repeats = 1  # equal failures in a row
+        self.repeats = 1  # equal failures in a row, as the job's budget counts them
         self._detail = ""  # of the previous cycle
         self._cause = ""  # the failure after which this agent decided to restart
         self._is_joining = False  # this node waits for the nodes of the next cycle
@@ -138,7 +138,6 @@ class Console:
         event = record.event
         match event:
             case events.RestartDecided("restart"):
-                self._repeats = event.same_in_a_row
                 self._cause = event.why
                 self._reset_timer()
             case events.CyclePhaseStarted("rendezvous"):
@@ -151,7 +150,7 @@ class Console:
                 self._detail = event.detail
         if isinstance(event, events.CycleStarted):
             if event.why == "failure" and self.is_first:
-                rendezvous, repeats, detail = self._rendezvous, self._repeats, self._detail
+                rendezvous, repeats, detail = self._rendezvous, self.repeats, self._detail
                 assert rendezvous is not None
                 self._line = telling.of_restart(
                     self._folder,
@@ -160,7 +159,6 @@ class Console:
                     lambda cause: self._show("warning", _restart_line(event, cause or detail, rendezvous, repeats)),
                     self.emit,
                 )
-            self._repeats = 1
             self._cause = self._detail = ""
 
     def _reset_timer(self) -> None:

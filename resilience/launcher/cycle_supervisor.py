@@ -206,6 +206,7 @@ class CycleSupervisor:
         nodes = {seat.node for seat in seats}
         self.witnesses.is_cold = not self._known_nodes.issuperset(nodes)
         self._known_nodes |= nodes
+        self.reporter.console.repeats = self._supervision.budget.same_in_a_row
         self.reporter.emit(
             events.RendezvousCompleted(
                 group.group_rank or 0,

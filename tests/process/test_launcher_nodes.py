@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def has_ended(job: Launched, number: int) -> bool:
 
 def go(job: Launched, name: str = "go") -> None:
     (job.folder / name).touch()
+
+
+def await_restart_line(job: Launched, text: str) -> None:
+    """Wait until a node prints this about a restart."""
+    until = time.monotonic() + 90
+    while text not in job.job.output():
+        assert time.monotonic() < until, job.job.output()
+        time.sleep(0.05)
 
 
 def await_rendezvous(job: Launched, node: str) -> None:
@@ -271,7 +280,11 @@ def test_g_loss_of_the_node_that_hosts_the_store_ends_the_job_and_is_told(launch
 
 
 def test_h_permanent_failure_ends_the_job_on_all_nodes(launch: Launch) -> None:
-    job = launch("if rank: raise ValueError('bad batch')\nawait_file('never')")
+    job = launch(
+        "if rank and cycle == 2: await_file('go')\nif rank: raise ValueError('bad batch')\nawait_file('never')"
+    )
+    await_restart_line(job, "the same failure 2 times in a row")  # not printed by the node that failed and decided
+    go(job)
     assert job.wait() == [93, 93]
     assert whys(job, 0, 1) == [["first", "failure", "failure"]] * 2
     for number in range(2):

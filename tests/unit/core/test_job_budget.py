@@ -31,6 +31,11 @@ class JobBudget:
     def used(self) -> int:
         return self._run(self._budget.used())
 
+    @property
+    def same_in_a_row(self) -> int:
+        assert self.used >= 0  # reads the list
+        return self._budget.same_in_a_row
+
     def history(self) -> list[Failure]:
         return self._run(self._budget.history())
 
@@ -67,6 +72,17 @@ def test_all_agents_read_one_list_in_one_order() -> None:
     b.spend(failure(1, "y"))
     assert [each.fingerprint for each in a.history()] == [each.fingerprint for each in b.history()] == ["x", "y"]
     assert a.used == b.used == JobBudget(store, Budget(9)).used == 2
+
+
+def test_all_agents_count_the_same_failures_in_a_row_also_one_that_has_just_joined() -> None:
+    store = Store()
+    decider, other = JobBudget(store, Budget(9)), JobBudget(store, Budget(9))
+    assert decider.same_in_a_row == other.same_in_a_row == 0
+    for cycle, (kind, step, count) in enumerate((("x", 5, 1), ("y", 5, 1), ("y", 5, 2), ("y", 6, 1))):
+        answer = decider.decide(failure(cycle, kind, step))
+        decider.spend(failure(cycle, kind, step))
+        counts = [agent.same_in_a_row for agent in (decider, other, JobBudget(store, Budget(9)))]
+        assert [answer.same_in_a_row, *counts] == [count] * 4
 
 
 def test_failure_of_a_worker_is_final_where_its_program_cannot_start() -> None:
