@@ -26,9 +26,10 @@ def summary(
     sentence: str = "",
 ) -> str:
     """Return the last message of a launcher whose job did not complete. failures: lines of a table. is_clean: the job
-    was preempted, and all workers here exited with 0. has_left: only this node leaves. sentence: the verdict."""
-    outcome = _WORDS["excluded"] if has_left else CLEAN if is_clean else _WORDS[verdict.outcome]
-    lines = [f"resilience run: the job {outcome}" + (f": {verdict.detail}" if verdict.detail else "")]
+    was preempted, and all workers here exited with 0. has_left: this node leaves, and others may stay. sentence: the
+    verdict."""
+    outcome = LEAVES if has_left else f"the job {CLEAN if is_clean else _WORDS[verdict.outcome]}"
+    lines = [f"resilience run: {outcome}" + (f": {verdict.detail}" if verdict.detail else "")]
     if not verdict.is_failure:
         record, failures = None, ()
     if record is not None:
@@ -51,6 +52,7 @@ def _command(folder: Path) -> list[str]:
 
 
 CLEAN = "was preempted cleanly; all workers exited with status 0"
+LEAVES = "this node leaves the job"  # which may continue, or have no other node
 _WORDS = {
     "completed": "completed",
     "failed": "failed",
@@ -58,7 +60,7 @@ _WORDS = {
     "preempted": "was asked to stop",
     "shutdown": "was shut down by a rank's request",
     "exhausted": "failed and is not restarted",
-    "excluded": "continues without this node",
+    "excluded": "ended because a node left",
 }
 
 

@@ -28,3 +28,19 @@ def test_failures_are_shown_as_the_reason_for_an_end_that_they_caused(outcome: C
     text = summary(CycleDecision(outcome, "a"), RUN, EARLIER, TABLE)
     assert "first failure: rank 3 on a: process 77 ended (SIGKILL)" in text
     assert "0      SIGKILL" in text
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        CycleDecision("excluded", "a", exit_code=95, detail="unhealthy: the health check failed"),
+        CycleDecision("failed", "a", exit_code=1, detail="node a found no place in time"),
+        CycleDecision("preempted", "a", exit_code=143, detail="SIGTERM to the agent of a, which leaves"),
+    ],
+    ids=lambda verdict: verdict.outcome,
+)
+def test_node_that_leaves_does_not_say_that_the_job_continues_because_it_may_be_the_only_one(
+    verdict: CycleDecision,
+) -> None:
+    first, *_ = summary(verdict, RUN, has_left=True).splitlines()
+    assert first == f"resilience run: this node leaves the job: {verdict.detail}"
