@@ -44,6 +44,7 @@ MOST_ASKING = 256  # monitors with a pending request
 PIPE_CHUNKS = 16  # any user may enlarge a pipe to one megabyte
 LINE_LIMIT = 0.05  # seconds that the terminal waits for the rest of a line
 STALL = 1.0  # seconds without disk progress before output is dropped
+LAST_STALL = 5.0  # seconds of that at the end: no worker waits then, and lost output stays lost
 LOOK = 0.005  # seconds between polls of a full queue
 TICK = 1.0  # seconds between checks of the terminal's size
 FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
@@ -274,13 +275,20 @@ class Drain:
     def _is_passed_on(self, until: float) -> bool:
         """Return True if files and terminal have received everything that they will take."""
         now = time.monotonic()
-        if not self._keeper.is_idle and self._keeper.stalled_for(now) < STALL:
+        if self._is_writing(now, LAST_STALL if now < until else STALL):
             return False
         busy = [shower for shower in self._showers.values() if not shower.is_idle]
         return now >= until or all(shower.is_stuck(now) for shower in busy)
 
+    def _is_writing(self, now: float, longest_stall: float) -> bool:
+        """Return True if data waits for a disk that has made progress within so many seconds."""
+        return not self._keeper.is_idle and self._keeper.stalled_for(now) < longest_stall
+
     def _is_over(self) -> bool:
-        return self._has_finished and not self._streams and self._is_passed_on(self._finish_by or 0.0)
+        if not self._has_finished or self._streams:
+            return False
+        # A child of a worker may have written until now, long after the agent's end.
+        return not self._is_writing(time.monotonic(), LAST_STALL) and self._is_passed_on(self._finish_by or 0.0)
 
     # -- monitors -------------------------------------------------------------------------------
 

@@ -1,0 +1,99 @@
+"""The files that keep workers' output, on a disk that does not answer for a while, or until the end of the job.
+
+The disk is a named pipe in place of an output file: its opening waits until somebody reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.adapters.channel import listen, pair
+from resilience.launcher.drain import Drain
+from resilience.launcher.kept import Keeper
+from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
+
+PIPE = 1 << 16  # bytes that a pipe holds
+
+
+class Disk:
+    """A named pipe."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path)
+        self._reading: int | None = None
+
+    def answer(self) -> None:
+        """Accept what is written from now on, as much as a pipe holds."""
+        if self._reading is None:
+            self._reading = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def content(self) -> bytes:
+        """Return what was written so far."""
+        if self._reading is None:
+            return b""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._reading, PIPE)
+        return b""
+
+    def close(self) -> None:
+        """Let a thread go that waits."""
+        self.answer()
+        assert self._reading is not None
+        os.close(self._reading)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    pipe = Disk(tmp_path / "0.out")
+    yield pipe
+    pipe.close()
+
+
+def said_at_the_end(folder: Path, disk: Disk, written: bytes) -> list[object]:
+    """Run a drain process's loop from a worker's last output to the end of the job; return its messages."""
+    agents, drains = pair()
+    reading, writing = os.pipe()
+    os.write(writing, written)
+    os.close(writing)
+    (folder / "listener").mkdir()
+    said: list[object] = []
+    with listen(folder / "listener" / "drain") as listener:
+        drain = Drain(drains, listener)
+        agents.send(encode(OpenStream(1, "rank 0's stdout", os.fsencode(disk.path), 0, 0)), [reading])
+        agents.send(encode(FinishStreams()))
+        loop = threading.Thread(target=drain.run, daemon=True)
+        loop.start()
+        while Finished() not in said:
+            message = agents.receive(60.0)
+            assert message is not None, said
+            said.append(decode_for_agent(message))
+        loop.join(60.0)
+        assert not loop.is_alive()
+    for end in (agents, drains):
+        end.close()
+    os.close(reading)
+    return said
+
+
+def test_disk_that_pauses_at_the_end_of_a_job_gets_the_last_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
+) -> None:
+    looks = 0
+
+    def stalled_for(keeper: Keeper, now: float) -> float:
+        nonlocal looks
+        looks += 1
+        if looks > 5:
+            disk.answer()
+        return 4.9
+
+    monkeypatch.setattr(Keeper, "stalled_for", stalled_for)
+    said = said_at_the_end(tmp_path, disk, b"the last words\n")
+    assert disk.content() == b"the last words\n"
+    assert not [each for each in said if isinstance(each, StreamLost)]
