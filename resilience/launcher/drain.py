@@ -122,6 +122,7 @@ class Drain:
         deadline = time.monotonic() + REPLACE_LIMIT
         while not self._is_passed_on(deadline):
             time.sleep(LOOK)
+        self._settle()
 
     def _remove_socket(self) -> None:
         """Remove the socket and its folder in place of the agent."""
@@ -267,10 +268,14 @@ class Drain:
         """Tell the agent when everything is passed on, or when readers no longer read."""
         if self._finish_by is not None and not self._has_finished and self._is_passed_on(self._finish_by):
             self._has_finished = True
-            for shower in self._showers.values():
-                shower.settle()
-            self._keeper.settle()
+            self._settle()
             self._tell(Finished())
+
+    def _settle(self) -> None:
+        """Report output that is not passed on."""
+        for shower in self._showers.values():
+            shower.settle()
+        self._keeper.settle()
 
     def _is_passed_on(self, until: float) -> bool:
         """Return True if files and terminal have received everything that they will take."""

@@ -10,10 +10,10 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from resilience.adapters import files
 from resilience.launcher.streams import StreamLost
@@ -28,7 +28,6 @@ REOPEN_EVERY = 1.0  # seconds between attempts to open a file
 NO_ANSWER = "the disk does not answer"
 
 Tell = Callable[[StreamLost], None]
-Job = Callable[[], None]
 
 
 class Keeper:
@@ -36,8 +35,8 @@ class Keeper:
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._files: dict[int, _StreamFile] = {}
-        self._jobs: deque[tuple[Job, int]] = deque()
+        self._files: dict[int, _StreamFile] = {}  # by stream, until all its data is written
+        self._jobs: deque[_Job] = deque()
         self._waiting = 0  # bytes
         self._moved_at = 0.0  # when the disk last made progress, or was idle
         self._has_work = threading.Condition()
@@ -66,26 +65,33 @@ class Keeper:
         if self.is_full and is_stalled:
             file.miss(len(data), NO_ANSWER)
         else:
-            self._put(lambda: file.write(data, read_ns), len(data))
+            self._put(_Job(lambda: file.write(data, read_ns), stream.number, len(data)))
 
     def close(self, stream: Stream) -> None:
-        self._put(self._files.pop(stream.number).close)
+        self._put(_Job(lambda: self._close(stream.number)))
 
-    def call(self, job: Job) -> None:
+    def call(self, job: Callable[[], None]) -> None:
         """Run a job after all data queued so far is written."""
-        self._put(job)
+        self._put(_Job(job))
 
     def settle(self) -> None:
-        """Report the losses so far of streams that are still open, at the end of the job."""
-        for file in list(self._files.values()):
-            file.report()
+        """Report the output that no file has now: the job is over, and we no longer wait for the disk."""
+        waiting = Counter[int]()
+        with self._has_work:
+            for job in self._jobs:
+                waiting[job.stream] += job.size
+        for number, file in list(self._files.items()):
+            file.losses.report(waiting[number])
 
-    def _put(self, job: Job, size: int = 0) -> None:
+    def _close(self, number: int) -> None:
+        self._files.pop(number).close()
+
+    def _put(self, job: _Job) -> None:
         with self._has_work:
             if not self._jobs:
                 self._moved_at = time.monotonic()
-            self._jobs.append((job, size))
-            self._waiting += size
+            self._jobs.append(job)
+            self._waiting += job.size
             self._has_work.notify()
 
     def _work(self) -> None:
@@ -93,12 +99,59 @@ class Keeper:
             with self._has_work:
                 while not self._jobs:
                     self._has_work.wait()
-                job, size = self._jobs[0]
-            job()
+                job = self._jobs[0]
+            job.run()
             with self._has_work:
                 self._jobs.popleft()
-                self._waiting -= size
+                self._waiting -= job.size
                 self._moved_at = time.monotonic()
+
+
+class _Job(NamedTuple):
+    """A call that waits for the disk. size: bytes of a stream's data that it writes."""
+
+    run: Callable[[], None]
+    stream: int = 0
+    size: int = 0
+
+
+class _Losses:
+    """Counts the output that is not in one stream's file, and reports the sum. For both threads."""
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._missed = 0  # bytes
+        self._reported = 0  # how many of these were reported
+        self._was_reported_while_full = False  # so that report may be lost itself
+        self._why = ""
+
+    def add(self, count: int, cause: str) -> None:
+        """Count missing bytes. Report the first loss immediately, others at the end."""
+        with self._lock:
+            is_first = not self._missed
+            self._missed += count
+            self._why = cause
+            if is_first:
+                self._report(self._missed, cause)
+                self._was_reported_while_full = True
+
+    def report_again(self) -> None:
+        """Report the loss once more if its first report may be lost: the disk is writable again."""
+        with self._lock:
+            if self._was_reported_while_full:
+                self._report(self._missed, self._why)
+
+    def report(self, waiting: int = 0) -> None:
+        """Report missing bytes that were not reported yet. waiting: bytes that are missing too if the disk does not
+        answer any more."""
+        with self._lock:
+            if self._missed + waiting > self._reported or self._was_reported_while_full:
+                self._report(self._missed + waiting, NO_ANSWER if waiting else self._why)
+
+    def _report(self, count: int, cause: str) -> None:
+        self._tell(count, cause)
+        self._reported, self._was_reported_while_full = count, False
 
 
 class _StreamFile:
@@ -106,6 +159,7 @@ class _StreamFile:
 
     def __init__(self, name: str, path: bytes, limit: int, tell: Tell) -> None:
         self._name, self._path, self._limit, self._tell = name, Path(os.fsdecode(path)), limit, tell
+        self.losses = _Losses(lambda count, cause: self._lost("file", count, cause))
         self._times = files.LineFile(files.times_of(self._path))
         self._stamped_ns = 0
         self._fd: int | None = None
@@ -113,22 +167,14 @@ class _StreamFile:
         self._size = 0
         self._is_line_over = True
         self._gap = 0  # bytes missing at the end of the file
-        self._missed = 0
-        self._reported = 0  # how many of these were reported
-        self._was_reported_while_full = False  # so that report may be lost itself
         self._removed = 0
         self._why = ""
 
     def miss(self, count: int, cause: str) -> None:
-        """Count output that is not in the file. Report the first loss immediately and again when the file is writable,
-        others at the end."""
-        is_first = not self._missed
+        """Count output that is not in the file."""
         self._gap += count
-        self._missed += count
         self._why = cause
-        if is_first:
-            self.report()
-            self._was_reported_while_full = True
+        self.losses.add(count, cause)
 
     def write(self, data: bytes, at_ns: int) -> None:
         """Append as much as possible. at_ns: when the data was read, UTC."""
@@ -140,8 +186,7 @@ class _StreamFile:
                 note = f"[resilience run: {self._gap:,} bytes are missing here: {self._why}]\n".encode()
                 self._append(fd, note if self._is_line_over else b"\n" + note)
                 self._gap = 0
-                if self._was_reported_while_full:
-                    self.report()
+                self.losses.report_again()
             self._stamp(at_ns)
             while done < len(data):
                 done += self._append(fd, data[done:] if done else data)
@@ -155,16 +200,10 @@ class _StreamFile:
             self._times.write(b"%d %d\n" % (self._size, at_ns))
 
     def close(self) -> None:
-        self.report()
+        self.losses.report()
         self._times.close()
         if self._fd is not None:
             os.close(self._fd)
-
-    def report(self) -> None:
-        """Report missing bytes that were not reported yet."""
-        if self._missed > self._reported or self._was_reported_while_full:
-            self._lost("file", self._missed, self._why)
-            self._reported, self._was_reported_while_full = self._missed, False
 
     def _lost(self, place: Literal["file", "rotated"], count: int, cause: str) -> None:
         self._tell(StreamLost(self._name, os.fsencode(self._path), place, count, cause))

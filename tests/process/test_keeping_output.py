@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from resilience.adapters.channel import listen, pair
-from resilience.launcher.drain import Drain
+from resilience.launcher.drain import Drain, Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
 
 PIPE = 1 << 16  # bytes that a pipe holds
+CHUNK = b"x" * (PIPE - 1) + b"\n"
 
 
 class Disk:
@@ -81,6 +82,19 @@ def said_at_the_end(folder: Path, disk: Disk, written: bytes) -> list[object]:
     return said
 
 
+def stream_of(disk: Disk) -> Stream:
+    return Stream(OpenStream(1, "rank 0's stdout", os.fsencode(disk.path), 0, 0), -1)
+
+
+def fill(keeper: Keeper, stream: Stream) -> int:
+    """Fill the queue; return how many bytes wait in it."""
+    waiting = 0
+    while not keeper.is_full:
+        keeper.take(stream, CHUNK, is_stalled=False)
+        waiting += len(CHUNK)
+    return waiting
+
+
 def test_disk_that_pauses_at_the_end_of_a_job_gets_the_last_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
 ) -> None:
@@ -97,3 +111,26 @@ def test_disk_that_pauses_at_the_end_of_a_job_gets_the_last_output(
     said = said_at_the_end(tmp_path, disk, b"the last words\n")
     assert disk.content() == b"the last words\n"
     assert not [each for each in said if isinstance(each, StreamLost)]
+
+
+def test_disk_that_hangs_until_the_end_of_a_job_costs_output_that_is_all_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
+) -> None:
+    monkeypatch.setattr(Keeper, "stalled_for", lambda keeper, now: 5.0)
+    said = said_at_the_end(tmp_path, disk, b"the last words\n")
+    assert [(each.place, each.count, each.why) for each in said if isinstance(each, StreamLost)] == [
+        ("file", len(b"the last words\n"), "the disk does not answer")
+    ]
+
+
+def test_sum_at_the_end_counts_what_was_dropped_and_what_still_waits(disk: Disk) -> None:
+    told: list[StreamLost] = []
+    keeper = Keeper(told.append)
+    stream = stream_of(disk)
+    keeper.open(stream)
+    waiting = fill(keeper, stream)
+    for _ in range(2):
+        keeper.take(stream, CHUNK, is_stalled=True)
+    keeper.close(stream)
+    keeper.settle()
+    assert [each.count for each in told] == [len(CHUNK), waiting + 2 * len(CHUNK)]
