@@ -36,6 +36,7 @@ class Keeper:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._files: dict[int, _StreamFile] = {}  # by stream, until all its data is written
+        self._gaps = Counter[int]()  # by stream, bytes dropped since the last data that was queued
         self._jobs: deque[_Job] = deque()
         self._waiting = 0  # bytes
         self._moved_at = 0.0  # when the disk last made progress, or was idle
@@ -61,14 +62,17 @@ class Keeper:
     def take(self, stream: Stream, data: bytes, is_stalled: bool) -> None:
         """Queue data for writing. is_stalled: drop the data if the queue is full."""
         file = self._files[stream.number]
-        read_ns = time.time_ns()
         if self.is_full and is_stalled:
-            file.miss(len(data), NO_ANSWER)
-        else:
-            self._put(_Job(lambda: file.write(data, read_ns), stream.number, len(data)))
+            self._gaps[stream.number] += len(data)
+            file.losses.add(len(data), NO_ANSWER)
+            return
+        read_ns = time.time_ns()
+        dropped = self._gaps.pop(stream.number, 0)
+        self._put(_Job(lambda: file.write(data, read_ns, dropped), stream.number, len(data)))
 
     def close(self, stream: Stream) -> None:
-        self._put(_Job(lambda: self._close(stream.number)))
+        dropped = self._gaps.pop(stream.number, 0)
+        self._put(_Job(lambda: self._files.pop(stream.number).close(dropped)))
 
     def call(self, job: Callable[[], None]) -> None:
         """Run a job after all data queued so far is written."""
@@ -82,9 +86,6 @@ class Keeper:
                 waiting[job.stream] += job.size
         for number, file in list(self._files.items()):
             file.losses.report(waiting[number])
-
-    def _close(self, number: int) -> None:
-        self._files.pop(number).close()
 
     def _put(self, job: _Job) -> None:
         with self._has_work:
@@ -155,7 +156,7 @@ class _Losses:
 
 
 class _StreamFile:
-    """One stream's file. Only `miss` is called from another thread than the keeper's."""
+    """One stream's file. Only its losses are for both threads."""
 
     def __init__(self, name: str, path: bytes, limit: int, tell: Tell) -> None:
         self._name, self._path, self._limit, self._tell = name, Path(os.fsdecode(path)), limit, tell
@@ -170,28 +171,35 @@ class _StreamFile:
         self._removed = 0
         self._why = ""
 
-    def miss(self, count: int, cause: str) -> None:
-        """Count output that is not in the file."""
-        self._gap += count
-        self._why = cause
-        self.losses.add(count, cause)
-
-    def write(self, data: bytes, at_ns: int) -> None:
-        """Append as much as possible. at_ns: when the data was read, UTC."""
+    def write(self, data: bytes, at_ns: int, dropped: int = 0) -> None:
+        """Append as much as possible. at_ns: when the data was read, UTC. dropped: bytes before it that were not
+        queued."""
+        self._widen_gap(dropped, NO_ANSWER)
         done = 0
         try:
             self._rotate()
             fd = self._opened()
-            if self._gap:
-                note = f"[resilience run: {self._gap:,} bytes are missing here: {self._why}]\n".encode()
-                self._append(fd, note if self._is_line_over else b"\n" + note)
-                self._gap = 0
-                self.losses.report_again()
+            self._mark_gap(fd)
             self._stamp(at_ns)
             while done < len(data):
                 done += self._append(fd, data[done:] if done else data)
         except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-            self.miss(len(data) - done, getattr(error, "strerror", None) or str(error))
+            missing, why = len(data) - done, getattr(error, "strerror", None) or str(error)
+            self._widen_gap(missing, why)
+            self.losses.add(missing, why)
+
+    def _widen_gap(self, count: int, why: str) -> None:
+        if count:
+            self._gap += count
+            self._why = why
+
+    def _mark_gap(self, fd: int) -> None:
+        """Append a line about what is missing at the end of the file. Raises: OSError."""
+        if self._gap:
+            note = f"[resilience run: {self._gap:,} bytes are missing here: {self._why}]\n".encode()
+            self._append(fd, note if self._is_line_over else b"\n" + note)
+            self._gap = 0
+            self.losses.report_again()
 
     def _stamp(self, at_ns: int) -> None:
         """Record when the following bytes were read. Readers estimate times that could not be recorded."""
@@ -199,7 +207,11 @@ class _StreamFile:
             self._stamped_ns = at_ns
             self._times.write(b"%d %d\n" % (self._size, at_ns))
 
-    def close(self) -> None:
+    def close(self, dropped: int) -> None:
+        self._widen_gap(dropped, NO_ANSWER)
+        if self._gap:
+            with contextlib.suppress(OSError, ValueError):
+                self._mark_gap(self._opened())
         self.losses.report()
         self._times.close()
         if self._fd is not None:

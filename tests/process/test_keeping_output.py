@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from resilience.adapters.channel import listen, pair
+from resilience.launcher import kept
 from resilience.launcher.drain import Drain, Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
@@ -134,3 +135,31 @@ def test_sum_at_the_end_counts_what_was_dropped_and_what_still_waits(disk: Disk)
     keeper.close(stream)
     keeper.settle()
     assert [each.count for each in told] == [len(CHUNK), waiting + 2 * len(CHUNK)]
+
+
+def await_all(keeper: Keeper) -> None:
+    is_written = threading.Event()
+    keeper.call(is_written.set)
+    assert is_written.wait(60.0)
+
+
+@pytest.mark.parametrize("rest", [b"later\n", b""])
+def test_line_about_missing_output_stands_where_it_is_missing(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    monkeypatch.setattr(kept, "ROOM", 0)
+    keeper = Keeper(lambda lost: None)
+    stream = stream_of(disk)
+    keeper.open(stream)
+    keeper.take(stream, b"first\n", is_stalled=False)
+    keeper.take(stream, b"half a li", is_stalled=False)
+    for _ in range(2):
+        keeper.take(stream, b"dropped\n", is_stalled=True)
+    disk.answer()
+    await_all(keeper)
+    if rest:
+        keeper.take(stream, rest, is_stalled=False)
+    keeper.close(stream)
+    await_all(keeper)
+    note = b"[resilience run: 16 bytes are missing here: the disk does not answer]\n"
+    assert disk.content() == b"first\nhalf a li\n" + note + rest
