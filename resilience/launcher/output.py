@@ -21,6 +21,7 @@ import tty
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from resilience.adapters import private
@@ -142,7 +143,7 @@ class DrainProcess:
         self._open: dict[int, tuple[OpenStream, int]] = {}  # by number, with the reading end
         self._number = 0
         self._losses = 0
-        self._lost: dict[tuple[str, bytes], StreamLost] = {}  # the last message for each place and path
+        self._lost = _LostOutput()
         self._emit: Emit = lambda event: None
         self._is_finishing = False
         self._start_at = 0.0
@@ -194,8 +195,8 @@ class DrainProcess:
                     _, reading = self._open.pop(number, (None, -1))
                     close_all([reading] if reading >= 0 else [])
                 case StreamLost():
-                    self._lost[message.place, message.path] = message
-                    self._emit(events.OutputLost(message.place, os.fsdecode(message.path), message.count, message.why))
+                    lost = self._lost.add(message)
+                    self._emit(events.OutputLost(lost.place, os.fsdecode(lost.path), lost.count, lost.why))
                 case Reading():
                     self._asked_at = None
                 case Finished():
@@ -224,12 +225,7 @@ class DrainProcess:
 
     def losses(self) -> list[str]:
         """Return sentences on what is missing in files, and on losses that no terminal line mentioned."""
-        file_losses = [(lost, lost.count) for lost in self._lost.values() if lost.place == "file"]
-        terminal_losses = [(lost, lost.unsaid) for lost in self._lost.values() if lost.unsaid]
-        return [
-            *_loss_sentences(file_losses, "could not be kept", "missing in"),
-            *_loss_sentences(terminal_losses, "are not shown here", "see"),
-        ]
+        return self._lost.sentences()
 
     def close(self) -> None:
         """Release the drain process; it exits after the last stream ends."""
@@ -309,10 +305,41 @@ class DrainProcess:
             code = 0
         self._line.close()
         self._process = None
+        self._lost.count_from_zero()
         self._losses = 1 if time.monotonic() - self._started_at > STEADY else self._losses + 1
         self._start_at = time.monotonic() + DELAYS[min(self._losses, len(DELAYS)) - 1]
         ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         self._emit(events.DrainLost(pid, reason or ending))
+
+
+class _LostOutput:
+    """Output that is missing somewhere: sums over all drain processes, each of which counts from zero."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, bytes], StreamLost] = {}  # by place and path
+        self._earlier: dict[tuple[str, bytes], StreamLost] = {}  # of earlier processes
+
+    def add(self, message: StreamLost) -> StreamLost:
+        """Return the present process's message with the sums of all processes."""
+        key = (message.place, message.path)
+        if (earlier := self._earlier.get(key)) is not None:
+            count, unsaid = earlier.count + message.count, earlier.unsaid + message.unsaid
+            message = msgspec.structs.replace(message, count=count, unsaid=unsaid)
+        self._sums[key] = message
+        return message
+
+    def count_from_zero(self) -> None:
+        """Expect messages of another process."""
+        self._earlier = dict(self._sums)
+
+    def sentences(self) -> list[str]:
+        """Return sentences on what is missing in files, and on losses that no terminal line mentioned."""
+        file_losses = [(lost, lost.count) for lost in self._sums.values() if lost.place == "file"]
+        terminal_losses = [(lost, lost.unsaid) for lost in self._sums.values() if lost.unsaid]
+        return [
+            *_loss_sentences(file_losses, "could not be kept", "missing in"),
+            *_loss_sentences(terminal_losses, "are not shown here", "see"),
+        ]
 
 
 def _loss_sentences(losses: list[tuple[StreamLost, int]], verb: str, preposition: str) -> list[str]:

@@ -120,3 +120,23 @@ def test_drain_process_that_gets_a_stream_without_its_descriptor_writes_what_it_
     assert kept + rest == b"before\nafter\n"
     for close in (agents.close, drains.close, listener.close, lambda: close_all([reading, writing])):
         close()
+
+
+def test_losses_of_a_replaced_drain_process_stay_in_the_sum(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    drain, counts = DrainProcess(0), list[int]()
+    drain.report_to(lambda event: counts.append(event.count) if isinstance(event, events.OutputLost) else None)
+    try:
+        stream = drain.open("rank 0's stdout", str(tmp_path / "file" / "0.out"), 0)
+        os.write(stream, OUTPUT * 50)  # read as a whole
+        while not counts:
+            drain.hear()
+        os.kill(drain.pid, signal.SIGKILL)
+        os.write(stream, OUTPUT)
+        os.close(stream)
+        assert drain.finish(lambda: False, 60.0)
+        (sentence,) = drain.losses()
+    finally:
+        drain.close()
+    assert (counts[0], counts[-1]) == (50 * len(OUTPUT), 51 * len(OUTPUT))
+    assert sentence.startswith("4,080 bytes of workers' output could not be kept")
