@@ -74,6 +74,11 @@ def put(descriptor: int, data: bytes, until: float) -> int:
     """Write data, and return how many bytes were accepted. until: monotonic seconds; a ready reader accepts even later.
 
     Fewer bytes than given mean that there is no reader, or that it does not read."""
+    return put_or_say_why(descriptor, data, until)[0]
+
+
+def put_or_say_why(descriptor: int, data: bytes, until: float) -> tuple[int, str]:
+    """Do the same; also return the error that ended it, empty if there was none: then the reader does not read."""
     ready = select.poll()
     ready.register(descriptor, select.POLLOUT)
     written = 0
@@ -85,6 +90,6 @@ def put(descriptor: int, data: bytes, until: float) -> int:
         except BlockingIOError:
             if time.monotonic() >= until:  # no room for the whole piece
                 break
-        except OSError:
-            break
-    return written
+        except OSError as error:
+            return written, error.strerror or str(error)
+    return written, ""

@@ -23,7 +23,7 @@ ROOM = 16 << 20  # bytes queued for the reader
 LONGEST_LINE = 1 << 16  # bytes; longer lines are shown in pieces
 PATIENCE = 2.5  # seconds without progress after which we give up on a reader at the end
 WAIT = 0.2  # seconds of one write attempt
-WHY = "the reader was too slow"
+TOO_SLOW = "the reader was too slow"
 
 Tell = Callable[[StreamLost], None]
 
@@ -39,7 +39,8 @@ class Shower:
         self._gaps: dict[Stream, int] = {}  # bytes not shown since the last line about it
         self._is_line_over = True  # whether the queued data ends with a whole line
         self._moved_at = time.monotonic()  # when the reader last took something, or there was nothing to take
-        self._is_gone = False  # nobody can read any more
+        self._error = ""  # of the last attempt to write
+        self._why = TOO_SLOW  # why output that is missing now was not shown
         self._has_work = threading.Condition()
         threading.Thread(target=self._work, name=f"resilience-shown-{to}", daemon=True).start()
 
@@ -50,7 +51,7 @@ class Shower:
     def is_stuck(self, now: float) -> bool:
         """Return True if the reader has taken nothing for so long that we do not wait for it at the end."""
         with self._has_work:
-            return self._is_gone or now - self._moved_at >= PATIENCE
+            return bool(self._error) or now - self._moved_at >= PATIENCE
 
     def take(self, stream: Stream, data: bytes) -> None:
         """Queue data for the terminal. Drop it if the queue is full, or was full and the reader has not caught up."""
@@ -75,14 +76,14 @@ class Shower:
 
     def _miss(self, stream: Stream, count: int, unsaid: int = 0) -> None:
         self._missed[stream.number] = total = self._missed.get(stream.number, 0) + count
-        self._tell(StreamLost(stream.name, stream.path, "terminal", total, WHY, unsaid))
+        self._tell(StreamLost(stream.name, stream.path, "terminal", total, self._why, unsaid))
 
     def _fill_gaps(self) -> None:
         """Queue lines about output that was not shown."""
         for stream, count in self._gaps.items():
             self._miss(stream, count)
             where = f"; {printable_line(os.fsdecode(stream.path))} has it" if stream.path else ""
-            note = f"[resilience run: {count:,} bytes of {stream.name} are not shown here, {WHY}{where}]\n"
+            note = f"[resilience run: {count:,} bytes of {stream.name} are not shown here, {self._why}{where}]\n"
             self._put(None, note.encode() if self._is_line_over else f"\n{note}".encode())
         self._gaps.clear()
 
@@ -102,11 +103,11 @@ class Shower:
                     if not self._queue:
                         self._has_work.wait()
                 stream, data = self._queue[0]
-            began = time.monotonic()
-            taken = terminal.put(self._to, data, began + WAIT)
-            is_early = not taken and time.monotonic() - began < WAIT / 2
+            taken, error = terminal.put_or_say_why(self._to, data, time.monotonic() + WAIT)
             with self._has_work:
-                self._is_gone = is_early
+                self._error = error
+                if error or not self._gaps:
+                    self._why = error or TOO_SLOW
                 self._size -= taken
                 if taken:
                     self._moved_at = time.monotonic()
@@ -114,5 +115,5 @@ class Shower:
                     self._queue.popleft()
                     if taken < len(data):
                         self._queue.appendleft((stream, data[taken:]))
-            if is_early:
+            if error:
                 time.sleep(WAIT)
