@@ -203,7 +203,7 @@ class _StreamFile:
 
     def _stamp(self, at_ns: int) -> None:
         """Record when the following bytes were read. Readers estimate times that could not be recorded."""
-        if at_ns - self._stamped_ns >= STAMP_EVERY_NS:
+        if not 0 <= at_ns - self._stamped_ns < STAMP_EVERY_NS:  # the clock may be set back
             self._stamped_ns = at_ns
             self._times.write(b"%d %d\n" % (self._size, at_ns))
 

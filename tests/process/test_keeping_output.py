@@ -7,12 +7,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from resilience.adapters.channel import listen, pair
+from resilience.analysis.stamps import Stamps
 from resilience.launcher import kept
 from resilience.launcher.drain import Drain, Stream
 from resilience.launcher.kept import Keeper
@@ -163,3 +166,18 @@ def test_line_about_missing_output_stands_where_it_is_missing(
     await_all(keeper)
     note = b"[resilience run: 16 bytes are missing here: the disk does not answer]\n"
     assert disk.content() == b"first\nhalf a li\n" + note + rest
+
+
+def test_output_has_times_after_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = 3600 * 10**9
+    times = [9 * hours, hours, hours + 1, hours + kept.STAMP_EVERY_NS]
+    clock = SimpleNamespace(time_ns=iter(times).__next__, monotonic=time.monotonic)
+    monkeypatch.setattr(kept, "time", clock)
+    keeper = Keeper(lambda lost: None)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0), -1)
+    keeper.open(stream)
+    for _ in times:
+        keeper.take(stream, b"line\n", is_stalled=False)
+    await_all(keeper)
+    stamps = Stamps(tmp_path / "0.out")
+    assert [stamps.at(5 * number) for number in range(len(times))] == [times[0], times[1], times[1], times[3]]
