@@ -666,13 +666,15 @@ class OutputLost(Event, frozen=True, tag="output.lost"):
     """Some of a worker's output is not in its usual place; the worker is not affected.
 
     place: "file", it could not be written to `path`; "rotated", rotation removed it from `path`; "terminal", it was not
-    shown, but `path` has it. count: bytes of this path and place so far; the last record has the sum."""
+    shown, but `path` has it. count: bytes of this path and place so far; the last record has the sum. is_shown: the
+    launcher's terminal shows this worker's output."""
 
     level: ClassVar[Level] = "warning"
     place: Literal["file", "rotated", "terminal"]
     path: str
     count: int
     why: str = ""
+    is_shown: bool = True
 
 
 class DrainLost(Event, frozen=True, tag="drain.lost"):

@@ -186,9 +186,10 @@ class Console:
                 return f"node {record.origin.node} is unhealthy ({check}): {detail}"
             case events.NodeWarned(check, detail):
                 return f"node {record.origin.node}: warning ({check}): {detail}"
-            case events.OutputLost("file", path, _, why) if not self._has_said_unkept:
+            case events.OutputLost("file", path, _, why, is_shown) if not self._has_said_unkept:
                 self._has_said_unkept = True
-                return f"workers' output cannot be kept in {path}: {why}; the terminal still shows it"
+                elsewhere = "; the terminal still shows it" if is_shown else ""
+                return f"workers' output cannot be kept in {path}: {why}{elsewhere}"
             case events.DrainLost(pid, why):
                 return f"process {pid}, which reads the workers' output, is gone ({why}); a new process replaces it"
             case events.DrainStopped(pid):

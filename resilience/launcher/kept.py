@@ -57,7 +57,7 @@ class Keeper:
             return now - self._moved_at if self._jobs else 0.0
 
     def open(self, stream: Stream) -> None:
-        self._files[stream.number] = _StreamFile(stream.name, stream.path, stream.limit, self._tell)
+        self._files[stream.number] = _StreamFile(stream, self._tell)
 
     def take(self, stream: Stream, data: bytes, is_stalled: bool) -> None:
         """Queue data for writing. is_stalled: drop the data if the queue is full."""
@@ -158,8 +158,9 @@ class _Losses:
 class _StreamFile:
     """One stream's file. Only its losses are for both threads."""
 
-    def __init__(self, name: str, path: bytes, limit: int, tell: Tell) -> None:
-        self._name, self._path, self._limit, self._tell = name, Path(os.fsdecode(path)), limit, tell
+    def __init__(self, stream: Stream, tell: Tell) -> None:
+        self._stream, self._tell = stream, tell
+        self._path = Path(os.fsdecode(stream.path))
         self.losses = _Losses(lambda count, cause: self._lost("file", count, cause))
         self._times = files.LineFile(files.times_of(self._path))
         self._stamped_ns = 0
@@ -218,7 +219,8 @@ class _StreamFile:
             os.close(self._fd)
 
     def _lost(self, place: Literal["file", "rotated"], count: int, cause: str) -> None:
-        self._tell(StreamLost(self._name, os.fsencode(self._path), place, count, cause))
+        stream = self._stream
+        self._tell(StreamLost(stream.name, stream.path, place, count, cause, is_shown=stream.to != 0))
 
     def _append(self, fd: int, data: bytes) -> int:
         """Write once; return how many bytes were written. Raises: OSError."""
@@ -240,8 +242,9 @@ class _StreamFile:
 
     def _rotate(self) -> None:
         """Start a new file if this one has reached its limit. Raises: OSError."""
-        threshold = self._limit if self._is_line_over else self._limit + SLACK
-        if self._fd is None or not self._limit or self._size < threshold:
+        limit = self._stream.limit
+        threshold = limit if self._is_line_over else limit + SLACK
+        if self._fd is None or not limit or self._size < threshold:
             return
         older = self._path.with_name(f"{self._path.name}{files.ROTATED}")
         removed = older.stat().st_size if older.exists() else 0
@@ -257,4 +260,4 @@ class _StreamFile:
             self._times.path.replace(files.times_of(older))
         self._removed += removed
         if removed:
-            self._lost("rotated", self._removed, f"files are rotated at {self._limit >> 20} MiB (--output-file-mb)")
+            self._lost("rotated", self._removed, f"files are rotated at {limit >> 20} MiB (--output-file-mb)")

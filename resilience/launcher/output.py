@@ -196,7 +196,8 @@ class DrainProcess:
                     close_all([reading] if reading >= 0 else [])
                 case StreamLost():
                     lost = self._lost.add(message)
-                    self._emit(events.OutputLost(lost.place, os.fsdecode(lost.path), lost.count, lost.why))
+                    path = os.fsdecode(lost.path)
+                    self._emit(events.OutputLost(lost.place, path, lost.count, lost.why, lost.is_shown))
                 case Reading():
                     self._asked_at = None
                 case Finished():

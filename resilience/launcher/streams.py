@@ -38,7 +38,8 @@ class StreamLost(msgspec.Struct, frozen=True, tag="lost"):
     """Report output that is missing in a place.
 
     place: "file": it could not be written. "rotated": it was written, then removed by rotation. "terminal": it was
-    not shown. count: bytes of this stream and place so far. unsaid: bytes of these that no terminal line mentions."""
+    not shown. count: bytes of this stream and place so far. unsaid: bytes of these that no terminal line mentions.
+    is_shown: the terminal shows this stream."""
 
     name: str
     path: bytes
@@ -46,6 +47,7 @@ class StreamLost(msgspec.Struct, frozen=True, tag="lost"):
     count: int
     why: str = ""
     unsaid: int = 0
+    is_shown: bool = True
 
 
 class StreamClosed(msgspec.Struct, frozen=True, tag="closed"):

@@ -124,12 +124,12 @@ def test_drain_process_that_gets_a_stream_without_its_descriptor_writes_what_it_
 
 def test_losses_of_a_replaced_drain_process_stay_in_the_sum(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    drain, counts = DrainProcess(0), list[int]()
-    drain.report_to(lambda event: counts.append(event.count) if isinstance(event, events.OutputLost) else None)
+    drain, lost = DrainProcess(0), list[events.OutputLost]()
+    drain.report_to(lambda event: lost.append(event) if isinstance(event, events.OutputLost) else None)
     try:
         stream = drain.open("rank 0's stdout", str(tmp_path / "file" / "0.out"), 0)
         os.write(stream, OUTPUT * 50)  # read as a whole
-        while not counts:
+        while not lost:
             drain.hear()
         os.kill(drain.pid, signal.SIGKILL)
         os.write(stream, OUTPUT)
@@ -138,5 +138,20 @@ def test_losses_of_a_replaced_drain_process_stay_in_the_sum(tmp_path: Path) -> N
         (sentence,) = drain.losses()
     finally:
         drain.close()
-    assert (counts[0], counts[-1]) == (50 * len(OUTPUT), 51 * len(OUTPUT))
+    assert (lost[0].count, lost[-1].count) == (50 * len(OUTPUT), 51 * len(OUTPUT))
     assert sentence.startswith("4,080 bytes of workers' output could not be kept")
+
+
+@pytest.mark.parametrize(("to", "is_shown"), [(0, False), (1, True)])
+def test_loss_in_a_file_says_whether_the_terminal_shows_the_output(tmp_path: Path, to: int, is_shown: bool) -> None:
+    (tmp_path / "file").touch()
+    drain, lost = DrainProcess(0), list[events.OutputLost]()
+    drain.report_to(lambda event: lost.append(event) if isinstance(event, events.OutputLost) else None)
+    try:
+        stream = drain.open("rank 0's stdout", str(tmp_path / "file" / "0.out"), to)
+        os.write(stream, OUTPUT)
+        os.close(stream)
+        assert drain.finish(lambda: False, 60.0)
+    finally:
+        drain.close()
+    assert {(each.place, each.is_shown) for each in lost} == {("file", is_shown)}

@@ -84,6 +84,15 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             "no effect in this cycle; from the next cycle on, workers start cold. Set it for the launcher, or use "
             "--cold",
         ),
+        (
+            events.OutputLost("file", "/runs/job/output/0/0.out", 9, "No space left on device"),
+            "workers' output cannot be kept in /runs/job/output/0/0.out: No space left on device; the terminal still "
+            "shows it",
+        ),
+        (
+            events.OutputLost("file", "/runs/job/output/0/3.out", 9, "No space left on device", is_shown=False),
+            "workers' output cannot be kept in /runs/job/output/0/3.out: No space left on device",
+        ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
     ],
 )
