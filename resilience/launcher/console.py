@@ -148,6 +148,8 @@ class Console:
                 self._reset_timer()
             case events.CycleEnded():
                 self._detail = event.detail
+            case _:  # no other event matters here
+                pass
         if isinstance(event, events.CycleStarted):
             if event.why == "failure" and self.is_first:
                 rendezvous, repeats, detail = self._rendezvous, self.repeats, self._detail
