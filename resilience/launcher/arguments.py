@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from torch.distributed import run as torchrun
 
@@ -23,6 +23,7 @@ from resilience.launcher import ft_options
 from resilience.monitor.config import YES_OR_NO, FaultToleranceConfig, add_arguments
 
 MAX_RESTARTS = 10
+LARGEST = 10**9  # products of two numbers fit into a record, and a sum of seconds into a timer
 EPILOG = """\
 Exit status: 0 all workers completed; 1 a worker failed and no restart is left; 2 wrong usage; 93
 another start would not help (the same failure repeats, or there is no progress; see the option
@@ -31,15 +32,40 @@ another start would not help (the same failure repeats, or there is no progress;
 `resilience report RUN` explains what happened; `resilience status RUN --watch` shows the running job."""
 
 
+class Bounds(NamedTuple):
+    """Which values an option may have. what: the form or unit, as in an error message."""
+
+    what: str
+    most: int = LARGEST
+    is_above_0: bool = False
+
+    def check(self, name: str, value: float) -> None:
+        """Raises: ConfigurationError if the value is out of bounds, infinite or not a number."""
+        if not 0 <= value <= self.most or (self.is_above_0 and value == 0):
+            expected = f"above 0, up to {self.most}" if self.is_above_0 else f"from 0 to {self.most}"
+            raise ConfigurationError(f"{flag(name)} is {value}, expected {self.what} {expected}")
+
+
+SECONDS, COUNT, PORT = Bounds("seconds"), Bounds("a whole number"), Bounds("a port", 65535)
+TORCHRUNS = {  # torchrun's own numbers, which it does not check, or with a message that does not name the option
+    "max_restarts": COUNT,
+    "monitor_interval": Bounds("seconds", 10**6),  # poll() takes less than 2**31 ms
+    "shutdown_timeout": Bounds("a whole number of seconds"),
+    "master_port": PORT,
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The launcher's own options. The metadata holds the help text; each field name becomes a flag."""
+    """The launcher's own options. The metadata holds the help text, and bounds other than those of seconds and counts;
+    each field name becomes a flag."""
 
     run_dir: str | None = dataclasses.field(
         default=None, metadata={"help": "folder that holds one folder per job; default RESILIENCE_RUN_DIR"}
     )
     metrics_port: int | None = dataclasses.field(
-        default=None, metadata={"help": "port of the node's Prometheus endpoint; default RESILIENCE_METRICS_PORT"}
+        default=None,
+        metadata={"help": "port of the node's Prometheus endpoint; default RESILIENCE_METRICS_PORT", "bounds": PORT},
     )
     metrics_host: str | None = dataclasses.field(
         default=None,
@@ -88,7 +114,11 @@ class Options:
         default=300.0, metadata={"help": "seconds allowed between the finish of the first and the last worker"}
     )
     join_timeout: float = dataclasses.field(
-        default=600.0, metadata={"help": "seconds that a node waits for a free place, and a cycle waits for its nodes"}
+        default=600.0,
+        metadata={
+            "help": "seconds that a node waits for a free place, and a cycle waits for its nodes",
+            "bounds": Bounds("seconds", is_above_0=True),
+        },
     )
     on_sigterm: Mode = dataclasses.field(
         default="leave",
@@ -112,7 +142,10 @@ class Options:
     )
     same_failure_exit_code: int = dataclasses.field(
         default=93,
-        metadata={"help": "exit status when another start would not help, so that no scheduler requeues the job"},
+        metadata={
+            "help": "exit status when another start would not help, so that no scheduler requeues the job",
+            "bounds": Bounds("an exit status", 255),
+        },
     )
     stalled_restarts: int = dataclasses.field(
         default=5, metadata={"help": "end the job after this many restarts in a row without a higher step; 0: never"}
@@ -136,17 +169,14 @@ class Options:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
-                raise ConfigurationError(f"{flag(field.name)} is {value}, expected 0 or more")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                bounds: Bounds = field.metadata.get("bounds", SECONDS if "float" in str(field.type) else COUNT)
+                bounds.check(field.name, value)
         if self.preload and self.cold:
             raise ConfigurationError("--preload has no effect with --cold: a fresh interpreter imports for itself")
         if self.on_sigterm not in get_args(Mode):
             raise ConfigurationError(
                 f"--on-sigterm is {self.on_sigterm!r}, expected one of {', '.join(get_args(Mode))}"
-            )
-        if not 0 <= self.same_failure_exit_code <= 255:
-            raise ConfigurationError(
-                f"--same-failure-exit-code is {self.same_failure_exit_code}, an exit status is from 0 to 255"
             )
 
 
@@ -158,6 +188,10 @@ class Command:
         values = {field.name: getattr(namespace, field.name) for field in dataclasses.fields(Options)}
         values["preload"] = tuple(namespace.preload or ())
         self.options = Options(**values)
+        for name, bounds in TORCHRUNS.items():
+            value = getattr(namespace, name)
+            if value is not None:
+                bounds.check(name, value)
         path = namespace.ft_cfg_path
         if path is not None and not Path(path).is_file():
             raise ConfigurationError(f"--ft-cfg-path is {path!r}, but there is no such file")

@@ -36,7 +36,10 @@ class OptionGroup:
 
 
 def _whole_seconds(seconds: str) -> int:
-    return math.ceil(float(seconds))
+    try:
+        return math.ceil(float(seconds))
+    except (ValueError, OverflowError) as error:  # not a number, or infinite
+        raise argparse.ArgumentTypeError(f"is {seconds!r}, expected seconds") from error
 
 
 HEALTH = "pass `--health-check` a command that checks it; each node runs it before each cycle"

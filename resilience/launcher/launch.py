@@ -51,7 +51,7 @@ from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError
 from resilience.launcher import program, telling, worker_main
 from resilience.launcher.agent import Agent
-from resilience.launcher.arguments import Command, Options
+from resilience.launcher.arguments import LARGEST, Command, Options
 from resilience.launcher.console import Console, note, say
 from resilience.launcher.cycle_supervisor import CycleSupervisor
 from resilience.launcher.event_reporter import NodeEvents
@@ -305,8 +305,10 @@ def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
         if not args.nproc_per_node.lstrip("-").isdecimal() and args.nproc_per_node not in DEVICES:
             raise ConfigurationError(f"--nproc-per-node is {args.nproc_per_node!r}, expected {WORKERS}") from error
         raise ConfigurationError(f"{error} (see `resilience run --help`)") from error
-    if config.nproc_per_node < 1:
-        raise ConfigurationError(f"--nproc-per-node is {args.nproc_per_node}, expected 1 or more")
+    if not 1 <= config.nproc_per_node <= LARGEST:
+        raise ConfigurationError(f"--nproc-per-node is {args.nproc_per_node}, expected from 1 to {LARGEST}")
+    if config.max_nodes > LARGEST:
+        raise ConfigurationError(f"--nnodes is {args.nnodes}, expected {LARGEST} nodes at most")
     return config, entrypoint, arguments
 
 
@@ -328,7 +330,7 @@ def _torchrun_config(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[
 
 def rendezvous_parameters(config: LaunchConfig, command: Command, attempt: int) -> RendezvousParameters:
     """Return the rendezvous parameters for torchelastic."""
-    values = {"join_timeout": int(command.options.join_timeout), "attempt": attempt, **config.rdzv_configs}
+    values = {"join_timeout": command.options.join_timeout, "attempt": attempt, **config.rdzv_configs}
     return RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

@@ -77,4 +77,8 @@ def _number(name: str) -> int | None:
         raise ConfigurationError(
             f"--signals-to-handle contains {name!r}, which is not a signal here; expected names such as SIGTERM,SIGINT"
         )
+    if name in ("SIGKILL", "SIGSTOP"):
+        raise ConfigurationError(
+            f"--signals-to-handle contains {name!r}, which no process can handle; expected names such as SIGTERM,SIGINT"
+        )
     return int(signal.Signals[name])

@@ -8,18 +8,38 @@ import pytest
 
 from resilience.errors import ConfigurationError
 from resilience.launcher.arguments import parse
-from resilience.launcher.launch import settle
+from resilience.launcher.launch import rendezvous_parameters, settle
+from resilience.launcher.signals import Signals
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ("--nproc-per-node x", "--nproc-per-node is 'x', expected a number of workers, or auto, cpu, gpu or xpu"),
-        ("--nproc-per-node 0", "--nproc-per-node is 0, expected 1 or more"),
+        ("--nproc-per-node 0", "--nproc-per-node is 0, expected from 1 to 1000000000"),
         ("--nnodes a", "--nnodes is 'a', expected a number of nodes, or MIN:MAX"),
         ("--nnodes 1:2:3", "--nnodes is '1:2:3', expected a number of nodes, or MIN:MAX"),
         ("--nnodes 3:2", "min_nodes=3, max_nodes=2"),
-        ("--max-restarts -1", "max_restarts must be >= 0"),
+        ("--max-restarts -1", "--max-restarts is -1, expected a whole number from 0 to 1000000000"),
+        (f"--max-restarts {10**20}", f"--max-restarts is {10**20}, expected a whole number from 0 to 1000000000"),
+        (f"--nnodes {10**20}", f"--nnodes is {10**20}, expected 1000000000 nodes at most"),
+        (f"--nproc-per-node {10**20}", f"--nproc-per-node is {10**20}, expected from 1 to 1000000000"),
+        ("--monitor-interval nan", "--monitor-interval is nan, expected seconds from 0 to 1000000"),
+        ("--monitor-interval -1", "--monitor-interval is -1.0, expected seconds from 0 to 1000000"),
+        ("--monitor-interval 1e9", "--monitor-interval is 1000000000.0, expected seconds from 0 to 1000000"),
+        ("--monitor-interval inf", "--monitor-interval is inf, expected seconds from 0 to 1000000"),
+        ("--shutdown-timeout -1", "--shutdown-timeout is -1, expected a whole number of seconds from 0 to 1000000000"),
+        ("--workers-stop-timeout -1", "--shutdown-timeout is -1, expected a whole number of seconds from 0"),
+        ("--master-port 99999", "--master-port is 99999, expected a port from 0 to 65535"),
+        ("--metrics-port 99999", "--metrics-port is 99999, expected a port from 0 to 65535"),
+        ("--same-failure-exit-code 300", "--same-failure-exit-code is 300, expected an exit status from 0 to 255"),
+        (f"--output-file-mb {10**20}", f"--output-file-mb is {10**20}, expected a whole number from 0 to 1000000000"),
+        ("--join-timeout 0", "--join-timeout is 0.0, expected seconds above 0, up to 1000000000"),
+        *(
+            (f"--{option} {value}", f"--{option} is {value}, expected seconds ")
+            for option in ("stop-grace", "term-timeout", "exit-barrier-timeout", "failure-window", "join-timeout")
+            for value in ("nan", "inf", "-1.0")
+        ),
         ("--rdzv-backend nope", "--rdzv-backend is 'nope', expected one of c10d, static"),
         ("--rdzv-conf foo", "'foo' must have a value"),
         ("--redirects 9:9", "9:9"),
@@ -34,3 +54,24 @@ def test_one_node_alone_meets_nobody() -> None:
     config, entrypoint, arguments = settle(parse(["--nproc-per-node", "2", "train.py", "--lr", "1"]))
     assert (config.rdzv_backend, config.rdzv_endpoint, config.nproc_per_node) == ("c10d", "localhost:0", 2)
     assert arguments[-3:] == ["train.py", "--lr", "1"] and entrypoint
+
+
+def test_fraction_of_a_second_is_kept() -> None:
+    command = parse(["--join-timeout", "0.5", "--shutdown-timeout", "0", "--monitor-interval", "0.25", "train.py"])
+    config, _, _ = settle(command)
+    assert (config.shutdown_timeout, config.monitor_interval) == (0, 0.25)
+    assert rendezvous_parameters(config, command, 0).get("join_timeout") == 0.5
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "soon"])
+def test_wrong_value_of_an_alias_is_wrong_usage(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--workers-stop-timeout", value, "train.py"])
+    assert ended.value.code == 2
+    assert f"is '{value}', expected seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP", "SIGNOTHING"])
+def test_signal_that_cannot_be_handled_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--signals-to-handle contains '{name}'.*expected names such as"):
+        Signals(f"SIGTERM,{name}")
