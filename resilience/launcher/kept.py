@@ -7,6 +7,7 @@ Beside each file, another one records when its bytes were read (`files.times_of`
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -21,7 +22,8 @@ from resilience.launcher.streams import StreamLost
 if TYPE_CHECKING:
     from resilience.launcher.drain import Stream
 
-ROOM = 16 << 20  # bytes queued for the disk
+ROOM = 16 << 20  # bytes of memory for what waits for the disk
+JOB_COST = 512  # bytes of it for one job besides its data: measured with tracemalloc, rounded up
 SLACK = 1 << 20  # bytes by which a file may exceed its limit, so that it ends with a whole line
 STAMP_EVERY_NS = 10_000_000  # between two time stamps of 30 bytes each
 REOPEN_EVERY = 1.0  # seconds between attempts to open a file
@@ -38,7 +40,7 @@ class Keeper:
         self._files: dict[int, _StreamFile] = {}  # by stream, until all its data is written
         self._gaps = Counter[int]()  # by stream, bytes dropped since the last data that was queued
         self._jobs: deque[_Job] = deque()
-        self._waiting = 0  # bytes
+        self._waiting = 0  # bytes of memory
         self._moved_at = 0.0  # when the disk last made progress, or was idle
         self._has_work = threading.Condition()
         threading.Thread(target=self._work, name="resilience-kept", daemon=True).start()
@@ -68,7 +70,7 @@ class Keeper:
             return
         read_ns = time.time_ns()
         dropped = self._gaps.pop(stream.number, 0)
-        self._put(_Job(lambda: file.write(data, read_ns, dropped), stream.number, len(data)))
+        self._put(_Job(functools.partial(file.write, data, read_ns, dropped), stream.number, len(data)))
 
     def close(self, stream: Stream) -> None:
         dropped = self._gaps.pop(stream.number, 0)
@@ -92,7 +94,7 @@ class Keeper:
             if not self._jobs:
                 self._moved_at = time.monotonic()
             self._jobs.append(job)
-            self._waiting += job.size
+            self._waiting += JOB_COST + job.size
             self._has_work.notify()
 
     def _work(self) -> None:
@@ -104,7 +106,7 @@ class Keeper:
             job.run()
             with self._has_work:
                 self._jobs.popleft()
-                self._waiting -= job.size
+                self._waiting -= JOB_COST + job.size
                 self._moved_at = time.monotonic()
 
 

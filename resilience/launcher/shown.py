@@ -19,7 +19,8 @@ from resilience.launcher.streams import StreamLost
 if TYPE_CHECKING:
     from resilience.launcher.drain import Stream
 
-ROOM = 16 << 20  # bytes queued for the reader
+ROOM = 16 << 20  # bytes of memory for what waits for the reader
+PIECE_COST = 128  # bytes of it for one piece besides its data: measured with tracemalloc, rounded up
 LONGEST_LINE = 1 << 16  # bytes; longer lines are shown in pieces
 PATIENCE = 2.5  # seconds without progress after which we give up on a reader at the end
 WAIT = 0.2  # seconds of one write attempt
@@ -70,6 +71,7 @@ class Shower:
                 if stream is not None:
                     lost_bytes[stream] = lost_bytes.get(stream, 0) + len(data)
             self._queue.clear()
+            self._size = 0
             self._gaps.clear()
         for stream, count in lost_bytes.items():
             self._miss(stream, count, unsaid=count)
@@ -91,7 +93,7 @@ class Shower:
         if not self._queue:
             self._moved_at = time.monotonic()
         self._queue.append((stream, data))
-        self._size += len(data)
+        self._size += PIECE_COST + len(data)
         self._is_line_over = data.endswith(b"\n")
         self._has_work.notify()
 
@@ -102,18 +104,20 @@ class Shower:
                     self._fill_gaps()
                     if not self._queue:
                         self._has_work.wait()
-                stream, data = self._queue[0]
+                piece = stream, data = self._queue[0]
             taken, error = terminal.put_or_say_why(self._to, data, time.monotonic() + WAIT)
             with self._has_work:
                 self._error = error
                 if error or not self._gaps:
                     self._why = error or TOO_SLOW
-                self._size -= taken
                 if taken:
                     self._moved_at = time.monotonic()
-                if self._queue:  # else `settle` has emptied it meanwhile
+                if self._queue and self._queue[0] is piece:  # else `settle` has emptied the queue meanwhile
                     self._queue.popleft()
+                    self._size -= taken
                     if taken < len(data):
                         self._queue.appendleft((stream, data[taken:]))
+                    else:
+                        self._size -= PIECE_COST
             if error:
                 time.sleep(WAIT)

@@ -20,6 +20,7 @@ from resilience.launcher import kept
 from resilience.launcher.drain import Drain, Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
+from tests.process.memory import MIB, counted_memory
 
 PIPE = 1 << 16  # bytes that a pipe holds
 CHUNK = b"x" * (PIPE - 1) + b"\n"
@@ -181,3 +182,16 @@ def test_output_has_times_after_the_clock_was_set_back(tmp_path: Path, monkeypat
     await_all(keeper)
     stamps = Stamps(tmp_path / "0.out")
     assert [stamps.at(5 * number) for number in range(len(times))] == [times[0], times[1], times[1], times[3]]
+
+
+def test_short_lines_that_wait_for_the_disk_take_no_more_memory_than_long_ones(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "ROOM", MIB)
+    keeper = Keeper(lambda lost: None)
+    stream = stream_of(disk)
+    keeper.open(stream)
+    with counted_memory() as used:
+        for number in range(MIB // 40):
+            keeper.take(stream, b"%040d" % number, is_stalled=True)
+        assert used() < 1.1 * MIB

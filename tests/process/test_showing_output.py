@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 
+import pytest
+
+from resilience.launcher import shown
 from resilience.launcher.drain import Stream
 from resilience.launcher.shown import Shower
 from resilience.launcher.streams import OpenStream, StreamLost
+from tests.process.memory import MIB, counted_memory
 
 
 def test_loss_at_the_terminal_has_the_error_of_the_write() -> None:
@@ -22,3 +27,45 @@ def test_loss_at_the_terminal_has_the_error_of_the_write() -> None:
         time.sleep(0.01)
     shower.settle()
     assert [(each.place, each.count, each.why) for each in told] == [("terminal", 18, "Broken pipe")]
+
+
+def full_pipe() -> tuple[int, int]:
+    """Return both ends of a pipe that accepts nothing more."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"." * 4096)
+    return reading, writing
+
+
+def test_output_after_the_end_of_the_job_is_shown_once_the_reader_reads_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child of a worker may still write then."""
+    monkeypatch.setattr(shown, "ROOM", 4096)
+    reading, writing = full_pipe()
+    shower = Shower(writing, lambda lost: None)
+    stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1)
+    for _ in range(2):
+        shower.take(stream, b"x" * 4095 + b"\n")
+    shower.settle()
+    shower.take(stream, b"later\n")
+    received = b""
+    while not received.endswith(b"later\n") and b"not shown here" not in received:
+        received += os.read(reading, 4096)
+    assert received.endswith(b"later\n")
+    os.close(reading)
+
+
+def test_short_lines_that_wait_for_the_reader_take_no_more_memory_than_long_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shown, "ROOM", MIB)
+    reading, writing = full_pipe()
+    shower = Shower(writing, lambda lost: None)
+    stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1)
+    with counted_memory() as used:
+        for number in range(MIB // 40):
+            shower.take(stream, b"%040d" % number)
+        assert used() < 1.1 * MIB
+    shower.settle()
+    os.close(reading)
