@@ -217,8 +217,13 @@ class _StreamFile:
                 self._mark_gap(self._opened())
         self.losses.report()
         self._times.close()
-        if self._fd is not None:
-            os.close(self._fd)
+        self._close_file()
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # a file server reports failed writes now; it is closed all the same
+                os.close(fd)
 
     def _lost(self, place: Literal["file", "rotated"], count: int, cause: str) -> None:
         stream = self._stream
@@ -254,8 +259,8 @@ class _StreamFile:
             self._path.replace(older)
         except FileNotFoundError:  # somebody has deleted the file
             removed = 0
-        os.close(self._fd)
-        self._fd, self._open_at = None, 0.0
+        self._close_file()
+        self._open_at = 0.0
         self._stamped_ns = 0
         self._times.close()
         with contextlib.suppress(FileNotFoundError):

@@ -5,6 +5,7 @@ The disk is a named pipe in place of an output file: its opening waits until som
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -195,3 +196,28 @@ def test_short_lines_that_wait_for_the_disk_take_no_more_memory_than_long_ones(
         for number in range(MIB // 40):
             keeper.take(stream, b"%040d" % number, is_stalled=True)
         assert used() < 1.1 * MIB
+
+
+def test_file_server_that_fails_as_a_file_is_closed_costs_no_later_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reports failed writes then. The kernel has closed the descriptor nevertheless."""
+    close = os.close
+
+    def close_and_fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    told: list[StreamLost] = []
+    keeper = Keeper(told.append)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 1, 0), -1)
+    keeper.open(stream)
+    keeper.take(stream, b"before its rotation\n", is_stalled=False)
+    await_all(keeper)
+    with monkeypatch.context() as patched:
+        patched.setattr(kept.os, "close", close_and_fail)
+        keeper.take(stream, b"after\n", is_stalled=False)
+        keeper.close(stream)
+        await_all(keeper)
+    assert (tmp_path / "0.out").read_bytes() == b"after\n"
+    assert not told
