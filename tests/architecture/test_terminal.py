@@ -33,7 +33,8 @@ def test_only_known_modules_write_to_their_descriptors() -> None:
 
 
 def test_callers_of_the_terminal_make_their_bytes_printable() -> None:
-    callers = {name for name, tree in _modules() if {"terminal.put", "terminal.say"} & _calls(tree)}
+    writers = {"terminal.put", "terminal.put_or_say_why", "terminal.say"}
+    callers = {name for name, tree in _modules() if writers & _calls(tree)}
     assert callers == {"launcher/console.py", "launcher/shown.py", "monitor/program.py", "telemetry/standard.py"}
     for name in callers:
         assert "printable" in (PACKAGE / name).read_text(encoding="utf-8")
