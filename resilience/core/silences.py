@@ -134,7 +134,7 @@ def begin(hearing: Hearing) -> Hearing:
 
 def wait(hearing: Hearing, now: Seconds) -> Hearing:
     """Return the state after a look at a rank that has shown no sign yet."""
-    stood = hearing.stood + _standstill(hearing, now)
+    stood = hearing.stood + _standstill(hearing, hearing.looked_at, now, now)
     return msgspec.structs.replace(hearing, stood=stood, looked_at=now)
 
 
@@ -150,7 +150,7 @@ def hear(
     durations: list[Seconds] = []  # of rounds
     for sign in _in_order(hearing, signs, still_open):
         if last is not None and sign.at > last + SAME and not sign.failed:
-            kind, seconds = _kind(opened), sign.at - last
+            kind, seconds = _kind(opened), sign.at - last - _standstill(hearing, last, sign.at, now)
             if rounds >= WARM_UP:
                 healthy[kind].append(seconds)
             else:
@@ -168,8 +168,8 @@ def hear(
                 if before >= WARM_UP:
                     durations.append(sign.at - round_at)
                 round_at = sign.at
-    if last is not None and last == hearing.last:
-        last += _standstill(hearing, now)
+    if last is not None:
+        last += _standstill(hearing, last, now, now)
     return msgspec.structs.replace(
         hearing,
         shown=_with(hearing.shown, healthy, durations),
@@ -252,10 +252,11 @@ def _kind(opened: Iterable[PauseInSection]) -> str:
     return max(opened, key=lambda section: section.at, default=PauseInSection("", 0.0)).name
 
 
-def _standstill(hearing: Hearing, now: Seconds) -> Seconds:
-    """Return how long the monitor did not look. This is not a silence of the rank: the whole node was stopped."""
-    gap = now - hearing.looked_at
-    return gap if gap > STANDSTILL else 0.0
+def _standstill(hearing: Hearing, begin: Seconds, end: Seconds, now: Seconds) -> Seconds:
+    """Return for how long of a silence the monitor did not look. If that is long, it is not a silence of the rank: the
+    whole node was stopped."""
+    unseen = min(end, now) - max(begin, hearing.looked_at)
+    return unseen if unseen > STANDSTILL else 0.0
 
 
 def _with(shown: Shown, healthy: Mapping[str, list[Seconds]], rounds: list[Seconds]) -> Shown:

@@ -2,13 +2,13 @@
 
 The monitor feeds it from the page's ring. `core.deadlines` defines what each deadline measures. The number of
 occurrences since the last start comes from here too: `core.watch` needs it for the limits of the first ones. An
-occurrence that did not end by itself is recorded as such: cut off by an exception or a death, or killed by one of our
-limits."""
+occurrence that did not end by itself is recorded as such: cut off by an exception, a death or a suspension of the node,
+or killed by one of our limits."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from resilience.telemetry.durations import End, Header, Recorder
 from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
+STANDSTILLS = 8  # the most recent ones that are remembered, for occurrences that are recorded later
 LATER = 1e-3  # seconds by which a sign has to be later than another one to count as a different sign
 
 
@@ -84,6 +85,7 @@ class DurationRecorder:
         self._gaps: list[
             tuple[float, float]
         ] = []  # begin, seconds: out of sections, unless a section was open around them
+        self._standstills: deque[tuple[float, float]] = deque(maxlen=STANDSTILLS)  # begin, end
         self._silent_from = 0.0  # for the initial heartbeat
         self._has_beaten = False
         self.how: Start = "cold"
@@ -154,6 +156,10 @@ class DurationRecorder:
     def occurrences(self, deadline: str) -> int:
         """Return how many occurrences have ended since the last start."""
         return 0 if self._starting is not None else self._counts[deadline]
+
+    def stood_still(self, since: float, until: float) -> None:
+        """Note that the monitor did not run, because it or its whole node was stopped. Monotonic seconds."""
+        self._standstills.append((since, until))
 
     def take(
         self,
@@ -294,13 +300,15 @@ class DurationRecorder:
     def _add(self, name: str, seconds: float, began: float, is_failed: bool = False) -> None:
         self._counts[name] += 1
         wall_time = began + time.time() - time.monotonic()
-        self._recorder.add(name, seconds, wall_time, "cut" if is_failed else "ok", is_failed)
+        lasted, seconds = seconds, self._before_standstill(began, seconds)
+        is_whole = seconds == lasted and not is_failed
+        self._recorder.add(name, seconds, wall_time, "ok" if is_whole else "cut", is_failed)
         learned = self._learned.get(name)
         phases = self._phases.get(name)
         if learned is not None and phases is not None and phases.is_expected(self._counts[name] - 1):
             is_slow = seconds >= SLOW * learned.median_s
             self._was_slow[name] = is_slow and self._was_slow.get(name, True)
-        if learned is not None and not is_failed and self._counts[name] > learned.first:
+        if learned is not None and is_whole and self._counts[name] > learned.first:
             statistics = self._statistics.setdefault(name, _Statistics(hour_began=wall_time))
             if wall_time - statistics.hour_began >= HOUR:
                 statistics.hour_began, statistics.hour_n, statistics.above_p99 = wall_time, 0, 0
@@ -312,8 +320,19 @@ class DurationRecorder:
             if phases is not None and is_outside and self.how == "cold" and self._is_aligned(name, phases):
                 statistics.outside_max_s = max(statistics.outside_max_s, seconds)
 
+    def _before_standstill(self, began: float, seconds: float) -> float:
+        """Return the seconds of an occurrence until the rank stood still with its node; all if it did not.
+
+        The rank went on if only its monitor was stopped: then no occurrence lasts for most of that time."""
+        for since, until in self._standstills:
+            if 2.0 * (min(began + seconds, until) - max(began, since)) > until - since:
+                return max(0.0, since - began)
+        return seconds
+
     def _record(self, name: str, seconds: float, began: float, is_killed: bool) -> None:
         end: End = "killed" if is_killed else "cut"
+        if not is_killed:
+            seconds = self._before_standstill(began, seconds)
         self._recorder.add(name, seconds, began + time.time() - time.monotonic(), end)
 
     def _read_configuration(self) -> None:

@@ -212,6 +212,8 @@ class RankMonitor:
         ready = self._selector.select(wake_at - now)
         if (awake_at := time.monotonic()) - wake_at > STOOD_STILL:
             self._resumed_at = awake_at
+            if self._recorder is not None:
+                self._recorder.stood_still(wake_at, awake_at)
         if resting is not None:
             self._selector.register(resting, selectors.EVENT_READ, self._receive)
         for key, _ in ready:

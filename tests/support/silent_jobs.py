@@ -62,17 +62,16 @@ class SilentJob:
 
     def pass_time(self, seconds: float) -> None:
         """Be silent for so long, and let the monitor look as often as it would."""
-        if seconds < self.rule.least:  # no limit is shorter
+        if seconds < LOOK:
             self.now += seconds
             return
         until = self.now + seconds
         self._look()
+        is_killed = False
         while self.now < until:
             self.now = min(until, self.now + LOOK)
             self._look()
-            if self._is_exceeded():
-                break
-        self.now = until
+            is_killed = is_killed or self._is_exceeded()
 
     def hang(self) -> float:
         """Be silent for ever; answers after how many seconds the rule ends the rank."""

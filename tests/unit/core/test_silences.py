@@ -190,6 +190,29 @@ def test_time_in_which_the_whole_node_stood_still_is_no_silence() -> None:
     assert silence is not None and silence.since + silence.allowed > 5000.0 + 590.0
 
 
+@pytest.mark.parametrize("before", [(), (100.25, 100.5)], ids=["no step before it", "steps before it"])
+@pytest.mark.parametrize("is_quick", [True, False], ids=["rank is first", "monitor is first"])
+def test_time_in_which_the_whole_node_stood_still_is_not_learned(before: tuple[float, ...], is_quick: bool) -> None:
+    """The steps before it may not have been read yet when the node was suspended."""
+    hearing = Hearing()
+    for at in range(101):
+        hearing = hear(hearing, [SignOfLife(float(at), "step")], (), float(at))
+    looks = [[*before, 5000.5], []] if is_quick else [[*before], [5000.5]]
+    for now, steps in zip((5001.0, 5002.0), looks, strict=True):
+        hearing = hear(hearing, [SignOfLife(at, "step") for at in steps], (), now)
+    assert hearing.shown.silences[""].longest <= 2.0
+
+
+def test_steps_of_a_rank_whose_monitor_stood_still_are_learned() -> None:
+    hearing = Hearing()
+    for at in range(101):
+        hearing = hear(hearing, [SignOfLife(float(at), "step")], (), float(at))
+    hearing = hear(hearing, [SignOfLife(at, "step") for at in (120.0, 141.0, 160.0)], (), 161.0)
+    assert hearing.shown.silences[""].longest == 21.0
+    silence = present(Rule(), hearing, 0.0)
+    assert silence is not None and silence.since == 160.0
+
+
 def test_what_follows_an_exception_is_not_learned() -> None:
     job = SilentJob()
     train_with_pauses(job, *ALL)
@@ -370,10 +393,10 @@ def test_kinds_outside_sections_are_told_apart_by_a_factor_of_two() -> None:
         return hearing.shown
 
     assert kinds_of_pause(shown(0.1)) == 0
-    assert kinds_of_pause(shown(10.0)) == 1
-    assert kinds_of_pause(shown(10.0, 12.0, 14.0)) == 1
-    assert kinds_of_pause(shown(10.0, 30.0)) == 2
-    assert kinds_of_pause(shown(10.0, 30.0, 100.0)) == 3
+    assert kinds_of_pause(shown(2.5)) == 1
+    assert kinds_of_pause(shown(2.5, 3.0, 3.5)) == 1
+    assert kinds_of_pause(shown(2.5, 7.5)) == 2
+    assert kinds_of_pause(shown(2.5, 7.5, 25.0)) == 3
 
 
 def test_signs_of_a_section_opened_between_two_looks_have_their_kind() -> None:

@@ -193,6 +193,34 @@ def test_section_left_open_at_the_end_is_not_outside_sections(keeper: DurationRe
     assert kept(keeper, tmp_path)[1:] == [("step", 1.0, "ok")]
 
 
+def test_time_in_which_the_whole_node_stood_still_is_no_duration(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2)}, {})
+    keeper.take([section("data", 1.0, 0.1)], [])
+    keeper.stood_still(10.0, 7210.0)
+    keeper.take([section("data", 9.5, 7200.75), section("data", 7210.25, 0.1)], [])
+    assert keeper.occurrences("data") == 3
+    assert keeper.stale() == []
+    rows = [row for row in kept(keeper, tmp_path) if row[0] == "data"]
+    assert rows == [("data", 0.1, "ok"), ("data", 0.5, "cut"), ("data", 0.1, "ok")]
+    recorded = durations.read_histograms(tmp_path / "timings" / "n-0.hist")
+    assert recorded.deadlines["data"].total.max == 0.1
+
+
+def test_what_a_rank_did_while_only_its_monitor_stood_still_counts(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.stood_still(10.0, 70.0)
+    keeper.take([step(5.0, 0.0), *(step(5.0 + 20.0 * n, 20.0) for n in range(1, 5))], [])
+    assert [row for row in kept(keeper, tmp_path) if row[0] == "step"] == [("step", 20.0, "ok")] * 4
+
+
+def test_section_of_a_rank_that_died_after_a_standstill_is_cut_off_there(
+    keeper: DurationRecorder, tmp_path: Path
+) -> None:
+    now = time.monotonic()
+    keeper.stood_still(now - 7200.0, now - 1.0)
+    keeper.cut(view(open_sections=(OpenEntry("data", now - 7210.0),)), None, 0.0)
+    assert kept(keeper, tmp_path)[1:] == [("data", 10.0, "cut")]
+
+
 def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) -> None:
     keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2, first=1)}, {})
     keeper.take([section("data", 1.0, 30.0), section("data", 40.0, 0.1)], [])

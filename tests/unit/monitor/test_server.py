@@ -22,8 +22,8 @@ from resilience.core.events import TelemetryDropped
 from resilience.core.identity import Origin
 from resilience.core.records import Record
 from resilience.core.silences import Rule, Shown
-from resilience.core.watch import Doing, Limit, Limits, Watch, exceeded
-from resilience.monitor import messages, page
+from resilience.core.watch import Doing, Learned, Limit, Limits, Watch, exceeded
+from resilience.monitor import messages, page, server
 from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
@@ -51,6 +51,12 @@ class Clock:
     def monotonic_ns(self) -> int:
         self.now += 0.001
         return int(self.now * 1e9)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
 
 
 class Side(MonitorSide):
@@ -163,6 +169,40 @@ def test_limit_of_a_section_with_a_long_name_holds(tmp_path: Path, is_new: bool)
     worker.close()
     (finding,) = exceeded(worker.monitor._watch.limits, observation, time.monotonic() + 10.0)
     assert finding.limit == "section:" + name[:NAME_BYTES]
+
+
+class Freezer:
+    """A selector whose process is suspended while it waits."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+
+    def select(self, timeout: float) -> list[Any]:
+        self._clock.now += timeout + self._seconds
+        return []
+
+
+def test_learned_limit_stays_if_the_node_is_suspended_within_a_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(page, "time", clock)
+    worker = Worker(tmp_path, Limits(learned={"step": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2)}))
+    monkeypatch.setattr(server, "time", clock)
+    rank, monitor = worker.attach(), worker.monitor
+    rank.step(0)
+    with monkeypatch.context() as suspended:
+        suspended.setattr(monitor, "_selector", Freezer(clock, 7200.0))
+        monitor._sleep(clock.now + 1.0)
+    clock.now += 0.1
+    rank.step(1)
+    monitor._fold_timings(clock.now)
+    recorder = monitor._recorder
+    assert recorder is not None
+    stale = recorder.stale()
+    monkeypatch.undo()
+    worker.close()
+    assert stale == []
 
 
 def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:
