@@ -269,12 +269,15 @@ class DurationRecorder:
         silent_for = 0.0 if finding is None else finding.silent_for
         kind, section = deadlines.limited(limit).kind, deadlines.limited(limit).section
         killed = deadlines.of_section(section) if section else deadlines.of_limit(limit)
+        since = found_at - silent_for
+        # A silence may begin long after its section was entered.
+        entered_by = found_at if kind == "silence" else since + LATER
         for entry in view.open_sections:
             self._note_start(entry.entered_at)
             name = deadlines.of_section(entry.name)
-            is_killed = name == killed
+            is_killed = name == killed and entry.entered_at <= entered_by
             until = now
-            if is_killed:  # a silence may begin long after its section was entered
+            if is_killed:
                 until = found_at if kind == "silence" else entry.entered_at + silent_for
             self._record(name, until - entry.entered_at, entry.entered_at, is_killed)
         signs = {
@@ -283,7 +286,6 @@ class DurationRecorder:
             INITIAL_HEARTBEAT: view.heartbeat_at,
             OUT_OF_SECTION: view.section_left_at,
         }
-        since = found_at - silent_for
         if killed in signs and (signs[killed] is None or signs[killed] <= since + LATER):  # type: ignore[operator]
             self._note_start(since)
             self._record(killed, silent_for, since, is_killed=True)
@@ -333,7 +335,7 @@ class DurationRecorder:
         end: End = "killed" if is_killed else "cut"
         if not is_killed:
             seconds = self._before_standstill(began, seconds)
-        self._recorder.add(name, seconds, began + time.time() - time.monotonic(), end)
+        self._recorder.add(name, max(0.0, seconds), began + time.time() - time.monotonic(), end)
 
     def _read_configuration(self) -> None:
         """Read the run's configuration from job.json, unless it is known."""

@@ -161,6 +161,24 @@ def test_section_in_which_a_silence_ended_the_rank_is_kept_from_its_beginning(
     assert kept(keeper, tmp_path)[1:] == [("train", 55.0, "killed")]
 
 
+@pytest.mark.parametrize("limit", ["silence:load", "section:load"])
+def test_section_that_was_entered_after_the_limit_fired_is_not_killed_but_cut(
+    keeper: DurationRecorder, tmp_path: Path, limit: str
+) -> None:
+    """The program handles SIGTERM: its slow section ended well, and it entered the next one within the grace."""
+    now = time.monotonic()
+    keeper.take([section("load", now - 607.0, 605.0)], [])
+    keeper.cut(view(open_sections=(OpenEntry("load", now - 2.0),)), Finding(limit, "hard", 600.0, 600.1), now - 5.0)
+    (_, slow, (name, seconds, end)) = kept(keeper, tmp_path)
+    assert slow == ("load", 605.0, "ok")
+    assert (name, end) == ("load", "cut") and 2.0 <= float(seconds) < 600.0
+
+
+def test_no_duration_is_negative(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.cut(view(open_sections=(OpenEntry("load", time.monotonic() + 3600.0),)), None, 0.0)
+    assert kept(keeper, tmp_path)[1:] == [("load", 0.0, "cut")]
+
+
 @pytest.mark.parametrize("deadline", ["heartbeat", "step", "out_of_section", "initial_heartbeat"])
 def test_kill_by_any_limit_is_kept_unless_the_rank_went_on(
     keeper: DurationRecorder, tmp_path: Path, deadline: str
