@@ -60,6 +60,21 @@ class _Started(msgspec.Struct, frozen=True):
     iteration: int
 
 
+class Position(msgspec.Struct, frozen=True):
+    """Where a recorder is, so that another monitor can continue. starting: a start without any sign of life yet.
+    counts: occurrences since the last start. recorded: all occurrences so far that ended well."""
+
+    how: Start
+    starting: _Started | None
+    counts: dict[str, int]
+    left_at: float | None
+    was_slow: dict[str, bool]
+    first_step: int | None
+    silent_from: float
+    has_beaten: bool
+    recorded: int
+
+
 class DurationRecorder:
     """One rank's durations. Files are created with the first duration."""
 
@@ -138,6 +153,30 @@ class DurationRecorder:
         is_cold = self._recorder.is_new if is_cold is None else is_cold
         self._cycle = cycle
         self._start("cold" if is_cold else "warm", 0.0, 0)
+
+    @property
+    def position(self) -> Position:
+        """Return what another recorder of this rank needs to continue."""
+        return Position(
+            self.how,
+            self._starting,
+            dict(self._counts),
+            self._left_at,
+            self._was_slow,
+            self._first_step,
+            self._silent_from,
+            self._has_beaten,
+            self._recorder.recorded,
+        )
+
+    def continue_from(self, position: Position) -> int:
+        """Continue where the recorder of a lost monitor stopped: no new start, no occurrence twice. Return how many
+        occurrences it had not written."""
+        self.how, self._starting, self._left_at = position.how, position.starting, position.left_at
+        self._counts, self._was_slow = Counter(position.counts), dict(position.was_slow)
+        self._first_step = position.first_step
+        self._silent_from, self._has_beaten = position.silent_from, position.has_beaten
+        return self._recorder.continue_count(position.counts, position.recorded)
 
     def _iteration_began(self, at: float, iteration: int) -> None:
         """Note that the rank's signs of life begin anew. A gap neither reaches across that nor is known to lie outside

@@ -28,7 +28,8 @@ from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 
-MAGIC = 0x52_45_53_49_4C_06  # "RESIL", layout 6
+MAGIC = 0x52_45_53_49_4C_07  # "RESIL", layout 7
+NOTE = 32 * 1024  # bytes at most in the monitor's note for its successor
 NAMES = 128  # different names of sections, hooks and collectives
 SECTIONS = 64  # open at the same time
 RING = 4096  # finished sections, heartbeat gaps, steps and beginnings that the monitor has not yet read
@@ -48,14 +49,16 @@ _RANK, _WORLD_SIZE, _ACTIVE_WORLD_SIZE, _INITIAL_RANK = 15, 16, 17, 18
 _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
 _MUTEX = 24  # 16 words: a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64
 _STORE_DUE, _RAN, _COLLECTIVES_FROM = 40, 41, 42
-_OPEN = 43
+_NOTE_BYTES = 43  # in the monitor's note; 0: there is none
+_OPEN = 44
 _OPEN_WORDS = 2  # name, entered at
 _RING = _OPEN + _OPEN_WORDS * SECTIONS
 _RING_WORDS = 3  # name, duration, when
 _COLLECTIVE_RING = _RING + _RING_WORDS * RING
 _COLLECTIVE_WORDS = 6  # group, sequence, name of the operation, entered at, left at, members
 _NAMES_AT = (_COLLECTIVE_RING + _COLLECTIVE_WORDS * COLLECTIVES) * 8
-SIZE = _NAMES_AT + NAMES * NAME_BYTES
+_NOTE_AT = _NAMES_AT + NAMES * NAME_BYTES
+SIZE = _NOTE_AT + NOTE
 _HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
 _FAILED = 1 << 32  # added to the name if an exception left the section
 _IS_STEP = 1 << 33  # instead of a name: the step rose
@@ -502,7 +505,8 @@ class CollectiveEntry(msgspec.Struct, frozen=True):
 
 
 class MonitorSide:
-    """The monitor's side: reads only, except for the mutex and the word with requests to the program."""
+    """The monitor's side: reads only, except for the mutex, the word with requests to the program, and the note that
+    a monitor leaves for the one that replaces it."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -568,6 +572,26 @@ class MonitorSide:
         lost = intact - self._tail
         self._tail = head
         return entries[intact - first :], lost
+
+    @property
+    def tail(self) -> int:
+        """Return how many finished entries this side has read or skipped."""
+        return self._tail
+
+    def continue_at(self, tail: int) -> None:
+        """Go on where another monitor stopped reading."""
+        self._tail = max(0, min(tail, self._words[_HEAD]))
+
+    def leave_note(self, note: bytes) -> None:
+        """Leave a note for a monitor that replaces this one. A longer one than NOTE bytes is not left."""
+        if len(note) <= NOTE:
+            self._words[_NOTE_BYTES] = 0  # a monitor that is killed now leaves none
+            self._page.memory[_NOTE_AT : _NOTE_AT + len(note)] = note
+            self._words[_NOTE_BYTES] = len(note)
+
+    def note(self) -> bytes:
+        """Return the note of the monitor before this one, empty without one."""
+        return self._page.memory[_NOTE_AT : _NOTE_AT + max(0, self._words[_NOTE_BYTES])]
 
     def collectives(self) -> list[CollectiveEntry]:
         """Return the last collectives that the rank entered in this iteration, oldest first."""

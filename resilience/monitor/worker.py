@@ -2,7 +2,8 @@
 
 `server.RankMonitor` watches. This module lets the worker's program attach, reports its end to the agent, and follows
 the agent's orders. A worker that is not attached is watched for its end only. A new monitor can continue with the
-previous monitor's page, channel and dump; the worker does not notice the change."""
+previous monitor's page, channel and dump; the worker does not notice the change. What the previous one has recorded is
+noted in the page."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ import msgspec
 
 from resilience.adapters import processes, stacks
 from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.core import events, watch
+from resilience.core import encoding, events, watch
 from resilience.core.attribution import Exit, InterruptionRecord
 from resilience.core.identity import Origin
 from resilience.core.limits import with_recorded_names
@@ -28,6 +29,7 @@ from resilience.core.silences import Shown
 from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
 from resilience.monitor import messages
+from resilience.monitor.duration_recorder import Position
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import LoaderWorkers
 from resilience.monitor.page import MonitorSide, Page, PageView
@@ -38,6 +40,16 @@ MOST_APPLICANTS = 8  # accepted connections that have not attached yet
 REAP_LIMIT = 2.0  # seconds for the agent to report how a worker ended, if only its parent can see that
 
 Tell = Callable[[messages.ToAgent, Sequence[int]], None]
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What a monitor leaves in the page for its successor. tail: number of the page's entries that it has read."""
+
+    tail: int
+    position: Position
+
+
+_note = encoding.reader(_Note, "msgpack")
 
 
 class AgentOutlet:
@@ -275,6 +287,8 @@ class WorkerMonitor(RankMonitor):
             self._recorder.process_started(self._assigned.origin.cycle, is_cold=False)
         self._link, self._attached_page, self._channel = link, page, channel
         self._page = self._witness.page = MonitorSide(page)
+        if not is_new:
+            self._continue()
         self._witness.program = program
         self._dump = self._witness.dump = stacks.Dump(dump)
         if self._is_stopping:
@@ -287,6 +301,23 @@ class WorkerMonitor(RankMonitor):
         if link.is_locked and program is self._rank:
             self._watch_mutex()
         self._tell(messages.Connected(self.pid, link), (page.fd, channel.fileno(), dump) if is_new else ())
+
+    def _continue(self) -> None:
+        """Continue where the previous monitor stopped recording. Without its note, begin at the page's oldest entry."""
+        try:
+            note = _note(self._page.note())
+        except DecodeError:
+            return
+        self._page.continue_at(note.tail)
+        lost = 0 if self._recorder is None else self._recorder.continue_from(note.position)
+        if lost:
+            self.emit(events.TelemetryDropped("timing", "the lost monitor had not written them", lost))
+
+    def _fold_timings(self, now: float) -> PageView:
+        view = super()._fold_timings(now)
+        if self._recorder is not None:
+            self._page.leave_note(encoding.to_msgpack(_Note(self._page.tail, self._recorder.position)))
+        return view
 
     def _detach(self) -> None:
         """Release the previous program."""

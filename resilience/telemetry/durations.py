@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -223,6 +223,21 @@ class Recorder:
     def is_new(self) -> bool:
         """Return True if this rank has not started on this node before."""
         return self._starts == 0 and not self._state.deadlines
+
+    @property
+    def recorded(self) -> int:
+        """Return how many occurrences ended well, of all deadlines."""
+        return sum(series.total.count for series in self._state.deadlines.values())
+
+    def continue_count(self, since_start: Mapping[str, int], recorded: int) -> int:
+        """Count on where another recorder stopped. Return how many occurrences it did not write. since_start: its
+        occurrences since the last start. recorded: those of its whole life that ended well."""
+        lost = max(0, recorded - self.recorded) if self._is_earlier_known else 0
+        for name, count in since_start.items():
+            self._state.deadlines.setdefault(name, Series())
+            running = self._running.setdefault(name, _Running())
+            running.i, running.j = max(running.i, count), count
+        return lost
 
     def know(self, configuration: Configuration, launch: str) -> None:
         """Set the run's configuration and launch."""

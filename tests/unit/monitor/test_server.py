@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from resilience.adapters.background import WRITER
 from resilience.adapters.channel import Channel, pair
 from resilience.adapters.processes import Process
 from resilience.core import events
@@ -28,6 +29,7 @@ from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
 from resilience.monitor.worker import WorkerMonitor
+from resilience.telemetry import durations
 from resilience.telemetry.recording import RecordTail
 
 
@@ -129,11 +131,19 @@ class Worker:
 
     def attach(self) -> RankSide:
         """Attach another program, and return its page."""
+        shared = Page.create()
+        self._attach(shared, is_new=True)
+        return RankSide(shared)
+
+    def take_over(self, earlier: Worker) -> None:
+        """Continue with the page of a monitor that is lost."""
+        self._attach(Page.attach(os.dup(earlier.monitor._attached_page.fd)), is_new=False)
+
+    def _attach(self, shared: Page, is_new: bool) -> None:
         ours, theirs = pair()
         self._channels.append(ours)
-        shared, dump = Page.create(), os.memfd_create("dump")
-        self.monitor.attach(messages.Attachment(self.pid, is_locked=False), shared, theirs, dump, is_new=True)
-        return RankSide(shared)
+        link, dump = messages.Attachment(self.pid, is_locked=False), os.memfd_create("dump")
+        self.monitor.attach(link, shared, theirs, dump, is_new)
 
     def close(self) -> None:
         self.monitor._release()
@@ -153,6 +163,69 @@ def test_each_program_of_a_worker_has_a_warm_up_of_its_own(tmp_path: Path) -> No
         counts.append(worker.monitor._ended("load"))
     worker.close()
     assert counts == [0, 3, 0, 3]
+
+
+def test_monitor_that_replaces_a_lost_one_records_nothing_again(tmp_path: Path) -> None:
+    lost = Worker(tmp_path)
+    rank = lost.attach()
+    for number in range(6000):
+        rank.step(number)
+        if number % 1000 == 0:
+            lost.monitor._fold_timings(time.monotonic())
+    lost.monitor._fold_timings(time.monotonic())
+    lost.monitor._write_timings()
+    assert WRITER.flush(60.0)
+    rank.step(6000)
+    replacement = Worker(tmp_path)
+    replacement.take_over(lost)
+    replacement.monitor._fold_timings(time.monotonic())
+    occurrences = replacement.monitor._ended("step")
+    recorder = replacement.monitor._recorder
+    assert recorder is not None
+    recorder.close()
+    replacement.close()
+    state = durations.read_histograms(tmp_path / "timings" / "n-0.hist")
+    lines = durations.read_lines(tmp_path / "timings" / "n-0.jsonl")
+    lost.close()
+    assert (state.deadlines["step"].total.count, occurrences, state.first_step) == (6000, 6000, 0)
+    assert sum(isinstance(line, durations.Started) for line in lines) == 1
+    assert [line.j for line in lines if isinstance(line, durations.Value)].count(0) == 1
+    assert [record.event for record in records(tmp_path) if isinstance(record.event, TelemetryDropped)] == []
+
+
+def test_monitor_that_replaces_a_lost_one_counts_what_was_not_written(tmp_path: Path) -> None:
+    lost = Worker(tmp_path)
+    rank = lost.attach()
+    for number in range(11):
+        rank.step(number)
+    lost.monitor._fold_timings(time.monotonic())
+    replacement = Worker(tmp_path)
+    replacement.take_over(lost)
+    replacement.close()
+    lost.close()
+    (dropped,) = [record.event for record in records(tmp_path) if isinstance(record.event, TelemetryDropped)]
+    assert (dropped.signal, dropped.count) == ("timing", 10)
+
+
+@pytest.mark.parametrize("note", [b"", b"\xc1", b"x" * (page.NOTE + 1)])
+def test_monitor_that_finds_no_note_records_what_the_page_has(tmp_path: Path, note: bytes) -> None:
+    lost = Worker(tmp_path)
+    rank = lost.attach()
+    for number in range(11):
+        rank.step(number)
+    lost.monitor._page.leave_note(note)
+    replacement = Worker(tmp_path)
+    replacement.take_over(lost)
+    replacement.monitor._fold_timings(time.monotonic())
+    occurrences = replacement.monitor._ended("step")
+    replacement.close()
+    lost.close()
+    assert occurrences == 10
+
+
+def records(folder: Path) -> list[Record]:
+    assert WRITER.flush(60.0)
+    return RecordTail(folder / "records" / "n-0.jsonl").added()
 
 
 @pytest.mark.parametrize("is_new", [False, True])
