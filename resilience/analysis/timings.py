@@ -250,7 +250,7 @@ def _runs(timings_files: Sequence[_RankFile], notes: list[str]) -> list[Observed
             notes.append(f"{file.folder} contains run {header.run} again; it counts once")
     ranks = [_by_rank(list(members.values())) for members in by_run.values()]
     groups = _groups(ranks)
-    return [_run(name, members, groups) for (name, _), members in zip(by_run, ranks, strict=True)]
+    return [_run(name, members, groups, notes) for (name, _), members in zip(by_run, ranks, strict=True)]
 
 
 _Groups = dict[str, list[tuple[int, ...]]]  # by deadline, where there is more than one
@@ -281,7 +281,7 @@ def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
     return by_deadline
 
 
-def _run(name: str, ranks: list[_Rank], groups: _Groups) -> ObservedRun:
+def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> ObservedRun:
     headers = [file.state.header for rank in ranks for file in rank.files]
     names = sorted({deadline for rank in ranks for deadline in rank.deadlines})
     gathered = {deadline: _Gathered.of(deadline, ranks) for deadline in names}
@@ -300,7 +300,7 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups) -> ObservedRun:
             deadline: [collected, *(group for members, group in of_groups[deadline].items() if rank.number in members)]
             for deadline, collected in gathered.items()
         }
-        _gather(rank, of_rank, verdicts)
+        _gather(rank, of_rank, verdicts, notes)
     return ObservedRun(
         name=name,
         configuration=headers[0].configuration,
@@ -395,7 +395,7 @@ class _Gathered(msgspec.Struct):
         )
 
 
-def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts) -> None:
+def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts, notes: list[str]) -> None:
     """Align a rank's single values with those of the others, and find its missing large values. gathered: by deadline,
     all collections that this rank belongs to."""
     large = {
@@ -406,7 +406,7 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
         for deadline in rank.deadlines
         for total in (rank.total(deadline),)
     }
-    for place, start_kind, line in (value for file in rank.files for value in _single_values(file)):
+    for place, start_kind, line in (value for file in rank.files for value in _single_values(file, notes)):
         if line.section in gathered:
             if line.end != "ok":
                 cut = ObservedCut(verdicts.judged(rank.number, place, line), line.j, start_kind)
@@ -426,16 +426,19 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
                     collected.missing[number] = max(collected.missing.get(number, 0), count)
 
 
-def _single_values(file: _RankFile) -> Iterator[tuple[_Place, Start, durations.Value]]:
-    """Yield the single values of a file, each with its start. Raises: ConfigurationError."""
+def _single_values(file: _RankFile, notes: list[str]) -> Iterator[tuple[_Place, Start, durations.Value]]:
+    """Yield the single values of a file, each with its start; note how many are cut off. Raises: ConfigurationError."""
     place: _Place = (0, 0)
     start_kind: Start = "cold"
     try:
-        lines = durations.read_lines(file.path)
+        lines, cut_off = durations.read_lines(file.path)
     except FileNotFoundError:
-        lines = []
+        return
     except (OSError, DecodeError) as error:
         raise ConfigurationError(f"{file.path}: {error}") from error
+    if cut_off:
+        lines_cut_off = "1 line was" if cut_off == 1 else f"{cut_off} lines were"
+        notes.append(f"{file.path}: {lines_cut_off} cut off, as by a full disk; the histogram has these durations")
     for line in lines:
         if isinstance(line, durations.Started):
             place, start_kind = (line.cycle, line.iteration), line.how

@@ -8,9 +8,11 @@ any length of run."""
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -456,29 +458,58 @@ def _export_name(deadline: str) -> str | None:
 _line = encoding.reader(Header | Started | Value)
 _lines = encoding.lines_reader(Header | Started | Value)
 _histograms = encoding.reader(Durations)
+_BEGIN = b'{"kind":"'  # of each line; within a line, its quotes would be escaped
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+
+class Lines(NamedTuple):
+    """The lines of a file of single values. cut_off: number of lines that are left out, because a full disk cut them
+    off."""
+
+    lines: list[Header | Started | Value]
+    cut_off: int
 
 
 def read_values(path: Path) -> Iterator[tuple[int, Header | Started | Value]]:
-    """Yield (line number, line) of a file of single values; a torn last line is left out.
+    """Yield (line number, line) of a file of single values. Lines that a full disk cut off are left out, and so is a
+    torn last line.
 
     Raises: OSError, DecodeError with the number of the line in front."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield number, _line(line)
-            except DecodeError as error:
+        yield from _values(file)
+
+
+def read_lines(path: Path) -> Lines:
+    """Return what `read_values` yields, but much faster. Raises: OSError, DecodeError with the line number."""
+    whole, newline, _ = path.read_bytes().rpartition(b"\n")
+    content = whole + newline
+    try:
+        return Lines(_lines(content), 0)
+    except DecodeError:
+        lines = [line for _, line in _values(io.BytesIO(content))]
+        return Lines(lines, content.count(b"\n") - len(lines))
+
+
+def _values(lines: Iterable[bytes]) -> Iterator[tuple[int, Header | Started | Value]]:
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield number, _line(line)
+        except DecodeError as error:
+            if not _is_cut_off(line):
                 raise DecodeError(f"line {number}: {error}") from error
 
 
-def read_lines(path: Path) -> list[Header | Started | Value]:
-    """Return what `read_values` yields, but much faster. Raises: OSError, DecodeError with the line number."""
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    try:
-        return _lines(whole + newline)
-    except DecodeError:
-        return [line for _, line in read_values(path)]
+def _is_cut_off(line: bytes) -> bool:
+    """Return True if only the first part of a line was written. Another process, which did not know, may have added
+    its line to that."""
+    next_line = line.rfind(_BEGIN)
+    part = line[:next_line] if next_line > 0 else line.removesuffix(b"\n")
+    outside_strings = _STRING.sub(b"", part)
+    is_open = b'"' in outside_strings or outside_strings.count(b"{") > outside_strings.count(b"}")
+    is_ours = part.startswith(_BEGIN) or _BEGIN.startswith(part)
+    return is_ours and (next_line > 0 or is_open or not part)
 
 
 def read_histograms(path: Path) -> Durations:

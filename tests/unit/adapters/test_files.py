@@ -68,6 +68,16 @@ def test_line_that_was_cut_short_does_not_swallow_the_next(tmp_path: Path) -> No
     file.close()
 
 
+def test_line_that_an_earlier_process_left_cut_short_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"first\nseco")
+    for line in (b"third\n", b"fourth\n"):
+        file = LineFile(path)
+        assert file.write(line)
+        file.close()
+    assert path.read_bytes() == b"first\nseco\nthird\nfourth\n"
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT, errno.ESTALE])
 def test_line_that_cannot_be_written_is_answered_not_raised(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -435,6 +435,19 @@ def test_large_durations_that_no_file_kept_count_on_each_node_of_a_rank(tmp_path
     assert sum(count for seconds, count in run.deadlines["train"].missing.items() if seconds > 0.4) == 30
 
 
+def test_line_that_a_full_disk_cut_off_is_noted_and_costs_no_duration(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", [("cold", [*steps(2000, 1), 7.0])])
+    path = folder / "timings" / "n-0.jsonl"
+    *lines, last = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, last[:30], "\n"]))
+    read = timings.read([folder])
+    assert read.runs[0].deadlines["train"].max_s == 7.0
+    assert list(read.runs[0].deadlines["train"].missing.values()) == [1]
+    assert [note for note in read.notes if "cut off" in note] == [
+        f"{path}: 1 line was cut off, as by a full disk; the histogram has these durations"
+    ]
+
+
 def test_halves_and_drift_of_a_rank_that_moves_are_those_of_its_whole_course(tmp_path: Path) -> None:
     values = [0.001 * i + 1.0 for i in range(900)]
     stayed = moved(tmp_path / "a", [("n0", values[:300]), ("n0", values[300:600]), ("n0", values[600:])])

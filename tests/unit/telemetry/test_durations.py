@@ -93,6 +93,21 @@ def test_torn_last_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) ->
         values(path)
 
 
+@pytest.mark.parametrize("is_glued", [False, True])
+def test_line_that_a_full_disk_cut_off_costs_itself_only(tmp_path: Path, is_glued: bool) -> None:
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    for at in range(3):
+        recorder.add('da"{}ta', 1.0, float(at))
+    recorder.close(1.0)
+    path = tmp_path / "timings" / "host-3.jsonl"
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    for size in range(1, len(rest[0]) - 1):
+        path.write_bytes(first + rest[0][:size] + b"\n" * (not is_glued) + rest[1] + rest[2])
+        kept, cut_off = durations.read_lines(path)
+        assert [line.i for line in kept if isinstance(line, Value)] == ([2] if is_glued else [1, 2])
+        assert cut_off == 1
+
+
 @pytest.mark.parametrize("later", [1000.0, 90_000.0])
 def test_earlier_file_that_could_not_be_read_is_merged_later_and_not_replaced(
     later: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
