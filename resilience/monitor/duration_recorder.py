@@ -70,6 +70,7 @@ class Position(msgspec.Struct, frozen=True):
     left_at: float | None
     was_slow: dict[str, bool]
     first_step: int | None
+    rise: int | None
     silent_from: float
     has_beaten: bool
     recorded: int
@@ -96,6 +97,7 @@ class DurationRecorder:
         self._phases: Mapping[str, Phases] = {}
         self._was_slow: dict[str, bool] = {}  # at all expected positions so far, by deadline
         self._first_step: int | None = None  # since the last start; None: no step was reported
+        self._rise: int | None = None  # the smallest one of the step since the last start
         self._statistics: dict[str, _Statistics] = {}
         self._gaps: list[
             tuple[float, float]
@@ -164,6 +166,7 @@ class DurationRecorder:
             self._left_at,
             self._was_slow,
             self._first_step,
+            self._rise,
             self._silent_from,
             self._has_beaten,
             self._recorder.recorded,
@@ -174,7 +177,7 @@ class DurationRecorder:
         occurrences it had not written."""
         self.how, self._starting, self._left_at = position.how, position.starting, position.left_at
         self._counts, self._was_slow = Counter(position.counts), dict(position.was_slow)
-        self._first_step = position.first_step
+        self._first_step, self._rise = position.first_step, position.rise
         self._silent_from, self._has_beaten = position.silent_from, position.has_beaten
         return self._recorder.continue_count(position.counts, position.recorded)
 
@@ -221,6 +224,7 @@ class DurationRecorder:
             self._note_start(began)
             if entry.is_step:
                 if entry.duration > 0.0:  # the first one only starts the clock
+                    self._rise = entry.rise if self._rise is None else min(self._rise, entry.rise)
                     self._add(STEP, entry.duration, began)
             elif not entry.name:
                 self._add(HEARTBEAT, entry.duration, began)
@@ -231,7 +235,8 @@ class DurationRecorder:
         if announced is not None and not self._has_beaten:
             self._take_initial(closed, still_open, announced, heartbeat_at)
         if step is not None and self._starting is None:  # later steps count from the first one
-            self._first_step = max(step - self._counts[STEP], self._first_step or 0)
+            counted = (self._rise or 1) * self._counts[STEP]  # a program may report every tenth step
+            self._first_step = max(step - counted, self._first_step or 0)
             if self.how == "cold":
                 self._recorder.state.first_step = self._first_step
 
@@ -270,7 +275,7 @@ class DurationRecorder:
             start, self._starting = self._starting, None
             self._counts.clear()
             self._was_slow.clear()
-            self._first_step = None
+            self._first_step = self._rise = None
             self._gaps.clear()
             self._left_at = None
             self._read_configuration()

@@ -61,7 +61,8 @@ _NOTE_AT = _NAMES_AT + NAMES * NAME_BYTES
 SIZE = _NOTE_AT + NOTE
 _HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
 _FAILED = 1 << 32  # added to the name if an exception left the section
-_IS_STEP = 1 << 33  # instead of a name: the step rose
+_IS_STEP = 1 << 33  # instead of a name: the step rose, by the low 32 bits
+MOST_RISE = _FAILED - 1  # stands for all larger ones too
 _IS_BEGINNING = 1 << 34  # instead of a name: the signs of life are cleared; the next word holds the iteration + 1
 
 _DOING = tuple(Doing)
@@ -220,11 +221,12 @@ class RankSide:
             before = words[_STEP_AT]
             if now < before:  # as above
                 now = before
+            rise = number + 1 - words[_STEP]
             words[_STEP] = number + 1  # 0 means: never
             words[_STEP_AT] = now
             head = words[_HEAD]
             index = _RING + head % RING * _RING_WORDS
-            words[index] = _IS_STEP
+            words[index] = _IS_STEP | (rise if rise < MOST_RISE else MOST_RISE)
             words[index + 1] = now - before if before else 0
             words[index + 2] = now
             words[_HEAD] = head + 1
@@ -483,7 +485,7 @@ class Closed(msgspec.Struct, frozen=True):
     """A finished section. Without a name: a heartbeat gap, or the time to a higher step (0 for the first), or nothing
     but the beginning of an iteration, which clears all signs of life. duration: in seconds. at: when the section was
     entered, or the heartbeat, the step or the beginning came. failed: an exception left the section, so its duration
-    says little. begins: the number of the iteration."""
+    says little. begins: the number of the iteration. rise: by how much the step rose; more than that for the first."""
 
     name: str
     duration: float
@@ -491,6 +493,7 @@ class Closed(msgspec.Struct, frozen=True):
     failed: bool = False
     is_step: bool = False
     begins: int | None = None
+    rise: int = 0
 
 
 class CollectiveEntry(msgspec.Struct, frozen=True):
@@ -632,9 +635,10 @@ class MonitorSide:
         number, duration, moment = self._words[index : index + _RING_WORDS]
         if number == _IS_BEGINNING:
             return Closed("", 0.0, moment * _NS, begins=duration - 1)
-        is_step = number == _IS_STEP
-        name = "" if is_step or number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
-        return Closed(name, duration * _NS, moment * _NS, bool(number & _FAILED), is_step)
+        if number & _IS_STEP:
+            return Closed("", duration * _NS, moment * _NS, is_step=True, rise=number & MOST_RISE)
+        name = "" if number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
+        return Closed(name, duration * _NS, moment * _NS, bool(number & _FAILED))
 
     def _collective(self, count: int) -> CollectiveEntry:
         index = _COLLECTIVE_RING + count % COLLECTIVES * _COLLECTIVE_WORDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -44,8 +45,8 @@ def beginning(at: float, iteration: int) -> Closed:
     return Closed("", 0.0, at, begins=iteration)
 
 
-def step(at: float, gap: float) -> Closed:
-    return Closed("", gap, at, is_step=True)
+def step(at: float, gap: float, rise: int = 1) -> Closed:
+    return Closed("", gap, at, is_step=True, rise=rise)
 
 
 def kept(keeper: DurationRecorder, folder: Path) -> list[tuple[str, float, str]]:
@@ -249,18 +250,28 @@ def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) ->
 
 
 @pytest.mark.parametrize(
-    ("first_step", "stride", "is_known"),
-    [(0, 1, True), (1, 1, True), (400, 1, False), (0, 10, False), (None, 1, False)],
-    ids=["from 0", "from 1", "resumed", "in tens", "no steps"],
+    ("numbers", "is_known"),
+    [
+        ((0, 1, 2, 3, 4), True),
+        ((1, 2, 3, 4, 5), True),
+        ((0, 10, 20, 30, 40), True),
+        ((400, 401, 402, 403, 404), False),
+        ((0, 5000, 5001, 5002, 5003), False),
+        ((), False),
+    ],
+    ids=["from 0", "from 1", "in tens", "resumed", "resumed after a first sign", "no steps"],
 )
+@pytest.mark.parametrize("looks", [1, 5])
 def test_positions_without_a_phase_are_believed_if_the_steps_begin_at_the_beginning(
-    keeper: DurationRecorder, tmp_path: Path, first_step: int | None, stride: int, is_known: bool
+    keeper: DurationRecorder, tmp_path: Path, numbers: tuple[int, ...], is_known: bool, looks: int
 ) -> None:
     keeper.expect({"data": Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2)}, {"data": Phases((), 50)})
-    for n in range(5):
-        steps = [] if first_step is None else [step(1.0 + n, float(n > 0))]
-        now_at = None if first_step is None else first_step + stride * n
-        keeper.take([*steps, section("data", 1.0 + n, 0.1)], [], step=now_at)
+    rises = [after - before for before, after in pairwise((-1, *numbers))]
+    steps = [step(1.0 + n, float(n > 0), rise) for n, rise in enumerate(rises)]
+    for n in range(looks):
+        size = 5 // looks
+        last = numbers[(n + 1) * size - 1] if numbers else None
+        keeper.take([*steps[n * size : (n + 1) * size], section("data", 1.0 + n, 0.1)], [], step=last)
     assert keeper.aligned == (frozenset({"data"}) if is_known else frozenset())
     keeper.process_started(cycle=1)
     keeper.take([section("data", 9.0, 0.1)], [])
@@ -268,7 +279,7 @@ def test_positions_without_a_phase_are_believed_if_the_steps_begin_at_the_beginn
     keeper.take([step(9.0, 0.0)], [], step=7000)  # after a warm start
     keeper.close()
     recorded = durations.read_histograms(tmp_path / "timings" / "n-0.hist").first_step
-    assert recorded == (36 if stride == 10 else first_step)
+    assert recorded == (4999 if 5000 in numbers else next(iter(numbers), None))
 
 
 def test_occurrence_near_the_limit_outside_phases_makes_it_stale(keeper: DurationRecorder) -> None:

@@ -21,6 +21,7 @@ from resilience.monitor import page as page_module
 from resilience.monitor.page import (
     _OPEN,
     COLLECTIVES,
+    MOST_RISE,
     NAME_BYTES,
     NAMES,
     RING,
@@ -269,6 +270,18 @@ def test_signal_handler_that_is_faster_than_the_code_that_it_interrupts_makes_no
     entries, _ = monitor.drain()
     assert len(entries) >= 2
     assert all(entry.duration >= 0.0 for entry in entries), entries
+
+
+def test_each_step_tells_by_how_much_the_number_rose() -> None:
+    rank, monitor = both_sides()
+    for number in (0, 10, 15, 1 << 40):
+        rank.step(number)
+    entries, _ = monitor.drain()
+    assert [(entry.is_step, entry.failed, entry.rise) for entry in entries[1:]] == [
+        (True, False, 10),
+        (True, False, 5),
+        (True, False, MOST_RISE),
+    ]
 
 
 def test_each_higher_step_is_drained_once_with_the_time_since_the_one_before() -> None:
