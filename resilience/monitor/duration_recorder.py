@@ -339,6 +339,10 @@ class DurationRecorder:
         self._read_configuration()
         self._recorder.flush(time.time())
 
+    def take_unreadable(self) -> str:
+        """Return the name of the file that keeps earlier histograms that cannot be decoded, once; empty if none."""
+        return self._recorder.take_unreadable()
+
     def close(self) -> None:
         self._read_configuration()
         self._recorder.close(time.time())

@@ -714,6 +714,9 @@ class RankMonitor:
     def _write_timings(self) -> None:
         if self._recorder is not None:
             self._recorder.flush()
+            if unreadable := self._recorder.take_unreadable():
+                reason = f"earlier durations of this rank cannot be decoded; they are kept in timings/{unreadable}"
+                self.emit(events.TelemetryDropped("timing", reason, 1))
             self._replace_stale_limits()
 
     def _write_snapshot(self, now: float, is_last: bool = False) -> None:

@@ -36,6 +36,7 @@ TAIL_SHARE = 0.01  # of all values kept individually, until there are TAIL_VALUE
 TAIL_VALUES = 250  # then about this many of the largest values
 MOST_VALUES = 4_000  # lines of a file, besides starts and cut-offs: less than 512 KiB
 MOST_LINES = 6_000  # of a file in all
+UNREADABLE = ".unreadable"  # suffix of a file of histograms that cannot be decoded
 PERIOD = 10.0  # seconds of a period, until there are more than PERIODS
 PERIODS = 64
 MOST_UNWRITTEN = 20_000  # additions that are remembered until they are written; a monitor writes every 15 s
@@ -211,6 +212,7 @@ class Recorder:
         self._is_configured = False
         self._is_earlier_known = False  # what an earlier monitor's files hold
         self._is_outdated = False  # another monitor has written the file since
+        self._unreadable = ""
         self._signature: _Signature | None = None  # of the file as it was last read or written here
         self._unwritten: deque[_Addition] = deque(maxlen=MOST_UNWRITTEN)  # and some that were written
         self._added = self._written = 0  # number of additions
@@ -225,6 +227,11 @@ class Recorder:
     def is_new(self) -> bool:
         """Return True if this rank has not started on this node before."""
         return self._starts == 0 and not self._state.deadlines
+
+    def take_unreadable(self) -> str:
+        """Return the name of the file that keeps earlier histograms that cannot be decoded, once; empty if none."""
+        unreadable, self._unreadable = self._unreadable, ""
+        return unreadable
 
     @property
     def recorded(self) -> int:
@@ -252,17 +259,18 @@ class Recorder:
         if self._is_earlier_known and not self._is_outdated:
             return True
         try:
-            signature, earlier, size = WRITER.ask(
-                lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit
-            )
+            found = WRITER.ask(lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit)
         except OSError:
             return False
-        self._signature = signature
+        self._signature, self._unreadable = found.signature, found.unreadable or self._unreadable
+        if not self._is_earlier_known and found.size:
+            self._continue_values(found.size)
+        earlier = found.histograms
         if earlier is not None and earlier.header.run == self._state.header.run:
             if self._is_earlier_known:
                 self._continue_with(earlier)
             else:
-                self._continue_from(earlier, size)
+                self._continue_from(earlier)
         self._is_earlier_known, self._is_outdated = True, False
         return True
 
@@ -283,8 +291,14 @@ class Recorder:
         while len(self._unwritten) > self._added - self._written:
             self._unwritten.popleft()
 
-    def _continue_from(self, earlier: Durations, size: int) -> None:
-        """Put the earlier records of the same run before the present ones. size: of the file of values, in bytes."""
+    def _continue_values(self, size: int) -> None:
+        """Append to the file of values. size: in bytes."""
+        self._lines = max(self._lines, 1, size // 90)  # an estimate, which only limits the file's size
+        self._kept = self._lines
+        self._starts += 1
+
+    def _continue_from(self, earlier: Durations) -> None:
+        """Put the earlier records of the same run before the present ones."""
         later = self._state
         for name, running in self._running.items():
             self._update_median(name, running)
@@ -297,9 +311,6 @@ class Recorder:
         for name, running in self._running.items():
             running.number = -1
             running.threshold = threshold(earlier.deadlines[name].total)
-        self._lines = max(self._lines, size // 90)  # an estimate, which only limits the file's size
-        self._kept = self._lines
-        self._starts += 1
 
     def started(self, how: Start, at: float, cycle: int = 0, iteration: int = 0) -> None:
         """Note the start of a worker, or of an iteration of its function."""
@@ -517,14 +528,29 @@ def read_histograms(path: Path) -> Durations:
     return _histograms(path.read_bytes())
 
 
-def _earlier_files(histograms: Path, values: Path) -> tuple[_Signature | None, Durations | None, int]:
-    """Return another recorder's histograms, None without readable ones, and the size of its file of values. Raises:
-    OSError if they may be readable later."""
-    signature = _signature(histograms)
+class _Earlier(NamedTuple):
+    """Another recorder's files. histograms: None without readable ones. size: of the file of values, in bytes.
+    unreadable: the name under which histograms that cannot be decoded are kept."""
+
+    signature: _Signature | None
+    histograms: Durations | None
+    size: int
+    unreadable: str = ""
+
+
+def _earlier_files(histograms: Path, values: Path) -> _Earlier:
+    """Return another recorder's files. Raises: OSError if they may be readable later."""
+    signature, size = _signature(histograms), values.stat().st_size if values.is_file() else 0
     try:
-        return signature, read_histograms(histograms), values.stat().st_size if values.exists() else 0
-    except (FileNotFoundError, NotADirectoryError, DecodeError):
-        return signature, None, 0
+        return _Earlier(signature, read_histograms(histograms), size)
+    except (FileNotFoundError, NotADirectoryError):
+        return _Earlier(signature, None, size)
+    except DecodeError:
+        kept = histograms.with_name(histograms.name + UNREADABLE)
+        if kept.exists():  # the oldest one says the most
+            return _Earlier(signature, None, size)
+        histograms.rename(kept)
+        return _Earlier(None, None, size, kept.name)
 
 
 def _signature(path: Path) -> _Signature | None:

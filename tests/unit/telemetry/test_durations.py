@@ -179,6 +179,33 @@ def test_two_monitors_of_a_rank_record_what_both_have_seen(tmp_path: Path, lengt
     assert [value.i for value in values(tmp_path / "timings" / "host-3.jsonl") if value.section == "load"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("damage", [b'{"header":', b'{"header":{"kind":"header","schema":99}}'])
+def test_file_of_histograms_that_cannot_be_decoded_is_kept_aside(tmp_path: Path, damage: bytes) -> None:
+    record(Recorder(tmp_path, HEADER, at=0.0), 0.0, 5).close(5.0)
+    path = tmp_path / "timings" / "host-3.hist"
+    path.write_bytes(damage)
+    later = record(Recorder(tmp_path, HEADER, at=10.0), 10.0, 3)
+    later.close(20.0)
+    aside = [file for file in path.parent.iterdir() if file.suffix not in (".hist", ".jsonl")]
+    assert [file.read_bytes() for file in aside] == [damage]
+    assert (later.take_unreadable(), later.take_unreadable()) == (aside[0].name, "")
+    assert durations.read_histograms(path).deadlines["step"].total.count == 3
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_single_values_are_continued_without_the_histograms(tmp_path: Path, is_damaged: bool) -> None:
+    """A monitor that was killed in its first seconds leaves the values alone."""
+    record(Recorder(tmp_path, HEADER, at=0.0), 0.0, 5).close(5.0)
+    path = tmp_path / "timings" / "host-3.hist"
+    path.write_bytes(b"{") if is_damaged else path.unlink()
+    later = Recorder(tmp_path, HEADER, at=10.0)
+    assert not later.is_new
+    record(later, 10.0, 3).close(20.0)
+    lines = [line for _, line in durations.read_values(path.with_suffix(".jsonl"))]
+    assert [type(line) for line in lines[1:]].count(Header) == 0
+    assert [line.j for line in lines if isinstance(line, Value)] == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
 def test_folder_that_cannot_be_written_costs_the_record_only(tmp_path: Path) -> None:
     (tmp_path / "timings").write_text("a file where a folder should be")
     recorder = Recorder(tmp_path, HEADER, at=0.0)
