@@ -101,7 +101,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
         self._watching.end_step()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._watching.close(STEP)  # open if the module skipped the rest of the epoch
+        self._watching.discard(STEP)  # open if the module skipped the rest of the epoch
         self._watching.beat()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -122,7 +122,8 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
 
         @functools.wraps(save)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            with self._watching.section(CHECKPOINT):
+            weights_only = args[1] if len(args) > 1 else kwargs.get("weights_only")
+            with self._watching.section(CHECKPOINT, is_whole=not weights_only):
                 return save(*args, **kwargs)
 
         self._saves = (vars(trainer).get("save_checkpoint"), watched)

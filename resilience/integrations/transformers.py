@@ -79,7 +79,8 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a step. The first step ends the setup, because a resumed epoch's batches are skipped before it."""
-        self._watching.close(SETUP, VALIDATION, CHECKPOINT)  # a cancelled checkpoint is over too
+        self._watching.discard(VALIDATION, CHECKPOINT)  # no hook reported their end: a later callback called them off
+        self._watching.close(SETUP)
         self._watching.begin_step(state.global_step)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -90,7 +91,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
         self._maybe_save(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._watching.close(STEP)
+        self._watching.discard(STEP)  # open if the epoch stopped within a step
         self._watching.beat()
         self._maybe_save(control)
 

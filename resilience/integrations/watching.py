@@ -158,25 +158,43 @@ class Watching:
     def close(self, *names: str) -> None:
         """Close those of these sections that are open."""
         for name in names:
-            if name not in self._open:
-                continue
-            is_shown = self._open.pop(name)
-            self._closed.add(name)
-            self._is_due |= name in (VALIDATION, CHECKPOINT)
-            if self._client is not None and is_shown:
-                try:
-                    self._client.end_section(name)
-                except RankMonitorClientError:
-                    pass  # the program has closed all sections
+            if name in self._open:
+                self._closed.add(name)
+                self._is_due |= name in (VALIDATION, CHECKPOINT)
+                self._leave(name)
+
+    def discard(self, *names: str) -> None:
+        """Close those of these sections that are open and did not run to their end: their durations do not count."""
+        for name in names:
+            if name in self._open:
+                self._leave(name, failed=True)
+
+    def _leave(self, name: str, failed: bool = False) -> None:
+        is_shown = self._open.pop(name)
+        if self._client is None or not is_shown:
+            return
+        leave = self._client.discard_section if failed else self._client.end_section
+        try:
+            leave(name)
+        except RankMonitorClientError:
+            pass  # the program has closed all sections
 
     @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """Open a section for the body, and send a sign of life at its end."""
-        self.open(name)
+    def section(self, name: str, is_whole: bool = True) -> Iterator[None]:
+        """Open a section for the body, and send a sign of life at its end. An exception discards the section.
+
+        is_whole: False for a section shorter than others of its name: no limit is calculated before a whole one.
+        Within the setup, the body is a part of it."""
+        if SETUP not in self._open:
+            self.open(name)
         try:
             yield
+            if is_whole:
+                self.close(name)
+            elif name in self._open:
+                self._leave(name)
         finally:
-            self.close(name)
+            self.discard(name)
             self.beat()
 
     def beat(self) -> None:

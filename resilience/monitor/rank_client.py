@@ -141,13 +141,13 @@ class RankMonitorClient:
 
     def end_section(self, section: str) -> None:
         """Close a section. Raises: RankMonitorClientError if it is not open, or this client not initialized."""
-        page = self._page
-        if page is None:
-            raise self._not_ready()
-        try:
-            page.leave(section)
-        except ConfigurationError as error:
-            raise RankMonitorClientError(str(error), section=section) from error
+        self._leave(section, failed=False)
+
+    def discard_section(self, section: str) -> None:
+        """Close a section that failed or was called off: no limit is calculated from its duration.
+
+        Raises: RankMonitorClientError if it is not open, or this client not initialized."""
+        self._leave(section, failed=True)
 
     def end_all_sections(self) -> None:
         """Close every open section. Raises: RankMonitorClientError if this client is not initialized."""
@@ -262,6 +262,15 @@ class RankMonitorClient:
     @property
     def _state(self) -> ClientLimits:
         return ClientLimits(self.hb_timeouts, self.section_timeouts)
+
+    def _leave(self, section: str, failed: bool) -> None:
+        page = self._page
+        if page is None:
+            raise self._not_ready()
+        try:
+            page.leave(section, failed)
+        except ConfigurationError as error:
+            raise RankMonitorClientError(str(error), section=section) from error
 
     def _enforce(self, state: ClientLimits, base: Limits | None = None) -> None:
         """Set these limits, here and in the monitor. If the monitor does not read, the rank continues.

@@ -8,7 +8,8 @@ from resilience.errors import RankMonitorClientError
 
 
 class FakeClient:
-    """Stands in for RankMonitorClient. `made` are those of a test, in order; `told` is what all of them heard."""
+    """Stands in for RankMonitorClient. `made` are those of a test, in order; `told` is what all of them heard: `+step`
+    when a section is opened, `-step` when it is closed, `!step` when it is discarded."""
 
     made: ClassVar[list[FakeClient]] = []
     told: ClassVar[list[str]] = []
@@ -54,6 +55,10 @@ class FakeClient:
     def end_section(self, name: str) -> None:
         self.sections.remove(name)
         self.told.append(f"-{name}")
+
+    def discard_section(self, name: str) -> None:
+        self.sections.remove(name)
+        self.told.append(f"!{name}")
 
     def end_all_sections(self) -> None:
         for name in sorted(self.sections):

@@ -109,7 +109,18 @@ def test_checkpoint_that_fails_closes_its_section(
     monkeypatch.setattr(made.strategy, "save_checkpoint", no_disk)
     with pytest.raises(OSError, match="disk full"):
         made.fit(Module(), data(8), data(2))
-    assert told[-4:] == ["+checkpoint", "-checkpoint", "beat", "shutdown"]
+    assert told[-4:] == ["+checkpoint", "!checkpoint", "beat", "shutdown"]
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_checkpoint_of_weights_alone_gives_no_limit(
+    told: list[str], tmp_path: Path, callback: FaultToleranceCallback, weights_only: bool
+) -> None:
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_weights_only=weights_only)
+    fit(tmp_path, [callback, saves])
+    assert told.count("+checkpoint") == told.count("-checkpoint") > 0
+    (one,) = FakeClient.made
+    assert any("checkpoint" in names for names, _ in one.calculated) is not weights_only
 
 
 def test_training_that_the_module_cuts_short_leaves_no_section_open(
@@ -120,7 +131,7 @@ def test_training_that_the_module_cuts_short_leaves_no_section_open(
             return -1 if batch_idx == 5 else None
 
     fit(tmp_path, [callback], Skipping())
-    assert told.count("+step") == told.count("-step") == 12
+    assert (told.count("+step"), told.count("-step"), told.count("!step")) == (12, 10, 2)
     assert told[told.index("step 5") : told.index("step 5") + 5][:2] == ["step 5", "+step"]
 
 

@@ -113,10 +113,12 @@ def test_checkpoint_that_is_called_off_ends_with_the_next_step(
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_save = False
 
-    trainer(tmp_path, [callback, CallOff()], eval_strategy="no").train()
-    assert told.count("+checkpoint") == told.count("-checkpoint") == 3
+    trainer(tmp_path, [callback, CallOff()], eval_strategy="no", num_train_epochs=2).train()
+    assert told.count("+checkpoint") == 6 and told.count("!checkpoint") == 5
     after = told[told.index("+checkpoint") :]
-    assert after[:3] == ["+checkpoint", "-checkpoint", "step 3"]
+    assert after[:3] == ["+checkpoint", "!checkpoint", "step 3"]
+    (one,) = FakeClient.made
+    assert one.calculated == [(("step",), False)] * len(one.calculated) != []
 
 
 def test_exception_that_the_program_survives_needs_a_word(

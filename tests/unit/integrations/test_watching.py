@@ -12,6 +12,8 @@ from resilience.adapters import rank_reductions
 from resilience.errors import ConfigurationError
 from resilience.integrations import watching
 from resilience.integrations.watching import CHECKPOINT, FEWEST_STEPS, FILE, SETUP, STEP, VALIDATION, Watching
+from resilience.monitor.page import MonitorSide, Page, RankSide
+from resilience.monitor.rank_client import RankMonitorClient
 from tests.unit.integrations.faking import FakeClient
 
 
@@ -51,11 +53,52 @@ def test_training_begins_with_its_setup_and_leaves_nothing_open(told: list[str],
     assert told[-1] == "shutdown" and told.count("shutdown") == 1
 
 
-def test_section_that_an_exception_leaves_is_closed(told: list[str], tmp_path: Path) -> None:
+def test_section_that_an_exception_leaves_gives_no_limit(told: list[str], tmp_path: Path) -> None:
     one = begun(tmp_path)
     with pytest.raises(OSError, match="disk"), one.section(CHECKPOINT):
         raise OSError("disk full")
+    assert told[-3:] == ["+checkpoint", "!checkpoint", "beat"]
+    steps(one)
+    assert calculated() == [((STEP,), False)]
+
+
+def test_section_that_is_called_off_gives_no_limit(told: list[str], tmp_path: Path) -> None:
+    one = begun(tmp_path)
+    one.discard(CHECKPOINT)  # it is not open
+    one.open(CHECKPOINT)
+    one.discard(CHECKPOINT)
+    assert told[-2:] == ["+checkpoint", "!checkpoint"]
+    steps(one)
+    assert calculated() == [((STEP,), False)]
+
+
+def test_discarded_section_is_in_the_page_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page.create()
+    client = RankMonitorClient()
+    client._page = RankSide(page)
+    one = made(tmp_path)
+    monkeypatch.setattr(one, "_client", client)
+    one.open(STEP)
+    one.close(STEP)
+    with pytest.raises(OSError, match="disk"), one.section(CHECKPOINT):
+        raise OSError("disk full")
+    assert client._page.longest.keys() == {STEP}
+    left, _ = MonitorSide(page).drain()
+    assert [(entry.name, entry.failed) for entry in left if entry.name] == [(STEP, False), (CHECKPOINT, True)]
+
+
+def test_short_checkpoints_give_no_limit_to_whole_ones(told: list[str], tmp_path: Path) -> None:
+    one = made(tmp_path)
+    one.begin(tmp_path, 0, 1)
+    with one.section(CHECKPOINT):  # such as the one that a search for the learning rate saves
+        pass
+    assert told == ["init", "+setup", "beat"]
+    one.close(SETUP)
+    with one.section(CHECKPOINT, is_whole=False):
+        pass
     assert told[-3:] == ["+checkpoint", "-checkpoint", "beat"]
+    steps(one)
+    assert calculated() == [((STEP,), False)]
 
 
 def test_name_that_the_program_uses_itself_does_not_stop_training(

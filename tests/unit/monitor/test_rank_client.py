@@ -128,6 +128,7 @@ CALLS: list[Callable[[RankMonitorClient], object]] = [
     RankMonitorClient.send_heartbeat,
     lambda made: made.start_section("step"),
     lambda made: made.end_section("step"),
+    lambda made: made.discard_section("step"),
     RankMonitorClient.end_all_sections,
     RankMonitorClient.calculate_and_set_hb_timeouts,
     RankMonitorClient.calculate_and_set_section_timeouts,
@@ -179,6 +180,18 @@ def test_sections_nest_and_overlap_and_all_are_closed(monitor: Monitor, begun: R
     begun.start_section("data")
     begun.end_all_sections()
     assert monitor.side.read().open_sections == ()
+
+
+def test_discarded_section_is_closed_and_its_duration_does_not_count(
+    monitor: Monitor, begun: RankMonitorClient
+) -> None:
+    begun.start_section("save")
+    begun.discard_section("save")
+    assert monitor.side.read().open_sections == ()
+    assert monitor.link.page.longest == {}
+    assert [entry.failed for entry in monitor.side.drain()[0] if entry.name] == [True]
+    with pytest.raises(RankMonitorClientError, match="'save' was closed and is not open"):
+        begun.discard_section("save")
 
 
 @pytest.mark.usefixtures("monitor")
