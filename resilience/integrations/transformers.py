@@ -97,6 +97,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._is_training:
+            self._watching.discard(CHECKPOINT)  # it comes after the validation of a further dataset
             self._watching.open(VALIDATION)
             self._watching.beat()
         else:

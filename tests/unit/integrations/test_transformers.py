@@ -99,6 +99,18 @@ def test_validation_comes_before_the_checkpoint_of_the_same_step(
     assert " ".join(after[:13]) == expected
 
 
+def test_validations_of_several_datasets_come_before_the_checkpoint(
+    told: list[str], tmp_path: Path, callback: FaultToleranceCallback
+) -> None:
+    made = trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=3, max_steps=3)
+    made.eval_dataset = {"a": DATA, "b": DATA}
+    made.train()
+    after = told[told.index("step 2") :]
+    expected = "step 2 +step -step beat +validation beat beat -validation beat +checkpoint !checkpoint"
+    expected += " +validation beat beat -validation beat +checkpoint -checkpoint beat beat"
+    assert " ".join(after[:20]) == expected
+
+
 def test_accumulated_parts_are_one_step(told: list[str], tmp_path: Path, callback: FaultToleranceCallback) -> None:
     trainer(tmp_path, [callback], gradient_accumulation_steps=4, max_steps=2).train()
     assert told.count("+step") == told.count("-step") == 2
