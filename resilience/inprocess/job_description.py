@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import socket
 import sys
@@ -11,22 +10,12 @@ from pathlib import Path
 
 import torch
 
-from resilience.adapters.environment import Exporting, LauncherRendezvous, Settings, launched_folder, local_world_size
-from resilience.core.configuration import Configuration, abridged
+from resilience.adapters.environment import Exporting, LauncherRendezvous, Settings
+from resilience.core.configuration import abridged
 from resilience.core.identity import Job, Origin
 from resilience.core.masking import masked
 from resilience.errors import DecodeError
-from resilience.telemetry.recording import read_job
-
-
-def configuration_of(folder: Path | None, key: str, world_size: int) -> Configuration:
-    """Return the configuration of the launcher's run, if this process belongs to one; else that of this process."""
-    if launched_folder() is not None and folder is not None:
-        with contextlib.suppress(OSError, DecodeError):
-            return read_job(folder).configuration
-    script, *arguments = masked(sys.argv) or ("",)
-    kept = abridged(arguments)
-    return Configuration(script, key, world_size, local_world_size() or 0, kept, str(torch.__version__))
+from resilience.telemetry.recording import configuration_of, read_job
 
 
 def job_of(origin: Origin, function: str) -> Job:

@@ -48,7 +48,7 @@ from resilience.errors import MonitorError, ResilienceError
 from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore
-from resilience.inprocess.job_description import configuration_of, endpoint, job_of, launch_in, new_job_id
+from resilience.inprocess.job_description import endpoint, job_of, launch_in, new_job_id
 from resilience.inprocess.joining import join
 from resilience.inprocess.monitor_process import Handle, await_earlier, start
 from resilience.inprocess.monitor_store import publish_server
@@ -58,7 +58,7 @@ from resilience.monitor import client, messages
 from resilience.monitor.page import RankSide
 from resilience.telemetry import log, standard
 from resilience.telemetry.emitter import Emitter
-from resilience.telemetry.recording import RecordFile
+from resilience.telemetry.recording import RecordFile, configuration_of
 from resilience.telemetry.standard import StandardLog
 
 if TYPE_CHECKING:

@@ -19,15 +19,14 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from resilience.adapters import environment, files, rank_reductions
-from resilience.core import encoding
+from resilience.adapters import environment, rank_reductions
 from resilience.errors import ConfigurationError, RankMonitorClientError
 from resilience.integrations import simulated
+from resilience.integrations.stored_limits import LimitsFile
 from resilience.monitor import client
 from resilience.monitor.rank_client import RankMonitorClient
 
 SETUP, STEP, VALIDATION, CHECKPOINT = SECTIONS = ("setup", "step", "validation", "checkpoint")
-FILE = "resilience-timeouts.json"
 FEWEST_STEPS = 10  # optimizer steps before the first calculation: one alone says little about the others
 
 
@@ -52,6 +51,7 @@ class Watching:
         self._calculates = calculate_timeouts
         self._fault = simulated.parsed(simulated_fault_params)
         self._folder = folder
+        self._file: LimitsFile | None = None  # of limits, once the training has begun
         self._logger = logging.getLogger(logger_name)
         self._rank = 0
         self._client: RankMonitorClient | None = None
@@ -62,6 +62,7 @@ class Watching:
 
     def _forget(self) -> None:
         self._closed: set[str] = set()  # names of finished sections
+        self._on_trial: set[str] = set()  # sections with a stored limit that have not ended yet
         self._epochs = 0
         self._first_step: int | None = None
         self._steps = 0
@@ -96,7 +97,7 @@ class Watching:
         if environment.monitor_socket() is None:
             self._log("hangs are not detected: the script was not started by `resilience run`")
         else:
-            self._attach()
+            self._attach(world_size)
         if self._fault is not None:
             self._timer = simulated.schedule(self._fault, rank, world_size)
         self.open(SETUP)
@@ -118,6 +119,7 @@ class Watching:
         """End a training that ended normally. Limits are calculated a last time and then no longer apply: a program's
         work after its training is unlike all work before. A collective."""
         if self._has_begun:
+            self._on_trial.clear()
             self._calculate(is_last=True)
             self.end()
 
@@ -129,11 +131,12 @@ class Watching:
             Path(path).touch()
             self._log(f"the training is finished; {path} was written")
 
-    def _attach(self) -> None:
+    def _attach(self, world_size: int) -> None:
         new_client = RankMonitorClient()
         try:
-            if self._calculates:
-                self._load_limits(new_client)
+            if self._calculates and self._folder is not None:
+                self._file = LimitsFile(self._folder, world_size)
+                self._load_limits(new_client, self._file)
             new_client.init_workload_monitoring()
         except RankMonitorClientError as error:
             self._logger.warning("rank %d trains without a monitor: %s", self._rank, error)
@@ -162,6 +165,7 @@ class Watching:
                 self._closed.add(name)
                 self._is_due |= name in (VALIDATION, CHECKPOINT)
                 self._leave(name)
+                self._confirm(name)
 
     def discard(self, *names: str) -> None:
         """Close those of these sections that are open and did not run to their end: their durations do not count."""
@@ -238,31 +242,35 @@ class Watching:
             self._client.calculate_and_set_section_timeouts(sorted(names), has_outside, True, method="fit")
         if is_complete and self.is_resumed:
             self._client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
-        if self._rank == 0:
-            self._store_limits(self._client)
+        self._log(f"limits: {self._client.hb_timeouts}, {self._client.section_timeouts}")
+        self._store_limits(self._client)
 
-    @property
-    def _path(self) -> Path | None:
-        """Return the file of stored limits, None if the folder is not a local one, as in an object store."""
-        return None if self._folder is None or "://" in str(self._folder) else Path(self._folder) / FILE
+    def _confirm(self, name: str) -> None:
+        """Note that a section has ended under its stored limit. After the last one, the next start may use the limits
+        whatever ends this one."""
+        if name in self._on_trial:
+            self._on_trial.remove(name)
+            if not self._on_trial and self._client is not None:
+                self._store_limits(self._client)
 
     def _store_limits(self, monitor_client: RankMonitorClient) -> None:
-        path = self._path
-        state = monitor_client.state_dict()
-        if path is None or not files.replace(path, encoding.to_json_page(state)):
-            self._logger.warning("calculated limits are not stored for the next start: %s cannot be written", path)
-        self._log(f"limits: {monitor_client.hb_timeouts}, {monitor_client.section_timeouts}")
+        if self._rank == 0 and self._file is not None:
+            state, path = monitor_client.state_dict(), self._file.path
+            if not self._file.write(state, is_on_trial=bool(self._on_trial)):
+                self._logger.warning("calculated limits are not stored for the next start: %s cannot be written", path)
 
-    def _load_limits(self, monitor_client: RankMonitorClient) -> None:
-        path = self._path
-        if path is None or not path.is_file():
-            return
+    def _load_limits(self, monitor_client: RankMonitorClient, file: LimitsFile) -> None:
         try:
-            monitor_client.load_state_dict(encoding.from_json(path.read_bytes()))
+            limits = file.read()
+            if limits is None:
+                return
+            monitor_client.load_state_dict(limits)
         except (OSError, ValueError) as error:  # a ConfigurationError is a ValueError
-            self._logger.warning("stored limits are not used: %s: %s", path, error)
+            self._logger.warning("stored limits are not used: %s: %s", file.path, error)
         else:
-            self._log(f"limits from {path} are used")
+            self._log(f"limits from {file.path} are used")
+            self._on_trial = set(monitor_client.section_timeouts.calculated_sections)
+            self._store_limits(monitor_client)
 
     def _log(self, line: str) -> None:
         if self._rank == 0:

@@ -5,17 +5,21 @@ cannot be written is only counted."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 import msgspec
 
 from resilience.adapters import files
 from resilience.adapters.background import BackgroundFile
+from resilience.adapters.environment import launched_folder, local_world_size
 from resilience.core import encoding
-from resilience.core.configuration import Configuration
+from resilience.core.configuration import Configuration, abridged
 from resilience.core.events import TelemetryDropped
 from resilience.core.identity import Nanoseconds, Natural, WorldSize
+from resilience.core.masking import masked
 from resilience.core.records import EVENT, Record, from_line, to_line
 from resilience.errors import DecodeError
 
@@ -56,6 +60,20 @@ _job = encoding.reader(JobRecord, strict=False)
 def read_job(folder: Path) -> JobRecord:
     """Read the file job.json of a run folder. Raises: OSError, DecodeError."""
     return _job((folder / JOB_FILE).read_bytes())
+
+
+def configuration_of(folder: Path | None, key: str, world_size: int) -> Configuration:
+    """Return the configuration of the launcher's run, if this process belongs to one; else that of this process.
+
+    folder: of the run. key: the workload's name, if the user gives one."""
+    import torch  # late: only ranks ask, and they have it; a monitor starts faster without it
+
+    if launched_folder() is not None and folder is not None:
+        with contextlib.suppress(OSError, DecodeError):
+            return read_job(folder).configuration
+    script, *arguments = masked(sys.argv) or ("",)
+    kept = abridged(arguments)
+    return Configuration(script, key, world_size, local_world_size() or 0, kept, str(torch.__version__))
 
 
 class RecordFile:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resilience.core import events
-from resilience.integrations.watching import FILE
+from resilience.integrations.stored_limits import FILE
 from tests.process.leftovers import left_after
 from tests.support.account import Account
 from tests.support.server import ROOT
@@ -85,7 +85,7 @@ def test_training_resumes_at_the_last_checkpoint_as_if_nothing_had_been(
     assert trained.printed("weights") == expected.printed("weights")
     assert trained.limits == ({"section:step"} if fault == "hang" else set())
     assert (tmp_path / "finished").exists()
-    kept = json.loads((tmp_path / "out" / FILE).read_text())
+    kept = json.loads((tmp_path / "out" / FILE).read_text())["limits"]
     assert set(kept["section_timeouts"]["section"]) == {"checkpoint", "setup", "step", "validation"}
     assert kept["hb_timeouts"]["were_calculated"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
 from resilience.errors import RankMonitorClientError
 
 
@@ -21,7 +22,8 @@ class FakeClient:
         self.calculated: list[tuple[tuple[str, ...], bool]] = []
         self.calculated_heartbeats = 0
         self.sections: set[str] = set()
-        self.hb_timeouts = self.section_timeouts = "as configured"
+        self.hb_timeouts = HeartbeatTimeouts()
+        self.section_timeouts = SectionTimeouts()
         self.made.append(self)
 
     @classmethod
@@ -70,6 +72,9 @@ class FakeClient:
         assert skip_if_not_ready
         assert method == "fit"
         self.calculated.append((tuple(selected_sections), calc_out_of_section))
+        self.section_timeouts = SectionTimeouts(
+            calculated_sections=self.section_timeouts.calculated_sections.union(selected_sections)
+        )
         return True
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool) -> bool:
@@ -77,7 +82,8 @@ class FakeClient:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"calculated": len(self.calculated)}
+        return {"calculated": len(self.calculated), "sections": sorted(self.section_timeouts.calculated_sections)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loaded = state
+        self.section_timeouts = SectionTimeouts(calculated_sections=frozenset(state["sections"]))

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, Timer  # noqa: E402
 
 from resilience.integrations.lightning import FaultToleranceCallback  # noqa: E402
-from resilience.integrations.watching import FILE  # noqa: E402
+from resilience.integrations.stored_limits import FILE  # noqa: E402
 from tests.unit.integrations.faking import FakeClient  # noqa: E402
 
 

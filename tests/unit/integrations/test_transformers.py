@@ -15,8 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the Trainer's
 
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
+from resilience.integrations.stored_limits import FILE  # noqa: E402
 from resilience.integrations.transformers import FaultToleranceCallback  # noqa: E402
-from resilience.integrations.watching import FILE  # noqa: E402
 from tests.unit.integrations.faking import FakeClient  # noqa: E402
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from resilience.adapters import rank_reductions
 from resilience.errors import ConfigurationError
-from resilience.integrations import watching
-from resilience.integrations.watching import CHECKPOINT, FEWEST_STEPS, FILE, SETUP, STEP, VALIDATION, Watching
+from resilience.integrations.stored_limits import FILE
+from resilience.integrations.watching import CHECKPOINT, FEWEST_STEPS, SETUP, STEP, VALIDATION, Watching
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient
 from tests.unit.integrations.faking import FakeClient
@@ -200,14 +202,93 @@ def test_end_calculates_what_only_the_end_shows_and_leaves(told: list[str], tmp_
     one.complete()
     assert calculated() == [((CHECKPOINT,), True)]
     assert told[-1] == "shutdown"
-    assert json.loads((tmp_path / FILE).read_text()) == {"calculated": 1}
+    assert json.loads((tmp_path / FILE).read_text())["limits"] == {"calculated": 1, "sections": [CHECKPOINT]}
 
 
 def test_kept_limits_are_taken_up_by_the_next_start(told: list[str], tmp_path: Path) -> None:
     steps(begun(tmp_path))
     assert FakeClient.made[-1].loaded is None
     begun(tmp_path)
-    assert FakeClient.made[-1].loaded == {"calculated": 1}
+    assert FakeClient.made[-1].loaded == {"calculated": 1, "sections": [STEP]}
+
+
+@pytest.fixture
+def cycle(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the launcher start the workers again."""
+    monkeypatch.setenv("RESILIENCE_JOB_ID", "job")
+    return lambda number: monkeypatch.setenv("RESILIENCE_CYCLE", str(number))
+
+
+def is_used() -> bool:
+    return FakeClient.made[-1].loaded is not None
+
+
+def start_with_limits(folder: Path) -> None:
+    """Let a start calculate limits of a step and a checkpoint, and store them."""
+    one = begun(folder)
+    with one.section(CHECKPOINT):
+        pass
+    steps(one)
+    assert not is_used() and calculated() == [((CHECKPOINT, STEP), False)]
+
+
+def test_limits_that_may_have_ended_a_start_are_not_used_again(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, cycle: Callable[[int], None]
+) -> None:
+    cycle(0)
+    start_with_limits(tmp_path)
+    cycle(1)
+    one = begun(tmp_path)
+    assert is_used()
+    steps(one)  # and is ended in its first checkpoint
+    late = made(tmp_path)
+    late.begin(tmp_path, rank=1, world_size=1)  # it reads what rank 0 has noted
+    assert is_used()
+    cycle(2)
+    for rank in (0, 1):
+        made(tmp_path).begin(tmp_path, rank, world_size=1)
+        assert not is_used()
+    assert "so a limit may be too short" in caplog.text
+    steps(begun(tmp_path))  # calculates them again
+    cycle(3)
+    begun(tmp_path)
+    assert is_used()
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_limits_under_which_each_section_has_ended_are_used_again(
+    told: list[str], tmp_path: Path, cycle: Callable[[int], None], is_finished: bool
+) -> None:
+    cycle(0)
+    start_with_limits(tmp_path)
+    cycle(1)
+    one = begun(tmp_path)
+    steps(one, 1)
+    if is_finished:
+        one.complete()
+    else:
+        with one.section(CHECKPOINT):
+            pass
+    cycle(2)
+    begun(tmp_path)
+    assert is_used()
+
+
+def test_limits_of_another_run_in_the_same_folder_are_not_used(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_with_limits(tmp_path)
+    made(tmp_path).begin(tmp_path, rank=0, world_size=2)
+    assert not is_used()
+    assert "they are those of another run: world size '1' before, '2' now" in caplog.text
+    monkeypatch.setenv("RESILIENCE_CALIBRATION_KEY", "other")
+    begun(tmp_path)
+    assert not is_used()
+    monkeypatch.delenv("RESILIENCE_CALIBRATION_KEY")
+    monkeypatch.setattr("sys.argv", [sys.argv[0], "--password", "mine"])
+    begun(tmp_path)
+    assert is_used()
+    assert "mine" not in (tmp_path / FILE).read_text()
 
 
 def test_limits_are_neither_calculated_nor_taken_up_unless_asked_for(told: list[str], tmp_path: Path) -> None:
@@ -308,4 +389,4 @@ def test_what_it_does_is_logged_under_the_name_it_was_given(
     with caplog.at_level(logging.INFO, "test"):
         steps(begun(tmp_path))
     assert {record.name for record in caplog.records} == {"test"}
-    assert watching.FILE not in caplog.text and "limits: " in caplog.text
+    assert FILE not in caplog.text and "limits: " in caplog.text

@@ -1,0 +1,71 @@
+"""Which limits has an earlier start calculated, and may this start use them?
+
+They are in a file that all ranks read without communication, so all must come to the same answer. Limits of another
+workload or another number of ranks are refused. A limit that is too short would end each start that uses it. So limits
+are on trial in a start until each of its sections has ended once: rank 0 notes the start in the file, and later starts
+refuse the limits as long as that note is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resilience.adapters import files
+from resilience.adapters.environment import Settings, launched_folder
+from resilience.core import encoding
+from resilience.core.configuration import Configuration, differences, serious
+from resilience.errors import ConfigurationError
+from resilience.telemetry.recording import configuration_of
+
+FILE = "resilience-timeouts.json"
+
+
+class StoredLimits(msgspec.Struct, frozen=True):
+    """The content of the file. limits: a client's state. configuration: of the run that calculated them. on_trial_in:
+    the start that has not confirmed them; empty if there is none."""
+
+    limits: dict[str, Any]
+    configuration: Configuration
+    on_trial_in: str = ""
+
+
+class LimitsFile:
+    """The file in a folder. path: None if the folder is not a local one, as in an object store.
+
+    Raises: ConfigurationError for wrong variables."""
+
+    def __init__(self, folder: str | Path, world_size: int) -> None:
+        settings = Settings.from_environment()
+        configuration = configuration_of(launched_folder(), settings.calibration_key, world_size)
+        self.path = None if "://" in str(folder) else Path(folder) / FILE
+        # Without the command's arguments: only the owner may read job.json, others may read this file.
+        self._configuration = msgspec.structs.replace(configuration, arguments=())
+        self._start = "/".join(
+            map(str, (settings.job_id, settings.attempt_hint, settings.cycle, settings.restart_count))
+        )
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the limits, None if there are none. Raises: OSError; ValueError, saying why they are refused."""
+        if self.path is None:
+            return None
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        stored = encoding.from_json(content, StoredLimits)
+        mismatch = serious(differences(stored.configuration, self._configuration))
+        if mismatch:
+            raise ConfigurationError(f"they are those of another run: {mismatch}; set exp_dir to a folder of its own")
+        if stored.on_trial_in not in ("", self._start):
+            raise ConfigurationError(
+                "the start that used them last ended before each of its sections had ended once, so a limit may be too "
+                "short; they are calculated again"
+            )
+        return stored.limits
+
+    def write(self, limits: dict[str, Any], is_on_trial: bool) -> bool:
+        """Replace the file. Return True if that worked."""
+        stored = StoredLimits(limits, self._configuration, self._start if is_on_trial else "")
+        return self.path is not None and files.replace(self.path, encoding.to_json_page(stored))
