@@ -17,7 +17,7 @@ except ModuleNotFoundError:  # the same package under its other name
     from pytorch_lightning.callbacks import Callback, Timer
 
 from resilience.integrations.simulated import SimulatedFaultParams
-from resilience.integrations.watching import CHECKPOINT, SETUP, STEP, VALIDATION, Watching
+from resilience.integrations.watching import CHECKPOINT, STEP, VALIDATION, Watching
 
 __all__ = ["FaultToleranceCallback", "SimulatedFaultParams"]
 
@@ -66,9 +66,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
         self._watching.is_resumed = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """End the setup."""
         self._watching.validates = trainer.enable_validation
-        self._watching.close(SETUP)
         self._watching.beat()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

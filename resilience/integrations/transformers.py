@@ -16,7 +16,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from resilience.integrations.simulated import SimulatedFaultParams
-from resilience.integrations.watching import CHECKPOINT, SETUP, STEP, VALIDATION, Watching
+from resilience.integrations.watching import CHECKPOINT, STEP, VALIDATION, Watching
 
 __all__ = ["FaultToleranceCallback", "SimulatedFaultParams"]
 
@@ -78,9 +78,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
         self._watching.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin a step. The first step ends the setup, because a resumed epoch's batches are skipped before it."""
         self._watching.discard(VALIDATION, CHECKPOINT)  # no hook reported their end: a later callback called them off
-        self._watching.close(SETUP)
         self._watching.begin_step(state.global_step)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

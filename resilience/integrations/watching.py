@@ -211,7 +211,10 @@ class Watching:
         self._epochs += 1
 
     def begin_step(self, number: int) -> None:
-        """Begin a step, or a part of one. number: optimizer steps done before, in all starts."""
+        """Begin a step, or a part of one. The first one ends the setup: before it, a resumed epoch skips its batches.
+
+        number: optimizer steps done before, in all starts."""
+        self.close(SETUP)
         if self._first_step is None:
             self._first_step = number
         self._steps = number - self._first_step

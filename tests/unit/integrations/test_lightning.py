@@ -77,10 +77,10 @@ def test_hooks_become_sections_and_heartbeats(
     told: list[str], tmp_path: Path, callback: FaultToleranceCallback
 ) -> None:
     fit(tmp_path, [callback, saving(tmp_path)], max_epochs=1)
-    # The sanity check's two batches are part of the setup.
-    expected = "init +setup beat beat beat -setup beat"
+    # The sanity check's two batches are part of the setup. So is the first batch's loading: a resumed epoch skips data.
+    expected = "init +setup beat beat beat beat"
     for number in range(8):
-        expected += f" step {number} +step -step beat"
+        expected += (" -setup" if number == 0 else "") + f" step {number} +step -step beat"
         if number % 3 == 2:
             expected += " +checkpoint -checkpoint beat"
     expected += " +validation beat beat -validation beat beat shutdown"
@@ -96,6 +96,27 @@ def test_exception_closes_the_sections_and_leaves(
         made.fit(Module(fails_at=4), data(8), data(2))
     assert told[-4:] == ["step 4", "+step", "-step", "shutdown"]
     assert "save_checkpoint" not in vars(made)
+
+
+def test_training_that_skips_data_is_in_its_setup_until_the_first_batch(
+    told: list[str], tmp_path: Path, callback: FaultToleranceCallback
+) -> None:
+    """A loader without a state is asked for all batches that the checkpoint's epoch has had."""
+    module = Module(fails_at=5)
+    with pytest.raises(RuntimeError, match="bad batch"):
+        fit(tmp_path, [callback, saving(tmp_path)], module)
+    at_first_batch: list[str] = []
+
+    class Data(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            at_first_batch[:] = at_first_batch or [" ".join(told[told.index("shutdown") :])]
+            return super().__getitem__(index)
+
+    made = trainer(tmp_path, [callback], max_epochs=1)
+    loader = DataLoader(Data(torch.ones(8, 1)), batch_size=1)
+    made.fit(Module(), loader, ckpt_path=tmp_path / "step=003.ckpt")
+    assert at_first_batch == ["shutdown init +setup beat"]
+    assert told[told.index("-setup", told.index("shutdown")) + 1] == "step 3"
 
 
 def test_checkpoint_that_fails_closes_its_section(

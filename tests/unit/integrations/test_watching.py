@@ -49,8 +49,9 @@ def test_training_begins_with_its_setup_and_leaves_nothing_open(told: list[str],
     one.begin(tmp_path, 0, 1)
     assert one.is_initialized and one.has_begun
     one.begin_step(3)
+    one.open(CHECKPOINT)
     one.end()
-    assert told == ["init", "+setup", "step 3", "+step", "-setup", "-step", "shutdown"]
+    assert told == ["init", "+setup", "-setup", "step 3", "+step", "+checkpoint", "-checkpoint", "-step", "shutdown"]
     one.end()
     assert told[-1] == "shutdown" and told.count("shutdown") == 1
 
