@@ -25,7 +25,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
     """Shows the rank's monitor where the training is; calculates limits and stores them.
 
     autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names.
-    calculate_timeouts: replace configured limits by calculated ones, stored for the next start.
+    calculate_timeouts: replace configured limits of sections by calculated ones, stored for the next start.
     simulated_fault_params: a fault with which to try out the consequences. exp_dir: a folder that all ranks can read,
     by default `output_dir`. logger_name: by default this module's. Raises: ConfigurationError."""
 
@@ -38,7 +38,12 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
         logger_name: str | None = None,
     ) -> None:
         self._watching = Watching(
-            autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name or __name__
+            autoresume,
+            calculate_timeouts,
+            simulated_fault_params,
+            exp_dir,
+            logger_name or __name__,
+            reports_its_end=False,  # before on_train_end it loads the best model and deletes checkpoints
         )
         self._is_training = False
 

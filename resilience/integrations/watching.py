@@ -35,6 +35,8 @@ class Watching:
 
     autoresume: at a normal end, rank 0 writes the file that FAULT_TOL_FINISHED_FLAG_FILE names.
     calculate_timeouts: limits are calculated, stored in `folder`, and loaded from there at the next start.
+    reports_its_end: False if the framework works for an unknown time between its last section and `complete`. Then no
+    limit is calculated that holds outside of sections: nothing observed before is as long.
     Raises: ConfigurationError."""
 
     def __init__(
@@ -44,11 +46,13 @@ class Watching:
         simulated_fault_params: simulated.SimulatedFaultParams | Mapping[str, Any] | None,
         folder: str | Path | None,
         logger_name: str,
+        reports_its_end: bool = True,
     ) -> None:
         self.is_resumed = False  # a checkpoint was loaded
         self.validates = False  # there will be validations
         self._autoresume = autoresume
         self._calculates = calculate_timeouts
+        self._reports_its_end = reports_its_end
         self._fault = simulated.parsed(simulated_fault_params)
         self._folder = folder
         self._file: LimitsFile | None = None  # of limits, once the training has begun
@@ -237,7 +241,9 @@ class Watching:
             return
         if rank_reductions.over_ranks({"unwatched": float(self._client is None)})["unwatched"] or self._client is None:
             return
-        is_complete = self._closed >= {CHECKPOINT} and (not self.validates or VALIDATION in self._closed)
+        is_complete = (
+            self._reports_its_end and CHECKPOINT in self._closed and (not self.validates or VALIDATION in self._closed)
+        )
         names = {STEP} if self._steps >= FEWEST_STEPS else set()
         names |= self._closed & ({SETUP, VALIDATION, CHECKPOINT} if self.is_resumed else {VALIDATION, CHECKPOINT})
         has_outside = is_complete and (is_last or self._epochs > 1)

@@ -162,15 +162,16 @@ def test_limits_are_calculated_kept_and_taken_up_when_the_training_resumes(
         trainer(tmp_path, [callback], Model(fails_at=15), num_train_epochs=2).train()
     (first,) = FakeClient.made
     assert first.loaded is None and first.calculated_heartbeats == 0
-    assert first.calculated == [(("checkpoint", "step", "validation"), True)] * 2
+    assert first.calculated == [(("checkpoint", "step", "validation"), False)] * 2
     assert (tmp_path / FILE).exists()
 
     trainer(tmp_path, [callback], num_train_epochs=4).train(resume_from_checkpoint=True)
     second = FakeClient.made[1]
     assert second.loaded is not None
     assert told[told.index("init", 1) :].count("step 12") == 1  # from the last checkpoint on
-    assert second.calculated[-1] == (("checkpoint", "setup", "step", "validation"), True)
-    assert second.calculated_heartbeats > 0
+    # The Trainer may load the best model before it reports its end: no limit outside of sections covers that.
+    assert second.calculated[-1] == (("checkpoint", "setup", "step", "validation"), False)
+    assert second.calculated_heartbeats == 0
 
 
 def test_trainer_that_only_predicts_is_not_watched(

@@ -195,6 +195,21 @@ def test_time_between_sections_is_calculated_once_an_epoch_has_turned(
     assert calculated()[2:] == [((CHECKPOINT, STEP, VALIDATION), True)]
 
 
+def test_limits_outside_of_sections_need_a_framework_that_reports_its_end(told: list[str], tmp_path: Path) -> None:
+    one = Watching(False, True, None, tmp_path, "test", reports_its_end=False)
+    one.begin(tmp_path, rank=0, world_size=1)
+    one.is_resumed = True
+    for _ in range(2):
+        one.begin_epoch()
+    one.close(SETUP)
+    with one.section(CHECKPOINT):
+        pass
+    steps(one)
+    one.complete()
+    assert calculated() == [((CHECKPOINT, SETUP, STEP), False)] * 2
+    assert FakeClient.made[-1].calculated_heartbeats == 0
+
+
 def test_end_calculates_what_only_the_end_shows_and_leaves(told: list[str], tmp_path: Path) -> None:
     one = begun(tmp_path)
     one.begin_epoch()
