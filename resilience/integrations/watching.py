@@ -107,16 +107,16 @@ class Watching:
         self.open(SETUP)
 
     def end(self) -> None:
-        """Close open sections and leave the monitor: no limit applies from now on. A second call does nothing."""
+        """Leave the monitor: no limit applies from now on. Sections that are still open have not run to their end. A
+        second call does nothing."""
         self._has_begun = False
         self.is_resumed = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.discard(*SECTIONS)
         client_to_close, self._client = self._client, None
-        self._open.clear()
-        if client_to_close is not None and client_to_close.is_initialized:
-            client_to_close.end_all_sections()
+        if client_to_close is not None:
             client_to_close.shutdown_workload_monitoring()
 
     def complete(self) -> None:

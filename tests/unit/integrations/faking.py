@@ -62,10 +62,6 @@ class FakeClient:
         self.sections.remove(name)
         self.told.append(f"!{name}")
 
-    def end_all_sections(self) -> None:
-        for name in sorted(self.sections):
-            self.end_section(name)
-
     def calculate_and_set_section_timeouts(
         self, selected_sections: list[str], calc_out_of_section: bool, skip_if_not_ready: bool, method: str
     ) -> bool:

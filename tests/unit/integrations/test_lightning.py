@@ -94,7 +94,7 @@ def test_exception_closes_the_sections_and_leaves(
     made = trainer(tmp_path, [callback])
     with pytest.raises(RuntimeError, match="bad batch"):
         made.fit(Module(fails_at=4), data(8), data(2))
-    assert told[-4:] == ["step 4", "+step", "-step", "shutdown"]
+    assert told[-4:] == ["step 4", "+step", "!step", "shutdown"]
     assert "save_checkpoint" not in vars(made)
 
 

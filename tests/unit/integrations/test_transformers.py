@@ -126,7 +126,7 @@ def test_checkpoint_that_is_called_off_ends_with_the_next_step(
             control.should_save = False
 
     trainer(tmp_path, [callback, CallOff()], eval_strategy="no", num_train_epochs=2).train()
-    assert told.count("+checkpoint") == 6 and told.count("!checkpoint") == 5
+    assert told.count("+checkpoint") == told.count("!checkpoint") == 6
     after = told[told.index("+checkpoint") :]
     assert after[:3] == ["+checkpoint", "!checkpoint", "step 3"]
     (one,) = FakeClient.made
@@ -141,7 +141,7 @@ def test_exception_that_the_program_survives_needs_a_word(
         made.train()
     assert told[-2:] == ["step 4", "+step"]
     callback.close()
-    assert told[-2:] == ["-step", "shutdown"]
+    assert told[-2:] == ["!step", "shutdown"]
 
 
 def test_training_again_after_an_exception_begins_anew(
@@ -152,7 +152,7 @@ def test_training_again_after_an_exception_begins_anew(
         made.train()
     made.train()
     assert told.count("init") == told.count("shutdown") == 2
-    assert told[told.index("shutdown") - 1] == "-step"
+    assert told[told.index("shutdown") - 1] == "!step"
 
 
 def test_limits_are_calculated_kept_and_taken_up_when_the_training_resumes(
@@ -179,7 +179,7 @@ def test_trainer_that_only_predicts_is_not_watched(
 ) -> None:
     made = trainer(tmp_path, [callback])
     made.evaluate()
-    assert told == ["init", "+setup", "-setup", "shutdown"]
+    assert told == ["init", "+setup", "!setup", "shutdown"]
     made.train()
     assert told[4:6] == ["init", "+setup"]
 

@@ -51,7 +51,7 @@ def test_training_begins_with_its_setup_and_leaves_nothing_open(told: list[str],
     one.begin_step(3)
     one.open(CHECKPOINT)
     one.end()
-    assert told == ["init", "+setup", "-setup", "step 3", "+step", "+checkpoint", "-checkpoint", "-step", "shutdown"]
+    assert told == ["init", "+setup", "-setup", "step 3", "+step", "+checkpoint", "!step", "!checkpoint", "shutdown"]
     one.end()
     assert told[-1] == "shutdown" and told.count("shutdown") == 1
 
@@ -119,7 +119,7 @@ def test_training_begun_again_is_a_new_one(told: list[str], tmp_path: Path) -> N
     one = begun(tmp_path)
     one.begin_step(0)
     one.begin(tmp_path, 0, 1)
-    assert told[-4:] == ["-step", "shutdown", "init", "+setup"]
+    assert told[-4:] == ["!step", "shutdown", "init", "+setup"]
 
 
 def test_without_launcher_nothing_is_watched_and_nothing_fails(
