@@ -28,6 +28,7 @@ from resilience.monitor.rank_client import RankMonitorClient
 
 SETUP, STEP, VALIDATION, CHECKPOINT = SECTIONS = ("setup", "step", "validation", "checkpoint")
 FEWEST_STEPS = 10  # optimizer steps before the first calculation: one alone says little about the others
+MOST_STEPS = 1000  # optimizer steps between two calculations, whose numbers double until then
 
 
 class Watching:
@@ -70,7 +71,8 @@ class Watching:
         self._epochs = 0
         self._first_step: int | None = None
         self._steps = 0
-        self._is_due = True
+        self._next_steps = FEWEST_STEPS  # at which all ranks meet
+        self._is_due = True  # there is something new
 
     @property
     def has_begun(self) -> bool:
@@ -229,30 +231,44 @@ class Watching:
         """End a step, or a part of one. Calculate limits from time to time. A collective."""
         self.close(STEP)
         self.beat()
-        if self._is_due and self._steps >= FEWEST_STEPS:
-            self._is_due = False
+        if self._steps >= self._next_steps:  # equal on all ranks, unlike the sections that each has seen
+            self._next_steps = self._steps + min(self._steps, MOST_STEPS)
             self._calculate()
 
     # -- limits ---------------------------------------------------------------------------------
 
     def _calculate(self, is_last: bool = False) -> None:
-        """Calculate the possible limits, and store them. A collective: its conditions are equal on all ranks."""
+        """Calculate the possible limits, and store them. A collective: all ranks call it at the same steps."""
         if not self._calculates or environment.monitor_socket() is None:
             return
-        if rank_reductions.over_ranks({"unwatched": float(self._client is None)})["unwatched"] or self._client is None:
+        ranks = rank_reductions.over_ranks(self._progress())
+        if ranks["unwatched"] or self._client is None or not (ranks["new"] or is_last):
             return
+        self._is_due = False
+        closed = {name for name in SECTIONS if ranks[f"closed {name}"]}
         is_complete = (
-            self._reports_its_end and CHECKPOINT in self._closed and (not self.validates or VALIDATION in self._closed)
+            self._reports_its_end and CHECKPOINT in closed and (VALIDATION in closed or not ranks["validates"])
         )
         names = {STEP} if self._steps >= FEWEST_STEPS else set()
-        names |= self._closed & ({SETUP, VALIDATION, CHECKPOINT} if self.is_resumed else {VALIDATION, CHECKPOINT})
-        has_outside = is_complete and (is_last or self._epochs > 1)
+        names |= closed & ({SETUP, VALIDATION, CHECKPOINT} if ranks["resumed"] else {VALIDATION, CHECKPOINT})
+        has_outside = is_complete and (is_last or ranks["epochs"] > 1)
         if names:
             self._client.calculate_and_set_section_timeouts(sorted(names), has_outside, True, method="fit")
-        if is_complete and self.is_resumed:
+        if is_complete and ranks["resumed"]:
             self._client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
         self._log(f"limits: {self._client.hb_timeouts}, {self._client.section_timeouts}")
         self._store_limits(self._client)
+
+    def _progress(self) -> dict[str, float]:
+        """Return what this rank has seen. What any rank has seen decides for all, because all calculate or none."""
+        return {
+            "unwatched": float(self._client is None),
+            "new": float(self._is_due),
+            "resumed": float(self.is_resumed),
+            "validates": float(self.validates),
+            "epochs": float(self._epochs),
+            **{f"closed {name}": float(name in self._closed) for name in SECTIONS},
+        }
 
     def _confirm(self, name: str) -> None:
         """Note that a section has ended under its stored limit. After the last one, the next start may use the limits

@@ -142,12 +142,56 @@ def test_steps_are_calculated_first_and_what_came_since_later(told: list[str], t
     assert calculated() == []
     steps(one, 1, FEWEST_STEPS)
     assert calculated() == [((STEP,), False)]
-    steps(one, 5, FEWEST_STEPS + 1)
+    steps(one, 10, 11)
     assert len(calculated()) == 1  # nothing new was seen
     with one.section(CHECKPOINT):
         pass
-    steps(one, 1, FEWEST_STEPS + 6)
+    steps(one, 20, 21)
     assert calculated()[1:] == [((CHECKPOINT, STEP), False)]
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """What the rank tells the other ranks; they have seen a checkpoint in a start that was resumed."""
+    told_to_others: list[dict[str, float]] = []
+
+    def over_ranks(values: dict[str, float]) -> dict[str, float]:
+        told_to_others.append(values)
+        others = {"new": 1.0, "resumed": 1.0, f"closed {CHECKPOINT}": 1.0, f"closed {SETUP}": 1.0}
+        return {name: max(value, others.get(name, 0.0)) for name, value in values.items()}
+
+    monkeypatch.setattr(rank_reductions, "over_ranks", over_ranks)
+    return told_to_others
+
+
+def test_ranks_meet_at_equal_steps_whatever_each_has_seen(
+    told: list[str], tmp_path: Path, shared: list[dict[str, float]]
+) -> None:
+    """A save of rank 0 alone may not lead to a collective that the other ranks do not call."""
+    at_steps: list[list[int]] = []
+    for saves in (False, True):
+        one, met = begun(tmp_path), list[int]()
+        for number in range(4000):
+            before = len(shared)
+            steps(one, 1, number)
+            met += [number] * (len(shared) - before)
+            if saves and number % 3 == 0:
+                with one.section(CHECKPOINT):
+                    pass
+        one.complete()
+        at_steps.append(met)
+    assert at_steps[0] == at_steps[1] == [10, 20, 40, 80, 160, 320, 640, 1280, 2280, 3280]
+    assert len(shared) == 2 * 11
+    assert {tuple(values) for values in shared} == {tuple(shared[0])}  # names that differ cost a broadcast
+
+
+def test_rank_calculates_what_any_rank_has_seen(
+    told: list[str], tmp_path: Path, shared: list[dict[str, float]]
+) -> None:
+    one = begun(tmp_path)
+    steps(one)
+    assert calculated() == [((CHECKPOINT, SETUP, STEP), False)]
+    assert FakeClient.made[-1].calculated_heartbeats == 1
 
 
 def test_parts_of_a_step_do_not_count_as_steps(told: list[str], tmp_path: Path) -> None:
@@ -191,7 +235,7 @@ def test_time_between_sections_is_calculated_once_an_epoch_has_turned(
     assert calculated()[1:] == [((CHECKPOINT, STEP), not validates)]
     with one.section(VALIDATION):
         pass
-    steps(one, 1, 21)
+    steps(one, 20, 21)
     assert calculated()[2:] == [((CHECKPOINT, STEP, VALIDATION), True)]
 
 
