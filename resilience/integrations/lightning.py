@@ -26,7 +26,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
     """Shows the rank's monitor where the training is; calculates limits and stores them.
 
     autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names.
-    A training stopped by an exception, a signal or a Timer that keeps no state is not finished.
+    A training stopped by an exception, by a stop of the job or by a Timer that keeps no state is not finished.
     calculate_timeouts: replace configured limits by calculated ones, stored for the next start.
     simulated_fault_params: a fault with which to try out the consequences. exp_dir: a folder that all ranks can read,
     by default the trainer's `default_root_dir`. logger_name: by default this module's.
@@ -81,7 +81,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
             # If a resumed checkpoint is from the training's end, nothing is left to do, and on_train_end is not called.
             is_over = self._is_over or trainer.fit_loop.done
             if is_over and not any(map(_is_pause, trainer.callbacks)):
-                self._watching.write_finished_flag()
+                self._watching.write_finished_flag(ends_early=trainer.should_stop)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the monitor: the program's reaction to the exception has no limit."""

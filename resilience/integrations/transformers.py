@@ -25,6 +25,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
     """Shows the rank's monitor where the training is; calculates limits and stores them.
 
     autoresume: once the training is finished, rank 0 creates the file that FAULT_TOL_FINISHED_FLAG_FILE names.
+    A training that stops early with its job is not finished.
     calculate_timeouts: replace configured limits of sections by calculated ones, stored for the next start.
     simulated_fault_params: a fault with which to try out the consequences. exp_dir: a folder that all ranks can read,
     by default `output_dir`. logger_name: by default this module's. Raises: ConfigurationError."""
@@ -75,7 +76,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
         """Note that the training ended normally."""
         self._watching.complete()
         self._is_training = False
-        self._watching.write_finished_flag()
+        self._watching.write_finished_flag(ends_early=state.global_step < state.max_steps)
 
     # -- on the way -----------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from resilience.adapters import environment, rank_reductions
 from resilience.errors import ConfigurationError, RankMonitorClientError
 from resilience.integrations import simulated
 from resilience.integrations.stored_limits import LimitsFile
-from resilience.monitor import client
+from resilience.monitor import client, connect
 from resilience.monitor.rank_client import RankMonitorClient
 
 SETUP, STEP, VALIDATION, CHECKPOINT = SECTIONS = ("setup", "step", "validation", "checkpoint")
@@ -73,6 +73,7 @@ class Watching:
         self._steps = 0
         self._next_steps = FEWEST_STEPS  # at which all ranks meet
         self._is_due = True  # there is something new
+        self._is_stopping = False  # the job was asked to stop before the training ended
 
     @property
     def has_begun(self) -> bool:
@@ -125,14 +126,21 @@ class Watching:
         """End a training that ended normally. Limits are calculated a last time and then no longer apply: a program's
         work after its training is unlike all work before. A collective."""
         if self._has_begun:
+            link = connect.current()
+            self._is_stopping = link is not None and not link.page.is_wanted()
             self._on_trial.clear()
             self._calculate(is_last=True)
             self.end()
 
-    def write_finished_flag(self) -> None:
-        """Show the job script that there is nothing left to resume. Raises: OSError."""
+    def write_finished_flag(self, ends_early: bool) -> None:
+        """Show the job script that there is nothing left to resume. A training that ended before its last step while
+        the job was asked to stop is not finished.
+
+        ends_early: it ended before its last step. Raises: OSError."""
         path = environment.finished_flag_file()
-        if self._autoresume and path is not None and self._rank == 0:
+        if self._is_stopping and ends_early:
+            self._log("the training stopped with its job; it is not finished")
+        elif self._autoresume and path is not None and self._rank == 0:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).touch()
             self._log(f"the training is finished; {path} was written")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,3 +20,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(watching.client, "step", lambda number: FakeClient.told.append(f"step {number}"))
     yield FakeClient.told
     FakeClient.clear()
+
+
+@pytest.fixture
+def stop_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher was asked to stop the job, and the monitor's page shows that."""
+    page = SimpleNamespace(is_wanted=lambda: False)
+    monkeypatch.setattr(watching.connect, "current", lambda: SimpleNamespace(page=page))

@@ -198,6 +198,16 @@ def test_end_in_order_is_flagged(
     assert (tmp_path / "finished").exists()
 
 
+@pytest.mark.usefixtures("told", "stop_requested")
+@pytest.mark.parametrize(("others", "is_finished"), [([], True), ([Stop()], False)], ids=["epochs", "stop"])
+def test_training_that_stops_with_its_job_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[TrainerCallback], is_finished: bool
+) -> None:
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(tmp_path / "finished"))
+    trainer(tmp_path, [FaultToleranceCallback(autoresume=True, calculate_timeouts=False), *others]).train()
+    assert (tmp_path / "finished").exists() is is_finished
+
+
 def test_exception_is_no_end(told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(tmp_path / "finished"))
     callback = FaultToleranceCallback(autoresume=True, calculate_timeouts=False)

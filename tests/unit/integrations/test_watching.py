@@ -419,15 +419,30 @@ def test_flag_is_written_by_rank_0_alone(told: list[str], tmp_path: Path, monkey
         one = made(tmp_path, autoresume=True)
         one.begin(tmp_path, rank, 2)
         one.complete()
-        one.write_finished_flag()
+        one.write_finished_flag(ends_early=True)
         assert flag.exists() is (rank == 0)
+
+
+@pytest.mark.usefixtures("told", "stop_requested")
+@pytest.mark.parametrize("ends_early", [True, False])
+def test_training_that_a_stop_of_the_job_ended_early_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_early: bool
+) -> None:
+    flag = tmp_path / "finished"
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(flag))
+    one = begun(tmp_path, autoresume=True)
+    one.complete()
+    monkeypatch.undo()  # after its end, the rank has no page
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(flag))
+    one.write_finished_flag(ends_early)
+    assert flag.exists() is not ends_early
 
 
 def test_flag_is_not_written_without_autoresume(
     told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(tmp_path / "finished"))
-    begun(tmp_path).write_finished_flag()
+    begun(tmp_path).write_finished_flag(ends_early=False)
     assert not list(tmp_path.iterdir())
 
 
