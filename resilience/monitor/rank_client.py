@@ -96,7 +96,7 @@ class RankMonitorClient:
             )
         try:
             link = connect.attach()
-        except MonitorError as error:
+        except (MonitorError, OSError) as error:  # OSError: no descriptor is left, for instance
             raise RankMonitorClientError(f"the workload cannot be monitored: {error}") from error
         base = link.limits
         if num_warmup_iters is not None:

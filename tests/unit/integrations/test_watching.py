@@ -367,6 +367,15 @@ def test_broken_file_of_limits_is_told_and_left_alone(
     assert "stored limits are not used" in caplog.text
 
 
+def test_folder_that_cannot_be_read_does_not_end_the_training(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = begun(tmp_path / ("x" * 300))
+    assert one.is_initialized and "stored limits are not used" in caplog.text
+    steps(one)
+    assert "not stored" in caplog.text
+
+
 def test_folder_in_an_object_store_keeps_nothing(
     told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,6 +123,15 @@ def test_without_a_launcher_the_client_says_so(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RankMonitorClientError, match="start the script by `resilience run`"):
         made.init_workload_monitoring()
     assert not made.is_initialized
+
+
+def test_rank_without_a_descriptor_left_is_not_monitored(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(connect, "attach", no_descriptor)
+    with pytest.raises(RankMonitorClientError, match="the workload cannot be monitored: .* Too many open files"):
+        RankMonitorClient().init_workload_monitoring()
 
 
 CALLS: list[Callable[[RankMonitorClient], object]] = [
