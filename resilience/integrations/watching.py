@@ -102,7 +102,8 @@ class Watching:
         self._rank = rank
         self._folder = self._folder or folder
         if environment.monitor_socket() is None:
-            self._log("hangs are not detected: the script was not started by `resilience run`")
+            if rank == 0:
+                self._logger.warning("hangs are not detected: the script was not started by `resilience run`")
         else:
             self._attach(world_size)
         if self._fault is not None:

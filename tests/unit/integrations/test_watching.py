@@ -123,14 +123,17 @@ def test_training_begun_again_is_a_new_one(told: list[str], tmp_path: Path) -> N
 
 
 def test_without_launcher_nothing_is_watched_and_nothing_fails(
-    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET")
     one = begun(tmp_path)
     steps(one, 2)
     one.complete()
+    made(tmp_path).begin(tmp_path, rank=1, world_size=2)
     assert told == ["step 0", "step 1"]  # for a Wrapper
     assert not list(tmp_path.iterdir())
+    (record,) = caplog.records  # of rank 0 alone, and shown by default
+    assert record.levelno == logging.WARNING and "hangs are not detected" in record.message
 
 
 # -- limits -------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_rank_without_a_descriptor_left_is_not_monitored(monitor: Monitor, monke
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(connect, "attach", no_descriptor)
-    with pytest.raises(RankMonitorClientError, match="the workload cannot be monitored: .* Too many open files"):
+    with pytest.raises(RankMonitorClientError, match=r"the workload cannot be monitored: .* Too many open files"):
         RankMonitorClient().init_workload_monitoring()
 
 
