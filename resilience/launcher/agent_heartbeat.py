@@ -70,7 +70,7 @@ class AgentHeartbeat:
                 execute(Add(self._key, 1), store)
                 self._counted += 1
             except StoreError:  # if the store is gone, every thread that waits for it notices by itself
-                with contextlib.suppress(StoreError):
+                with contextlib.suppress(StoreError, OSError):
                     store = connect()
 
     def _watch(self) -> None:

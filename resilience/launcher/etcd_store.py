@@ -1,11 +1,15 @@
 """etcd as the job's store: it survives the loss of any agent.
 
+A request that fails is repeated: etcd may be restarting, or choosing a leader. How long an agent may go on without an
+answer is decided elsewhere (`agent_heartbeat`), as for any other store.
+
 Uses etcd's v2 API (`--enable-v2=true`) through python-etcd, as torch does. torch's own EtcdStore reads the whole
 directory to check one key, has no compare_set, and splits keys if their base64 form has a slash."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
@@ -20,16 +24,23 @@ from resilience.errors import ConfigurationError
 
 T = TypeVar("T")
 FOLDER = "/resilience"
+PAUSE = 0.5  # seconds between two attempts of one request
 
 
 class EtcdStore(dist.Store):
     """A torch Store in a folder of etcd. One thread. Every method raises OSError if etcd does not answer."""
 
-    def __init__(self, client: Any, folder: str, timeout: timedelta) -> None:
+    def __init__(self, connect: Callable[[], Any], folder: str, timeout: timedelta, is_cut: threading.Event) -> None:
+        """connect: creates python-etcd's client, which sends a request itself; timeout: longest time in which a request
+        is repeated; is_cut: set once this agent may send no more requests.
+
+        Raises: OSError."""
         super().__init__()
         self._timeout = timeout
-        self._client = client
         self._folder = folder
+        self._is_cut = is_cut
+        self._client: Any = None
+        self._client = self._ask(connect)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(lambda: self._client.write(self._place(key), _text(value)))
@@ -127,24 +138,25 @@ class EtcdStore(dist.Store):
             return None
 
     def _ask(self, operation: Callable[[], T]) -> T:
-        import etcd
-        import urllib3
-
-        try:
-            return operation()
-        except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
-            raise
-        except (etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
-            raise
-        except (etcd.EtcdException, urllib3.exceptions.HTTPError) as error:
-            raise ConnectionError(f"etcd does not answer: {error}") from error
+        """Perform an operation, again and again if etcd fails. It may take effect twice, because an answer may be lost;
+        the job's protocols allow that."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            try:
+                return _ask_once(operation)
+            except OSError as error:
+                is_wrong_server = isinstance(error, ConnectionRefusedError) and self._client is None
+                if is_wrong_server or time.monotonic() + PAUSE >= deadline or self._is_cut.wait(PAUSE):
+                    raise
 
     def _place(self, key: str) -> str:
         return f"{self._folder}/{urlsafe_b64encode(text(key).encode()).decode()}"
 
 
-def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore:
-    """Return a new client. Raises: ConfigurationError, OSError."""
+def connect(parameters: RendezvousParameters, host: str, port: int, is_cut: threading.Event | None = None) -> EtcdStore:
+    """Return a new client. is_cut: set once this agent may send no more requests.
+
+    Raises: ConfigurationError, OSError."""
     try:
         import etcd
     except ModuleNotFoundError as error:
@@ -152,19 +164,45 @@ def connect(parameters: RendezvousParameters, host: str, port: int) -> EtcdStore
 
     limit = int(parameters.get("read_timeout", 60))
     certificate, key = parameters.get("ssl_cert"), parameters.get("ssl_cert_key")
-    client = etcd.Client(
-        host=host,
-        port=port,
-        read_timeout=limit,
-        protocol=str(parameters.get("protocol", "http")).lower(),
-        cert=(certificate, key) if certificate and key else certificate,
-        ca_cert=parameters.get("ca_cert"),
-        allow_reconnect=True,
-    )
+
+    def connect_client() -> Any:
+        return etcd.Client(
+            host=host,
+            port=port,
+            read_timeout=limit,
+            protocol=str(parameters.get("protocol", "http")).lower(),
+            cert=(certificate, key) if certificate and key else certificate,
+            ca_cert=parameters.get("ca_cert"),
+            allow_reconnect=True,
+        )
+
     attempt = int(parameters.get("attempt", 0))  # keys that a killed attempt left behind must not mix with ours
     name = parameters.run_id + (f" {attempt}" if attempt else "")
     folder = f"{FOLDER}/{urlsafe_b64encode(name.encode()).decode()}"
-    return EtcdStore(client, folder, timedelta(seconds=limit))
+    return EtcdStore(connect_client, folder, timedelta(seconds=limit), is_cut or threading.Event())
+
+
+def _ask_once(operation: Callable[[], T]) -> T:
+    """Perform an operation.
+
+    Raises: ConnectionRefusedError if the server has no v2 API, another OSError if etcd fails; python-etcd's exceptions
+    that answer the question."""
+    import etcd
+    import urllib3
+
+    try:
+        return operation()
+    except (etcd.EtcdCompareFailed, etcd.EtcdAlreadyExist, etcd.EtcdKeyNotFound):
+        raise
+    except (etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
+        raise
+    except (etcd.EtcdException, urllib3.exceptions.HTTPError) as error:
+        answer = getattr(error, "payload", None)
+        if answer and "status" not in answer:  # python-etcd adds it to each answer that is JSON
+            raise ConnectionRefusedError(
+                f"the server answers, but not with etcd's v2 API: {str(error).strip()}"
+            ) from error
+        raise ConnectionError(f"etcd does not answer: {error}") from error
 
 
 def _text(value: str | bytes) -> str:

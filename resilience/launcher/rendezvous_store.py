@@ -6,9 +6,11 @@ any agent; the last agent to leave a finished job deletes the job's keys."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -41,13 +43,16 @@ class RendezvousStore:
         is_host: bool = False,
         forget: Callable[[], None] | None = None,
         found: Mapping[str, str] = MappingProxyType({}),
+        is_cut: threading.Event | None = None,
     ) -> None:
+        """is_cut: set by `cut`, for clients that repeat a failed request."""
         self.address = address
         self.is_host = is_host
         self.forget = forget
         self.found = found
         self._connect = connect
         self._server = server
+        self._is_cut = is_cut or threading.Event()
         self._clients: list[Any] = []  # torch's PrefixStore does not keep a Python store alive
 
     def connect(self) -> Any:
@@ -58,6 +63,7 @@ class RendezvousStore:
 
     def cut(self) -> None:
         """Close all connections of this process to the store; pending requests get a StoreError. Any thread."""
+        self._is_cut.set()
         shut_down(*self._server)
 
 
@@ -141,17 +147,35 @@ def _in_etcd(
 ) -> RendezvousStore:
     target, own_address = _reach(host, port, limit, is_interrupted)
 
-    def connect_etcd() -> Any:
+    is_cut = threading.Event()
+
+    @contextlib.contextmanager
+    def reached() -> Iterator[None]:
         try:
-            return etcd_store.connect(parameters, target, port)
+            yield
         except OSError as error:
-            raise _unreachable(host, port, limit, error) from error
+            raise StoreError(
+                f"etcd at {parameters.endpoint} cannot be used: {error}; check --rdzv-endpoint, that etcd runs, and "
+                "that its v2 API is on (etcd --enable-v2=true)",
+                host=host,
+                port=port,
+            ) from error
+
+    def connect_etcd() -> Any:
+        with reached():
+            return etcd_store.connect(parameters, target, port, is_cut)
+
+    def forget() -> None:
+        store = connect_etcd()
+        with reached():
+            store.forget()
 
     return RendezvousStore(
         connect_etcd,
         (target, port),
         parameters.local_addr or _address(parameters, host, own_address),
-        forget=lambda: connect_etcd().forget(),
+        forget=forget,
+        is_cut=is_cut,
     )
 
 

@@ -9,9 +9,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -19,7 +20,10 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.adapters.client_sockets import await_server
 from resilience.core import events
+from resilience.errors import StoreError
 from resilience.launcher import etcd_store
+from resilience.launcher.rendezvous_store import RendezvousStore
+from resilience.launcher.rendezvous_store import meet as meet_in_store
 from tests.process.launching import Launched, launcher
 from tests.process.rendezvousing import agents, meet
 from tests.support.ranks import Job, free_port
@@ -43,21 +47,38 @@ ALIVE = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 20}
 QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=20,last_call_timeout=20"
 
 
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[str]:
-    """Where an etcd listens that ends with the test."""
-    port, peers = free_port(), free_port()
-    here = f"http://127.0.0.1:{port}"
-    command = ["etcd", "--data-dir", str(tmp_path / "etcd"), "--enable-v2=true"]
-    command += ["--listen-client-urls", here, "--advertise-client-urls", here]
-    command += ["--listen-peer-urls", f"http://127.0.0.1:{peers}"]
+@contextmanager
+def running_etcd(folder: Path, endpoint: str, *options: str, protocol: str = "http") -> Iterator[None]:
+    """An etcd that listens at this endpoint until the end of the body. It goes on with what is in the folder."""
+    url = f"{protocol}://{endpoint}"
+    command = ["etcd", "--data-dir", str(folder / "etcd"), "--enable-v2=true", *options]
+    command += ["--listen-client-urls", url, "--advertise-client-urls", url]
+    command += ["--listen-peer-urls", f"http://127.0.0.1:{free_port()}"]
     with ExitStack() as ending:
-        log = ending.enter_context((tmp_path / "etcd.log").open("wb"))
+        log = ending.enter_context((folder / "etcd.log").open("ab"))
         server = subprocess.Popen(command, stdout=log, stderr=log)
         ending.callback(server.wait, 20)
         ending.callback(server.terminate)
-        await_server("127.0.0.1", port, 30)
-        yield f"127.0.0.1:{port}"
+        host, _, port = endpoint.rpartition(":")
+        await_server(host.strip("[]"), int(port), 30)
+        yield
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    """Where an etcd listens that ends with the test."""
+    here = f"127.0.0.1:{free_port()}"
+    with running_etcd(tmp_path, here):
+        yield here
+
+
+def parameters_of(endpoint: str, **conf: Any) -> RendezvousParameters:
+    return RendezvousParameters(backend="etcd", endpoint=endpoint, run_id="job", min_nodes=1, max_nodes=1, **conf)
+
+
+def store_in_etcd(endpoint: str, **conf: Any) -> RendezvousStore:
+    """Return the job's store as an agent reaches it. Agents on etcd host nothing."""
+    return meet_in_store(parameters_of(endpoint, **conf), cast(Any, None), 30.0)
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
@@ -118,8 +139,7 @@ def test_what_a_killed_attempt_has_left_is_not_the_next_ones(
 
 def test_wait_for_a_key_costs_etcd_three_requests_however_long_it_takes(endpoint: str) -> None:
     host, _, port = endpoint.partition(":")
-    parameters = RendezvousParameters(backend="etcd", endpoint=endpoint, run_id="job", min_nodes=1, max_nodes=1)
-    waiting, writing = (etcd_store.connect(parameters, host, int(port)) for _ in range(2))
+    waiting, writing = (etcd_store.connect(parameters_of(endpoint), host, int(port)) for _ in range(2))
     asked: list[str] = []
     execute = waiting._client.api_execute
     waiting._client.api_execute = lambda path, *args, **options: asked.append(path) or execute(path, *args, **options)
@@ -138,6 +158,48 @@ def test_wait_for_a_key_costs_etcd_three_requests_however_long_it_takes(endpoint
     assert len(asked) == 3
 
 
+def test_request_during_a_restart_of_etcd_is_answered_afterwards(tmp_path: Path) -> None:
+    """An agent counts as lost if its lease runs out, not if one request fails."""
+    here = f"127.0.0.1:{free_port()}"
+    with running_etcd(tmp_path, here):
+        store = store_in_etcd(here)
+        client = store.connect()
+        assert client.add("count", 1) == 1
+    answers: list[int] = []
+    counting = threading.Thread(target=lambda: answers.append(client.add("count", 1)), daemon=True)
+    connecting = threading.Thread(target=lambda: answers.append(store.connect().add("other", 5)), daemon=True)
+    for thread in (counting, connecting):
+        thread.start()
+    counting.join(1.0)
+    assert not answers
+    with running_etcd(tmp_path, here):
+        for thread in (counting, connecting):
+            thread.join(50)
+    assert sorted(answers) == [2, 5]
+
+
+def test_agent_that_is_cut_off_stops_asking_an_etcd_that_is_away(tmp_path: Path) -> None:
+    here = f"127.0.0.1:{free_port()}"
+    with running_etcd(tmp_path, here):
+        store = store_in_etcd(here, read_timeout=3600)
+        client = store.connect()
+    store.cut()
+    with pytest.raises(OSError, match="etcd does not answer"):
+        client.add("count", 1)
+    assert store.forget is not None
+    for ask in (store.connect, store.forget):  # at the end of a job, too
+        with pytest.raises(StoreError, match=f"etcd at {here} .*check --rdzv-endpoint"):
+            ask()
+
+
+def test_etcd_without_its_v2_api_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    here = f"127.0.0.1:{free_port()}"
+    with running_etcd(tmp_path, here, "--enable-v2=false"):
+        store = store_in_etcd(here, read_timeout=3600)
+        with pytest.raises(StoreError, match=f"etcd at {here} .*--enable-v2=true"):
+            store.connect()
+
+
 # -- jobs under the launcher --------------------------------------------------------------------------
 
 Launch = Callable[..., Launched]
@@ -152,6 +214,28 @@ def launch(start: Callable[..., Job], tmp_path: Path, endpoint: str) -> Launch:
         return begin(script, *options, nodes=nodes, agents=2, nproc=1, conf=QUICK, endpoint=endpoint)
 
     return on_etcd
+
+
+@pytest.mark.slow
+def test_job_ends_well_though_etcd_is_restarted_when_its_worker_ends(start: Callable[..., Job], tmp_path: Path) -> None:
+    here = f"127.0.0.1:{free_port()}"
+    conf = "keep_alive_interval=0.2,keep_alive_max_attempt=600,last_call_timeout=0.1"
+    with running_etcd(tmp_path, here):
+        job = launcher(start, tmp_path)(
+            "say('up'); await_file('go'); say('done')",
+            *("--rdzv-backend", "etcd"),
+            nodes="1:2",
+            agents=1,
+            nproc=1,
+            conf=conf,
+            endpoint=here,
+        )
+        job.await_worker("up.0.0")
+    (job.folder / "go").touch()
+    job.await_worker("done.0.0")
+    with running_etcd(tmp_path, here):
+        assert job.wait() == [0]
+    assert not job.of(events.StoreLost)
 
 
 def restarts(job: Launched) -> list[tuple[int | None, str, int]]:
