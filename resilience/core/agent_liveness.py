@@ -15,11 +15,19 @@ from resilience.core.agent_protocol import Counts, Protocol, ReadClock, Seconds
 
 LEASE = 0.75  # share of the silence after which others declare an agent lost; its workers end in the remaining time
 LOOKS = 20  # looks within a lease
+COUNTS = 3  # counts within a lease at least, because a count may be late
 
 
 def key(id: str) -> str:
     """Return the key of an agent's count."""
     return f"beat/{id}"
+
+
+def count_every(interval: Seconds, *limits: Seconds) -> Seconds:
+    """Return the seconds between two counts of an agent: `interval`, or less if that is too long for its limits.
+
+    limits: seconds of silence after which this agent is lost, for others or for itself."""
+    return min(interval, LEASE * min(limits) / COUNTS)
 
 
 class Silences:

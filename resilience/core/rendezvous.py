@@ -46,7 +46,8 @@ LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
 class Terms(msgspec.Struct, frozen=True):
     """The settings that all agents of a job share. least, most: nodes of a cycle; join_limit: seconds to wait for a
     place; last_call: seconds that the first cycle waits for more nodes than it needs; interval: seconds between two
-    counts of an agent, and between its looks at others; lost_after: seconds of silence after which an agent is lost."""
+    looks of an agent at others, and between its counts unless its limits need more of them; lost_after: seconds of
+    silence after which an agent is lost."""
 
     least: int
     most: int

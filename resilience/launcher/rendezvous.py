@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from resilience.adapters.environment import node_name
 from resilience.adapters.store import execute
-from resilience.core.agent_liveness import LEASE
+from resilience.core.agent_liveness import LEASE, count_every
 from resilience.core.agent_protocol import NodeOperation, NodeProtocol, Protocol
 from resilience.core.membership import FIRST, Around, Membership, NodeSeat
 from resilience.core.rendezvous import Refusal, Rendezvous, Terms
@@ -78,7 +78,8 @@ class Handler(RendezvousHandler):
         self._rendezvous_store = meet(parameters, self._stores, terms.join_limit, is_interrupted)
         self._store: Any = self._connect()
         limit = seconds(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
-        self._heartbeat = AgentHeartbeat(self._connect, self.id, interval, limit, self._rendezvous_store.cut)
+        pause = count_every(interval, terms.lost_after, limit)
+        self._heartbeat = AgentHeartbeat(self._connect, self.id, pause, limit, self._rendezvous_store.cut)
         # A client may reconnect; a cut-off agent may not.
         self.watch = KeyWatch(self._connect)
         self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off, self.watch)

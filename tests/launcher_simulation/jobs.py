@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from resilience.core.agent_liveness import LOOKS, key
+from resilience.core.agent_liveness import LOOKS, count_every, key
 from resilience.core.agent_protocol import (
     AwaitKey,
     Counts,
@@ -189,8 +189,13 @@ class Job:
             self.store.perform(Add(key(agent.id), 1))
             agent.counted = 1
         agent.lease.look(agent.counted, self.clock.now)
-        self.after(self.schedule.terms.interval, self._count_for, agent, self.clock.now)
+        self.after(self._pause, self._count_for, agent, self.clock.now)
         self._go_on(agent, None)
+
+    @property
+    def _pause(self) -> Seconds:
+        """Return the seconds between two counts of an agent."""
+        return count_every(self.schedule.terms.interval, self.schedule.terms.lost_after)
 
     def _kill(self, agent: Agent) -> None:
         self.note(agent, "is killed")
@@ -257,7 +262,7 @@ class Job:
                 number += 1
             if agent.is_cut_off and not was_cut_off:
                 self._cut_off(agent)
-        return self.after(self.schedule.terms.interval, self._count_for, agent, now)
+        return self.after(self._pause, self._count_for, agent, now)
 
     def _cut_off(self, agent: Agent) -> None:
         """All connections of an agent are ended: what it waits for fails. What it has sent may arrive yet."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from resilience.core.agent_liveness import LEASE, LOOKS, Lease, Silences, Timer
+import pytest
+
+from resilience.core.agent_liveness import LEASE, LOOKS, Lease, Silences, Timer, count_every
 from tests.unit.core.agents import Run
 
 
@@ -67,6 +69,21 @@ def test_lease_runs_out_before_the_others_go_on_and_for_good() -> None:
     assert all(lease.look(2, 20.0 + number * pause) for number in range(2 * LOOKS))
     assert lease.time_left(7.0) == 1.0
     assert lease.time_left(20.0) == 0.0
+
+
+@pytest.mark.parametrize("intervals", [0.5, 1.0, 1.4, 4.0, 100.0])
+def test_agent_that_counts_keeps_its_lease_for_any_limit(intervals: float) -> None:
+    """keep_alive_max_attempt=1 is legal, and 0.5 too."""
+    interval = 2.0
+    limit = intervals * interval
+    lease, pause = Lease(limit), count_every(interval, limit)
+    looks = [number * lease.seconds / LOOKS for number in range(10 * LOOKS)]
+    assert not any(lease.look(int(now / pause), now) for now in looks)
+
+
+def test_agent_counts_once_in_an_interval_unless_one_of_its_limits_needs_more() -> None:
+    assert count_every(2.0, 8.0, 160.0) == 2.0
+    assert count_every(2.0, 2.0, 160.0) == count_every(2.0, 160.0, 2.0) == LEASE * 2.0 / 3
 
 
 def test_count_that_gets_through_renews_the_lease_and_a_pause_of_this_agent_costs_little() -> None:

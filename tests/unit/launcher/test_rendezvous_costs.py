@@ -18,7 +18,7 @@ from resilience.launcher.rendezvous_store import RendezvousStore
 from tests.unit.launcher.stores import Store
 
 COUNTS = (4, 50, 200)
-Make = Callable[[int], tuple[Store, list[Handler]]]
+Make = Callable[..., tuple[Store, list[Handler]]]
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make agents that take part in a cycle. None of them counts while the test runs, and the first hosts nothing."""
     made: list[Handler] = []
 
-    def begin(count: int) -> tuple[Store, list[Handler]]:
+    def begin(count: int, attempts: int = 2) -> tuple[Store, list[Handler]]:
         store = Store()
         place = RendezvousStore(lambda: store, ("127.0.0.1", 1), "here")
         monkeypatch.setattr(rendezvous, "meet", lambda *_: place)
         monkeypatch.setattr("torch.distributed.PrefixStore", lambda _, inner: inner)
-        conf: dict[str, Any] = {"keep_alive_interval": 3600, "keep_alive_max_attempt": 2}
+        conf: dict[str, Any] = {"keep_alive_interval": 3600, "keep_alive_max_attempt": attempts}
         parameters = RendezvousParameters("c10d", "here:1", "job", 1, count, **conf)
         handlers = [Handler(parameters, _NoStores(), f"node{number}") for number in range(count)]  # type: ignore[arg-type]
         made.extend(handlers)
@@ -95,6 +95,12 @@ def watched_by(handler: Handler) -> str | None:
     """Return the node that an agent watches now."""
     seat = membership.neighbour(handler.rendezvous.gathering, handler.formation, handler.id)
     return None if seat is None else seat.node
+
+
+def test_agent_counts_more_often_if_it_may_be_silent_for_one_interval_only(make: Make) -> None:
+    for attempts, pause in ((1, 900.0), (4, 3600.0)):
+        _, (handler,) = make(1, attempts)
+        assert handler._heartbeat._interval == pause
 
 
 def test_leaving_reads_no_log(make: Make) -> None:
