@@ -154,8 +154,9 @@ class EtcdStore(dist.Store):
 
 
 def connect(parameters: RendezvousParameters, host: str, port: int, is_cut: threading.Event | None = None) -> EtcdStore:
-    """Return a new client. is_cut: set once this agent may send no more requests.
+    """Return a new client.
 
+    host: as in a URL, so an IPv6 address has brackets; is_cut: set once this agent may send no more requests.
     Raises: ConfigurationError, OSError."""
     try:
         import etcd
@@ -185,8 +186,8 @@ def connect(parameters: RendezvousParameters, host: str, port: int, is_cut: thre
 def _ask_once(operation: Callable[[], T]) -> T:
     """Perform an operation.
 
-    Raises: ConnectionRefusedError if the server has no v2 API, another OSError if etcd fails; python-etcd's exceptions
-    that answer the question."""
+    Raises: ConnectionRefusedError if the server has no v2 API or the wrong certificate, another OSError if etcd fails;
+    python-etcd's exceptions that answer the question."""
     import etcd
     import urllib3
 
@@ -202,7 +203,11 @@ def _ask_once(operation: Callable[[], T]) -> T:
             raise ConnectionRefusedError(
                 f"the server answers, but not with etcd's v2 API: {str(error).strip()}"
             ) from error
-        raise ConnectionError(f"etcd does not answer: {error}") from error
+        cause = getattr(error, "cause", None) or error.__context__ or error  # python-etcd's own text does not name it
+        reason = getattr(cause, "reason", None) or cause
+        if isinstance(reason, urllib3.exceptions.SSLError):
+            raise ConnectionRefusedError(f"TLS fails: {reason}") from error
+        raise ConnectionError(f"etcd does not answer: {reason}") from error
 
 
 def _text(value: str | bytes) -> str:

@@ -146,7 +146,9 @@ def _in_etcd(
     parameters: RendezvousParameters, host: str, port: int, limit: float, is_interrupted: Callable[[], bool]
 ) -> RendezvousStore:
     target, own_address = _reach(host, port, limit, is_interrupted)
-
+    is_secure = str(parameters.get("protocol", "http")).lower() == "https"
+    name = host if is_secure else target  # a certificate is for a name; an address needs no name service later
+    server = f"[{name}]" if ":" in name else name
     is_cut = threading.Event()
 
     @contextlib.contextmanager
@@ -163,7 +165,7 @@ def _in_etcd(
 
     def connect_etcd() -> Any:
         with reached():
-            return etcd_store.connect(parameters, target, port, is_cut)
+            return etcd_store.connect(parameters, server, port, is_cut)
 
     def forget() -> None:
         store = connect_etcd()

@@ -41,6 +41,7 @@ MISSING = [
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"THE RENDEZVOUS ON ETCD IS NOT TESTED HERE: missing {', '.join(MISSING)}"
 )
+HAS_IPV6 = Path("/proc/net/if_inet6").exists() and "lo" in Path("/proc/net/if_inet6").read_text().split()
 # A node counts as lost after 10 s of silence: etcd writes each change to the disk before it answers, which takes
 # seconds where others use the disk.
 ALIVE = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 20}
@@ -198,6 +199,28 @@ def test_etcd_without_its_v2_api_is_refused_with_what_to_do(tmp_path: Path) -> N
         store = store_in_etcd(here, read_timeout=3600)
         with pytest.raises(StoreError, match=f"etcd at {here} .*--enable-v2=true"):
             store.connect()
+
+
+def test_etcd_with_a_certificate_for_its_name_is_asked_by_that_name(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    port = free_port()
+    options = "--cert-file", str(certificate), "--key-file", str(key)
+    with running_etcd(tmp_path, f"127.0.0.1:{port}", *options, protocol="https"):
+        store = store_in_etcd(f"localhost:{port}", protocol="https", ca_cert=str(certificate), read_timeout=5)
+        assert store.connect().add("count", 1) == 1
+        by_address = store_in_etcd(f"127.0.0.1:{port}", protocol="https", ca_cert=str(certificate), read_timeout=3600)
+        with pytest.raises(StoreError, match=r"TLS fails: .*IP address mismatch"):
+            by_address.connect()
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this host has no IPv6")
+def test_etcd_is_reached_at_an_ipv6_address(tmp_path: Path) -> None:
+    here = f"[::1]:{free_port()}"
+    with running_etcd(tmp_path, here):
+        assert store_in_etcd(here, read_timeout=5).connect().add("count", 1) == 1
 
 
 # -- jobs under the launcher --------------------------------------------------------------------------
