@@ -386,9 +386,30 @@ class Rendezvous:
         """Close the rendezvous: there will be no further cycle. Return the reason that was given first."""
         newest = yield from self.newest()
         while not newest.closed:
-            newest = yield from self._write(newest, Membership(cycle=newest.cycle + 1, closed=reason))
-            yield from self._log.append(Nothing())  # wakes agents that look at the log first
+            newest = yield from self._close_after(newest, reason)
         return newest.closed
+
+    def close_if_stuck(self, reason: str) -> Protocol[str]:
+        """Close the rendezvous if the job cannot go on without this node: no cycle runs, and too few nodes for one are
+        left. Return why the rendezvous is closed, empty if it is not."""
+        newest = yield from self.newest()
+        if (yield from self._is_stuck(newest)):
+            newest = yield from self._close_after(newest, reason)
+        return newest.closed
+
+    def _close_after(self, last: Membership, reason: str) -> Protocol[Membership]:
+        """Close the rendezvous unless there is a next cycle. Return what follows the last cycle."""
+        newest = yield from self._write(last, Membership(cycle=last.cycle + 1, closed=reason))
+        yield from self._log.append(Nothing())  # wakes agents that look at the log first
+        return newest
+
+    def _is_stuck(self, newest: Membership) -> Protocol[bool]:
+        """Return True if no cycle runs, and too few nodes for one are left besides this node."""
+        if newest.cycle != membership.FIRST and (yield from self.cycle_end(newest.cycle)) is None:
+            return False  # it runs, or the rendezvous is closed
+        yield from self.read()
+        known = self.gathering
+        return len(membership.present(known, known.last) - {self.id}) < self.terms.least
 
     def exclude(self, node: str, reason: str) -> Protocol[None]:
         """Exclude a node from all further cycles. The running cycle continues."""
@@ -405,24 +426,35 @@ class Rendezvous:
 
         is_host: the others need this node's store; otherwise it only looks. expected: number of others that must have
         left, even if they have not arrived yet. While the job runs the wait is unbounded; once the job is over, it
-        lasts at most LEAVE_LIMIT."""
+        lasts at most LEAVE_LIMIT. If too few nodes for a cycle are left for `join_limit`, the job ends: otherwise nodes
+        that come, wait in vain and come again would keep a store alive in which no cycle ever begins."""
         if not is_host and (yield Add("left", 1)) < len(membership.present(self.gathering, self.gathering.last)):
             return False  # others are present; only an agent that may be the last one reads the log
         closed_at: Seconds | None = None
+        stuck = Timer(self.terms.join_limit)
         while True:
             yield from self.read()
             known = self.gathering
             living = sorted(membership.present(known, known.last))
             now = yield ReadClock()
-            if closed_at is None and (yield from self.newest()).closed:
+            newest = yield from self.newest()
+            if closed_at is None and newest.closed:
                 closed_at = now
             if not living and len(known.gone - {self.id}) >= expected:
                 return closed_at is not None
             is_late = closed_at is not None and now - closed_at > LEAVE_LIMIT
             if not is_host or is_late or (yield IsInterrupted()):
                 return False
+            if stuck.has_run_out((yield from self._is_stuck(newest)), now):
+                yield from self._close_after(newest, self._why_stuck())
             yield from self._tell_lost(living)
             yield AwaitKey(self._log.next_key(known), self.terms.interval)
+
+    def _why_stuck(self) -> str:
+        return (
+            f"node {self.node}, which hosts the job's store, has left, and too few nodes for a cycle came within "
+            f"{self.terms.join_limit:g} s (join_timeout)"
+        )
 
     def read(self) -> Protocol[None]:
         """Read new entries of the log."""

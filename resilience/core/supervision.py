@@ -125,10 +125,16 @@ class Supervision:
             return cycle.decode(reason)
         return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=reason)
 
-    def late(self, why: str) -> CycleDecision:
-        """Return the verdict if this node found no place, or not enough nodes, in time."""
+    def late(self, why: str) -> Protocol[CycleDecision]:
+        """Return the verdict if this node found no place, or not enough nodes, in time. If it hosts the store, and the
+        job cannot go on without it, the job ends for all nodes: they would wait in a store that no cycle uses."""
+        verdict = CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=why)
+        if self._hosts_store:
+            reason = yield from self._rendezvous.close_if_stuck(cycle.encode(verdict))
+            if reason:
+                return self._end_of_job(reason)
         self.leaves = why
-        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=why)
+        return verdict
 
     def leave(self, why: str) -> NodeProtocol[CycleDecision]:
         """Return the verdict of a node that leaves while others may stay."""

@@ -176,8 +176,8 @@ class CycleSupervisor:
         return self._run(self._supervision.closed(reason))
 
     def late(self, reason: str) -> CycleDecision:
-        """Return what follows if this node waited in vain for a place or for enough nodes."""
-        return self._supervision.late(reason)
+        """Return what follows if this node waited in vain for a place or for enough nodes. Raises: StoreError."""
+        return self._run(self._supervision.late(reason))
 
     def cut_off(self, reason: str) -> CycleDecision:
         """Return what follows from the loss of the job's store."""

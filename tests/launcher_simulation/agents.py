@@ -138,7 +138,7 @@ class Agent:
             found = yield from self.supervision.join(seat)
             if isinstance(found, Refusal):
                 if found.kind == "late":
-                    return self.supervision.late(found.why)
+                    return (yield from self.supervision.late(found.why))
                 if self.signals:
                     return (yield from self._stopped_while_waiting())
                 return (yield from self.supervision.closed(found.why))

@@ -678,9 +678,68 @@ def test_host_of_the_store_waits_as_long_as_the_job_goes_on() -> None:
     run = Run()
     own = running(run, "a")
     run.run(own.leave("left alone"))
-    at(run, 3 * LEAVE_LIMIT, lambda: run.writes(Left("a")))
+    at(run, 3 * TERMS.join_limit, lambda: run.writes(Left("a")))
     assert not run.run(own.await_leaving(is_host=True))  # nobody closed the rendezvous
-    assert run.now >= 3 * LEAVE_LIMIT
+    assert run.now >= 3 * TERMS.join_limit
+
+
+def closed_after(run: Run, own: Rendezvous, until: float) -> float | None:
+    """Let an agent that has left wait for the others, which leave at a moment. Return when it has closed the
+    rendezvous, None if it has not."""
+    closed_at: list[float] = []
+
+    def leave() -> None:
+        run.before = lambda operation: None
+        run.writes(*(Left(id) for id in "ab"))
+
+    def before(operation: object) -> None:
+        if not closed_at and run.run(own.newest()).closed:
+            closed_at.append(run.now)
+        if run.now >= until:
+            leave()
+
+    run.before = before
+    run.run(own.leave("unhealthy"))
+    assert run.run(own.await_leaving(is_host=True)) is bool(closed_at)
+    assert run.now >= until
+    return closed_at[0] if closed_at else None
+
+
+def test_host_that_has_left_closes_a_rendezvous_that_too_few_nodes_join_within_the_limit() -> None:
+    run, limit = Run(), TERMS.join_limit
+    own = agent(run, "own")
+    run.counts("a")
+    run.writes(Arrived(seat("a")))
+    closed_at = closed_after(run, own, 1.2 * limit)
+    assert closed_at is not None and limit <= closed_at < limit + 10.0
+    assert "too few nodes" in run.run(own.newest()).closed
+
+
+def test_job_is_stuck_without_a_node_if_no_cycle_runs_and_the_others_are_too_few() -> None:
+    run = Run()
+    own = running(run, "a")
+    assert run.run(own.close_if_stuck("over")) == ""  # `a` may be at work
+    run.run(own.end_cycle("a worker failed"))
+    assert run.run(own.close_if_stuck("over")) == "over"
+    assert run.run(own.close_if_stuck("something else")) == "over"
+
+
+def test_job_is_not_stuck_if_enough_nodes_have_arrived_just_now() -> None:
+    run = Run()
+    own = agent(run, "own")
+    run.writes(Arrived(seat("a")), Arrived(seat("b")))
+    assert run.run(own.close_if_stuck("over")) == ""
+    run.writes(Left("b"))
+    assert run.run(own.close_if_stuck("over")) == "over"
+
+
+def test_host_that_has_left_closes_no_rendezvous_that_has_enough_nodes() -> None:
+    run = Run()
+    own = agent(run, "own")
+    for id in "ab":
+        run.counts(id)
+        run.writes(Arrived(seat(id)))
+    assert closed_after(run, own, 3 * TERMS.join_limit) is None
 
 
 def test_agent_beside_an_outside_store_looks_only_where_it_may_be_the_last_one() -> None:

@@ -70,6 +70,13 @@ class Agent:
     def cannot_start(self, is_of_node: bool = True) -> CycleDecision:
         return self._run(self._supervision.cannot_start("no memory", is_of_node))
 
+    def waits_in_vain(self) -> CycleDecision:
+        return self._run(self._supervision.late("node a found no place"))
+
+    @property
+    def leaves(self) -> str:
+        return self._supervision.leaves
+
     def breaks(self) -> CycleDecision:
         return self._run(self._supervision.ended_by_error("RuntimeError"))
 
@@ -205,6 +212,47 @@ def test_node_that_leaves_is_put_on_record_and_does_not_end_the_job() -> None:
     other = Agent("b", store, 1)
     other.over(CycleDecision("failed", "b", exit_code=1, detail="its workers cannot be started"))
     assert "cycle/5" in store.data
+
+
+AGAIN = cycle.encode(CycleDecision("interrupted", "b", again="membership"))
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_host_of_the_store_that_waits_in_vain_ends_a_job_that_cannot_go_on_without_it(has_begun: bool) -> None:
+    store = Store()
+    store.set("end/4", AGAIN)
+    host = Agent("a", store, 3, is_host=True, has_seat=False, has_begun=has_begun)
+    verdict = host.waits_in_vain()
+    assert (verdict.outcome, verdict.exit_code, verdict.detail) == ("failed", 1, "node a found no place")
+    assert not host.leaves
+    assert ("cycle/5" if has_begun else "cycle/0") in store.data
+
+
+def test_host_of_the_store_that_waits_in_vain_obeys_the_end_of_the_job() -> None:
+    store = Store()
+    end = Agent("b", store, 3).breaks()
+    host = Agent("a", store, 3, is_host=True, has_seat=False)
+    assert (host.waits_in_vain(), host.leaves) == (end, "")
+
+
+@pytest.mark.parametrize(
+    ("is_host", "least", "is_cycle_over"),
+    [
+        pytest.param(False, 3, True, id="others-have-the-store"),
+        pytest.param(True, 2, True, id="the-others-are-enough"),
+        pytest.param(True, 3, False, id="a-cycle-runs"),
+    ],
+)
+def test_node_that_waits_in_vain_only_leaves_if_the_others_may_go_on(
+    is_host: bool, least: int, is_cycle_over: bool
+) -> None:
+    store = Store()
+    if is_cycle_over:
+        store.set("end/4", AGAIN)
+    late = Agent("a", store, least, is_host, has_seat=False)
+    verdict = late.waits_in_vain()
+    assert (verdict.outcome, verdict.detail, late.leaves) == ("failed", *("node a found no place",) * 2)
+    assert "cycle/5" not in store.data
 
 
 def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None:

@@ -141,6 +141,16 @@ def test_nodes_that_are_too_few_wait_and_end_with_a_reason() -> None:
     assert run(Crash(1, at=5.0), comes=(0.0, 0.1)).ends == ("failed", "killed")
 
 
+def test_host_of_the_store_that_found_too_few_nodes_ends_the_job_for_those_that_wait() -> None:
+    """Otherwise nodes that come, wait and come again one at a time keep it up for ever, and no cycle begins."""
+    job = Job(Schedule(seed=1, comes=(0.0, 40.0), terms=msgspec.structs.replace(TERMS, least=3), rules=RULES))
+    report = job.run()
+    assert report.ends == ("failed", "failed")
+    assert report.seconds < TERMS.join_limit + 10.0  # node 1 alone would wait until second 100
+    verdict = job.agents[1].verdict
+    assert verdict is not None and "node node0 found no place within 60 s" in verdict.detail
+
+
 def test_late_node_is_a_reason_for_a_new_cycle_unless_workers_help_themselves() -> None:
     late = {"comes": (0.0, 0.2, 15.0)}
     assert (run(**late).cycles, run(**late).ends) == (2, ("completed",) * 3)
