@@ -118,7 +118,12 @@ class IterationStore(_SaysInstead, PrefixStore):
 
     def record_interrupted(self, record: InterruptionRecord | Iterable[InterruptionRecord] | None = None) -> None:
         """Restart all ranks, and record why: one record, several, or none. `rank` of each is a rank of this iteration.
-        No effect on an iteration that has completed."""
+        No effect on an iteration that has completed. Call it at the latest in the health check after a fault."""
+        if self._have_ranks_agreed():
+            raise ConfigurationError(
+                "it is too late to interrupt this iteration: the ranks have agreed who continues; raise in the hook "
+                "instead"
+            )
         if record is None:
             message = "state.store.record_interrupted was called without a record"
             record = InterruptionRecord(self._seat.rank, Interruption.EXCEPTION, message)
@@ -143,7 +148,7 @@ class IterationStore(_SaysInstead, PrefixStore):
         """Exclude a rank from the next iteration, if this one is interrupted: the rank assignment gets it as
         terminated. Repeating it changes nothing. Call it at the latest in the health check after the fault."""
         self._check(rank)
-        if self._ask(Check((self._keys.frozen,))):
+        if self._have_ranks_agreed():
             raise ConfigurationError(
                 f"it is too late to terminate rank {rank}: the ranks have agreed who continues; call "
                 "record_terminated_rank in the function, finalize or health_check, or return the rank from the "
@@ -157,6 +162,9 @@ class IterationStore(_SaysInstead, PrefixStore):
 
     record_base_terminated_rank = _refused("record_base_terminated_rank", _LEFT)
     get_base_terminated_count = _refused("get_base_terminated_count", _LEFT)
+
+    def _have_ranks_agreed(self) -> bool:
+        return bool(self._ask(Check((self._keys.frozen,))))
 
     def _check(self, rank: int) -> None:
         last = self._seat.world_size - 1

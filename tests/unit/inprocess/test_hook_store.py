@@ -126,6 +126,19 @@ def test_hook_may_record_several_interruptions_or_restart_without_a_record(ranks
     assert messages == [own.message, own.message, "state.store.record_interrupted was called without a record"]
 
 
+@pytest.mark.parametrize("iteration", [3, ENTRY])
+def test_interruption_by_a_hook_after_the_ranks_have_agreed_is_refused(iteration: int) -> None:
+    """rank_assignment and rank_filter run then: the iteration is over, and the next one has not begun."""
+    seat = Seat(initial_rank=0, rank=0, world_size=1, active_world_size=1, iteration=iteration)
+    ranks, keys = Ranks(seat), Keys(iteration)
+    ranks.do(restart.arrive(keys.end, 0, 1))
+    assert drive(restart._agree(keys, seat, restart.WaitLimits()), ranks.protocol) == frozenset()
+    for record in (None, InterruptionRecord(0, Interruption.EXCEPTION), []):
+        with pytest.raises(ConfigurationError, match=r"too late to interrupt this iteration: .* raise in the hook"):
+            ranks.store.record_interrupted(record)
+    assert ranks.store.get_interruption_records() == [] == ranks.emitted
+
+
 def test_interruption_after_completion_changes_nothing(ranks: Ranks) -> None:
     execute(CompareSet(KEYS.outcome, COMPLETED), ranks.protocol)
     ranks.store.record_interrupted()
