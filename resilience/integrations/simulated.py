@@ -6,6 +6,7 @@ name and the start, so that all ranks know them without communication."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import random
 import signal
@@ -36,10 +37,13 @@ class SimulatedFaultParams:
     def __post_init__(self) -> None:
         if self.fault_type not in KINDS:
             raise ConfigurationError(f"fault_type is {self.fault_type!r}, expected one of {', '.join(KINDS)}")
-        if self.base_delay < 0 or self.rand_delay < 0:
-            raise ConfigurationError(
-                f"base_delay is {self.base_delay} s and rand_delay {self.rand_delay} s, expected 0 or more"
-            )
+        for name in ("base_delay", "rand_delay"):
+            delay = getattr(self, name)
+            if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < math.inf:
+                raise ConfigurationError(f"{name} is {delay!r}, expected seconds, 0 or more")
+        rank = self.rank_to_fail
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+            raise ConfigurationError(f"rank_to_fail is {rank!r}, expected a rank, 0 or more, or None")
 
 
 def parsed(params: SimulatedFaultParams | Mapping[str, Any] | None) -> SimulatedFaultParams | None:
@@ -65,7 +69,11 @@ def planned(params: SimulatedFaultParams, world_size: int, seed: str) -> tuple[i
 
 
 def schedule(params: SimulatedFaultParams, rank: int, world_size: int) -> threading.Timer | None:
-    """Schedule the fault on its rank. Return the timer there, None on the other ranks."""
+    """Schedule the fault on its rank. Return the timer there, None on the other ranks.
+
+    Raises: ConfigurationError, on all ranks, for a rank that does not exist."""
+    if params.rank_to_fail is not None and params.rank_to_fail >= world_size:
+        raise ConfigurationError(f"rank_to_fail is {params.rank_to_fail}, expected a rank from 0 to {world_size - 1}")
     settings = Settings.from_environment()
     seed = f"{settings.job_id}/{settings.attempt_hint}/{settings.cycle}"
     chosen, delay, number = planned(params, world_size, seed)

@@ -90,13 +90,15 @@ class Watching:
     def begin(self, folder: str | Path, rank: int, world_size: int) -> None:
         """Attach to the monitor, and begin the setup. folder: default folder for stored limits.
 
-        Raises: ConfigurationError if the finished flag has no path."""
+        Raises: ConfigurationError if the finished flag has no path, or the rank of a simulated fault does not exist."""
         self.end()
         if self._autoresume and environment.finished_flag_file() is None:
             raise ConfigurationError(
                 "autoresume=True and FAULT_TOL_FINISHED_FLAG_FILE is not set; set it to a file that the job script "
                 "checks for, or pass autoresume=False"
             )
+        if self._fault is not None:
+            self._timer = simulated.schedule(self._fault, rank, world_size)
         self._forget()
         self._has_begun = True
         self._rank = rank
@@ -106,8 +108,6 @@ class Watching:
                 self._logger.warning("hangs are not detected: the script was not started by `resilience run`")
         else:
             self._attach(world_size)
-        if self._fault is not None:
-            self._timer = simulated.schedule(self._fault, rank, world_size)
         self.open(SETUP)
 
     def end(self) -> None:

@@ -45,6 +45,13 @@ def test_fault_is_scheduled_on_its_rank_only(monkeypatch: pytest.MonkeyPatch) ->
     assert made == [(3.0, os.kill, (os.getpid(), signal.SIGKILL), True)]
 
 
+def test_rank_that_does_not_exist_is_refused_on_every_rank() -> None:
+    params = SimulatedFaultParams("rank_killed", 3.0, rank_to_fail=8)
+    for rank in range(8):
+        with pytest.raises(ConfigurationError, match="rank_to_fail is 8, expected a rank from 0 to 7"):
+            simulated.schedule(params, rank, world_size=8)
+
+
 def test_mapping_is_read_as_configuration_files_give_it() -> None:
     assert parsed({"fault_type": "random", "base_delay": 1}) == SimulatedFaultParams("random", 1)
     assert parsed(None) is None
@@ -54,7 +61,15 @@ def test_mapping_is_read_as_configuration_files_give_it() -> None:
     ("params", "message"),
     [
         ({"fault_type": "rank_gone", "base_delay": 1.0}, "expected one of rank_killed, rank_hung, random"),
-        ({"fault_type": "random", "base_delay": -1.0}, "expected 0 or more"),
+        ({"fault_type": "random", "base_delay": -1.0}, "base_delay is -1.0, expected seconds, 0 or more"),
+        ({"fault_type": "random", "base_delay": "60"}, "base_delay is '60', expected seconds, 0 or more"),
+        ({"fault_type": "random", "base_delay": float("nan")}, "base_delay is nan, expected"),
+        ({"fault_type": "random", "base_delay": 1, "rand_delay": float("inf")}, "rand_delay is inf, expected"),
+        ({"fault_type": "random", "base_delay": True}, "base_delay is True, expected"),
+        ({"fault_type": "random", "base_delay": 1, "rank_to_fail": "3"}, "rank_to_fail is '3', expected a rank"),
+        ({"fault_type": "random", "base_delay": 1, "rank_to_fail": -1}, "rank_to_fail is -1, expected a rank"),
+        ({"fault_type": "random", "base_delay": 1, "rank_to_fail": False}, "rank_to_fail is False, expected a rank"),
+        ({"fault_type": ["random"], "base_delay": 1}, r"fault_type is \['random'\], expected one of"),
         ({"fault_type": "random"}, "expected fault_type, base_delay, rand_delay, rank_to_fail"),
         ({"fault_type": "random", "base_delay": 1.0, "rank": 3}, "has the keys fault_type, base_delay, rank, expected"),
     ],
