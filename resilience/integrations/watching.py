@@ -300,7 +300,8 @@ class Watching:
                 return
             monitor_client.load_state_dict(limits)
         except (OSError, ValueError) as error:  # a ConfigurationError is a ValueError
-            self._logger.warning("stored limits are not used: %s: %s", file.path, error)
+            if self._rank == 0 or isinstance(error, OSError):  # all ranks refuse the same content
+                self._logger.warning("stored limits are not used: %s: %s", file.path, error)
         else:
             self._log(f"limits from {file.path} are used")
             self._on_trial = set(monitor_client.section_timeouts.calculated_sections)
