@@ -16,11 +16,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import msgspec
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from resilience.core.agent_protocol import Seconds
 from resilience.core.encoding import text
 from resilience.errors import ConfigurationError
+from resilience.launcher.rendezvous_conf import choice, number, whole
 
 T = TypeVar("T")
 FOLDER = "/resilience"
@@ -153,7 +156,34 @@ class EtcdStore(dist.Store):
         return f"{self._folder}/{urlsafe_b64encode(text(key).encode()).decode()}"
 
 
-def connect(parameters: RendezvousParameters, host: str, port: int, is_cut: threading.Event | None = None) -> EtcdStore:
+class EtcdSettings(msgspec.Struct, frozen=True):
+    """How etcd is used, from `--rdzv-conf`. folder: of the job's keys; timeout: seconds for a request; certificate,
+    key: files of this client's certificate; ca_certificate: file with the authority that etcd's certificate comes
+    from."""
+
+    folder: str
+    timeout: Seconds = 60.0
+    protocol: str = "http"
+    certificate: str | None = None
+    key: str | None = None
+    ca_certificate: str | None = None
+
+
+def settings_of(parameters: RendezvousParameters) -> EtcdSettings:
+    """Read the settings. Raises: ConfigurationError."""
+    attempt = whole(parameters, "attempt", 0)  # keys that a killed attempt left behind must not mix with ours
+    name = parameters.run_id + (f" {attempt}" if attempt else "")
+    return EtcdSettings(
+        folder=f"{FOLDER}/{urlsafe_b64encode(name.encode()).decode()}",
+        timeout=number(parameters, "read_timeout", 60.0),
+        protocol=choice(parameters, "protocol", ("http", "https")),
+        certificate=parameters.get("ssl_cert"),
+        key=parameters.get("ssl_cert_key"),
+        ca_certificate=parameters.get("ca_cert"),
+    )
+
+
+def connect(settings: EtcdSettings, host: str, port: int, is_cut: threading.Event | None = None) -> EtcdStore:
     """Return a new client.
 
     host: as in a URL, so an IPv6 address has brackets; is_cut: set once this agent may send no more requests.
@@ -163,24 +193,20 @@ def connect(parameters: RendezvousParameters, host: str, port: int, is_cut: thre
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"a rendezvous on etcd needs python-etcd on every node: {error}") from error
 
-    limit = int(parameters.get("read_timeout", 60))
-    certificate, key = parameters.get("ssl_cert"), parameters.get("ssl_cert_key")
+    certificate, key = settings.certificate, settings.key
 
     def connect_client() -> Any:
         return etcd.Client(
             host=host,
             port=port,
-            read_timeout=limit,
-            protocol=str(parameters.get("protocol", "http")).lower(),
+            read_timeout=settings.timeout,
+            protocol=settings.protocol,
             cert=(certificate, key) if certificate and key else certificate,
-            ca_cert=parameters.get("ca_cert"),
+            ca_cert=settings.ca_certificate,
             allow_reconnect=True,
         )
 
-    attempt = int(parameters.get("attempt", 0))  # keys that a killed attempt left behind must not mix with ours
-    name = parameters.run_id + (f" {attempt}" if attempt else "")
-    folder = f"{FOLDER}/{urlsafe_b64encode(name.encode()).decode()}"
-    return EtcdStore(connect_client, folder, timedelta(seconds=limit), is_cut or threading.Event())
+    return EtcdStore(connect_client, settings.folder, timedelta(seconds=settings.timeout), is_cut or threading.Event())
 
 
 def _ask_once(operation: Callable[[], T]) -> T:

@@ -35,7 +35,8 @@ from resilience.errors import StoreError
 from resilience.launcher.agent_heartbeat import AgentHeartbeat
 from resilience.launcher.driving import Driver, T
 from resilience.launcher.key_watch import KeyWatch
-from resilience.launcher.rendezvous_store import meet, rank_of, seconds
+from resilience.launcher.rendezvous_conf import number
+from resilience.launcher.rendezvous_store import meet, rank_of
 from resilience.launcher.stores import StoreProcess
 
 
@@ -60,14 +61,14 @@ class Handler(RendezvousHandler):
         role: str = "",
     ) -> None:
         self._parameters = parameters
-        interval = seconds(parameters, "keep_alive_interval", 2)
+        interval = number(parameters, "keep_alive_interval", 2)
         terms = Terms(
             parameters.min_nodes,
             parameters.max_nodes,
-            seconds(parameters, "join_timeout", 600),
-            seconds(parameters, "last_call_timeout", 30),
+            number(parameters, "join_timeout", 600),
+            number(parameters, "last_call_timeout", 30),
             interval,
-            interval * seconds(parameters, "keep_alive_max_attempt", 4),
+            interval * number(parameters, "keep_alive_max_attempt", 4),
         )
         node = node or str(parameters.get("node") or node_name())
         self.rendezvous = Rendezvous(f"{node}/{uuid.uuid4().hex[:12]}", node, terms)
@@ -77,7 +78,7 @@ class Handler(RendezvousHandler):
         self._stores = stores or StoreProcess.start()
         self._rendezvous_store = meet(parameters, self._stores, terms.join_limit, is_interrupted)
         self._store: Any = self._connect()
-        limit = seconds(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
+        limit = number(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
         pause = count_every(interval, terms.lost_after, limit)
         self._heartbeat = AgentHeartbeat(self._connect, self.id, pause, limit, self._rendezvous_store.cut)
         # A client may reconnect; a cut-off agent may not.

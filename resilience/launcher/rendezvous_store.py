@@ -23,6 +23,7 @@ from resilience.adapters.client_sockets import await_server, short_lookups
 from resilience.adapters.open_sockets import shut_down
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher import etcd_store
+from resilience.launcher.rendezvous_conf import switch, whole
 from resilience.launcher.stores import Hosted, StoreProcess
 
 DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's defaults for an endpoint without a port
@@ -79,7 +80,7 @@ def static_rank(parameters: RendezvousParameters) -> int:
     """Return this node's fixed rank. Raises: ConfigurationError."""
     if parameters.get("rank") is None:
         raise ConfigurationError("a static rendezvous needs the node's rank; pass --node-rank")
-    return int(parameters.config["rank"])
+    return whole(parameters, "rank", 0)
 
 
 def rank_of(parameters: RendezvousParameters, given: int | None) -> int | None:
@@ -91,17 +92,6 @@ def rank_of(parameters: RendezvousParameters, given: int | None) -> int | None:
             f"this node's rank is {given}, but at most {parameters.max_nodes} nodes take part; ranks count from 0"
         )
     return given
-
-
-def seconds(parameters: RendezvousParameters, key: str, default: float) -> float:
-    setting = parameters.get(key, default)
-    try:
-        value = float(setting)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise ConfigurationError(f"--rdzv-conf {key} is {setting!r}, expected a number above 0")
-    return value
 
 
 def meet(
@@ -145,9 +135,11 @@ def meet(
 def _in_etcd(
     parameters: RendezvousParameters, host: str, port: int, limit: float, is_interrupted: Callable[[], bool]
 ) -> RendezvousStore:
+    settings = etcd_store.settings_of(parameters)
     target, own_address = _reach(host, port, limit, is_interrupted)
-    is_secure = str(parameters.get("protocol", "http")).lower() == "https"
-    name = host if is_secure else target  # a certificate is for a name; an address needs no name service later
+    name = (
+        host if settings.protocol == "https" else target
+    )  # a certificate is for a name; an address needs no name service later
     server = f"[{name}]" if ":" in name else name
     is_cut = threading.Event()
 
@@ -165,7 +157,7 @@ def _in_etcd(
 
     def connect_etcd() -> Any:
         with reached():
-            return etcd_store.connect(parameters, server, port, is_cut)
+            return etcd_store.connect(settings, server, port, is_cut)
 
     def forget() -> None:
         store = connect_etcd()
@@ -195,7 +187,7 @@ def connect(host: str, port: int, limit: float) -> dist.TCPStore:
 def _is_to_host(parameters: RendezvousParameters, kind: str, host: str) -> bool:
     if kind == "static":
         return static_rank(parameters) == 0
-    is_host = parameters.get_as_bool("is_host")
+    is_host = switch(parameters, "is_host")
     if is_host is not None:
         return is_host
     try:

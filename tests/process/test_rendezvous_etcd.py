@@ -140,7 +140,8 @@ def test_what_a_killed_attempt_has_left_is_not_the_next_ones(
 
 def test_wait_for_a_key_costs_etcd_three_requests_however_long_it_takes(endpoint: str) -> None:
     host, _, port = endpoint.partition(":")
-    waiting, writing = (etcd_store.connect(parameters_of(endpoint), host, int(port)) for _ in range(2))
+    settings = etcd_store.settings_of(parameters_of(endpoint))
+    waiting, writing = (etcd_store.connect(settings, host, int(port)) for _ in range(2))
     asked: list[str] = []
     execute = waiting._client.api_execute
     waiting._client.api_execute = lambda path, *args, **options: asked.append(path) or execute(path, *args, **options)

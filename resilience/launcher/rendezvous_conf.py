@@ -1,0 +1,54 @@
+"""What do the values of `--rdzv-conf` mean?  They are text, or come from code; each function reads one kind of value.
+
+Raises ConfigurationError with the key, its value and what is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from resilience.errors import ConfigurationError
+
+LARGEST = 1e9  # threads and sockets take no time limit above some 292 years, nor an infinite one
+
+
+def number(parameters: RendezvousParameters, key: str, default: float) -> float:
+    """Return a number above 0, for most keys seconds."""
+    setting = parameters.get(key, default)
+    try:
+        value = float(setting)
+    except (TypeError, ValueError):
+        value = 0.0
+    if not 0 < value <= LARGEST:
+        raise _wrong(key, setting, f"a number above 0, {LARGEST:,.0f} at most")
+    return value
+
+
+def whole(parameters: RendezvousParameters, key: str, default: int) -> int:
+    """Return a whole number."""
+    setting = parameters.get(key, default)
+    try:
+        return int(str(setting))
+    except ValueError as error:
+        raise _wrong(key, setting, "a whole number") from error
+
+
+def choice(parameters: RendezvousParameters, key: str, choices: Sequence[str]) -> str:
+    """Return one of the choices, the first one by default; upper case counts as lower case."""
+    setting = parameters.get(key, choices[0])
+    if str(setting).lower() not in choices:
+        raise _wrong(key, setting, f"one of {', '.join(choices)}")
+    return str(setting).lower()
+
+
+def switch(parameters: RendezvousParameters, key: str) -> bool | None:
+    """Return whether something is switched on, None if nothing is said about it."""
+    try:
+        return parameters.get_as_bool(key)
+    except ValueError as error:
+        raise _wrong(key, parameters.get(key), "1 or 0, true or false, yes or no") from error
+
+
+def _wrong(key: str, setting: object, expected: str) -> ConfigurationError:
+    return ConfigurationError(f"--rdzv-conf {key} is {setting!r}, expected {expected}")
