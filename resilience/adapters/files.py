@@ -20,6 +20,9 @@ ROTATED = ".1"  # suffix of a file that a newer one has replaced
 TIMES = ".times"  # suffix of the file with the times at which a plain text file's bytes were read
 REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
 
+Signature = tuple[int, int, int]
+"""Of a file: inode, size, and time of change in nanoseconds."""
+
 
 class LineFile:
     """An append-only file of lines. Creates its folders."""
@@ -102,6 +105,15 @@ def create(path: Path, content: bytes, is_private: bool = False) -> bool:
     except (OSError, ValueError):  # ValueError: a zero in the path
         return False
     return True
+
+
+def signature(path: Path) -> Signature | None:
+    """Return what tells two versions of a file apart, None without a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def why_unusable(folder: Path) -> str:

@@ -36,7 +36,7 @@ from resilience.core.deadlines import HEARTBEAT, OUT_OF_SECTION
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY
-from resilience.telemetry import durations, timings
+from resilience.telemetry import durations, single_durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
 
 MEMORY = "1GB"  # memory limit of DuckDB; the rest goes to the temporary folder
@@ -265,7 +265,7 @@ def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
         place: dict[str, Any] = {}
         start: dict[str, Any] = {}
         try:
-            for _, line in durations.read_values(path):
+            for _, line in single_durations.read_values(path):
                 match line:
                     case durations.Header():
                         place = {"node": line.node, "rank": line.rank}

@@ -28,7 +28,7 @@ from resilience.core.phases import BEGINNING
 from resilience.core.rank_groups import RankPace
 from resilience.core.timeouts import SourceFile
 from resilience.errors import ConfigurationError, DecodeError
-from resilience.telemetry import durations
+from resilience.telemetry import durations, single_durations
 from resilience.telemetry.recording import JOB_FILE
 from resilience.telemetry.timings import Histogram, bucket, upper_bound
 
@@ -431,7 +431,7 @@ def _single_values(file: _RankFile, notes: list[str]) -> Iterator[tuple[_Place, 
     place: _Place = (0, 0)
     start_kind: Start = "cold"
     try:
-        lines, cut_off = durations.read_lines(file.path)
+        lines, cut_off = single_durations.read_lines(file.path)
     except FileNotFoundError:
         return
     except (OSError, DecodeError) as error:

@@ -8,11 +8,9 @@ any length of run."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -188,9 +186,6 @@ class _Addition(NamedTuple):
     is_failed: bool
 
 
-_Signature = tuple[int, int, int]  # of a file: inode, size, and time of change in nanoseconds
-
-
 class Recorder:
     """Records one rank's durations. Used by the monitor's thread only.
 
@@ -213,7 +208,7 @@ class Recorder:
         self._is_earlier_known = False  # what an earlier monitor's files hold
         self._is_outdated = False  # another monitor has written the file since
         self._unreadable = ""
-        self._signature: _Signature | None = None  # of the file as it was last read or written here
+        self._signature: files.Signature | None = None  # of the file as it was last read or written here
         self._unwritten: deque[_Addition] = deque(maxlen=MOST_UNWRITTEN)  # and some that were written
         self._added = self._written = 0  # number of additions
         self._find_earlier(READ_LIMIT)
@@ -377,11 +372,11 @@ class Recorder:
 
     def _replace(self, content: bytes, added: int) -> None:
         """Write the file, unless another monitor has done so since. Runs in the writer's thread."""
-        present = _signature(self._path)
+        present = files.signature(self._path)
         if present is not None and present != self._signature:
             self._is_outdated = True
         elif files.replace(self._path, content):
-            self._signature, self._written = _signature(self._path), added
+            self._signature, self._written = files.signature(self._path), added
 
     def close(self, at: float) -> None:
         self._flush(at, READ_LIMIT)
@@ -466,61 +461,7 @@ def _export_name(deadline: str) -> str | None:
     return timings.HEARTBEAT if deadline == HEARTBEAT else section_of(deadline)
 
 
-_line = encoding.reader(Header | Started | Value)
-_lines = encoding.lines_reader(Header | Started | Value)
 _histograms = encoding.reader(Durations)
-_BEGIN = b'{"kind":"'  # of each line; within a line, its quotes would be escaped
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-
-
-class Lines(NamedTuple):
-    """The lines of a file of single values. cut_off: number of lines that are left out, because a full disk cut them
-    off."""
-
-    lines: list[Header | Started | Value]
-    cut_off: int
-
-
-def read_values(path: Path) -> Iterator[tuple[int, Header | Started | Value]]:
-    """Yield (line number, line) of a file of single values. Lines that a full disk cut off are left out, and so is a
-    torn last line.
-
-    Raises: OSError, DecodeError with the number of the line in front."""
-    with path.open("rb") as file:
-        yield from _values(file)
-
-
-def read_lines(path: Path) -> Lines:
-    """Return what `read_values` yields, but much faster. Raises: OSError, DecodeError with the line number."""
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    content = whole + newline
-    try:
-        return Lines(_lines(content), 0)
-    except DecodeError:
-        lines = [line for _, line in _values(io.BytesIO(content))]
-        return Lines(lines, content.count(b"\n") - len(lines))
-
-
-def _values(lines: Iterable[bytes]) -> Iterator[tuple[int, Header | Started | Value]]:
-    for number, line in enumerate(lines, 1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            yield number, _line(line)
-        except DecodeError as error:
-            if not _is_cut_off(line):
-                raise DecodeError(f"line {number}: {error}") from error
-
-
-def _is_cut_off(line: bytes) -> bool:
-    """Return True if only the first part of a line was written. Another process, which did not know, may have added
-    its line to that."""
-    next_line = line.rfind(_BEGIN)
-    part = line[:next_line] if next_line > 0 else line.removesuffix(b"\n")
-    outside_strings = _STRING.sub(b"", part)
-    is_open = b'"' in outside_strings or outside_strings.count(b"{") > outside_strings.count(b"}")
-    is_ours = part.startswith(_BEGIN) or _BEGIN.startswith(part)
-    return is_ours and (next_line > 0 or is_open or not part)
 
 
 def read_histograms(path: Path) -> Durations:
@@ -532,7 +473,7 @@ class _Earlier(NamedTuple):
     """Another recorder's files. histograms: None without readable ones. size: of the file of values, in bytes.
     unreadable: the name under which histograms that cannot be decoded are kept."""
 
-    signature: _Signature | None
+    signature: files.Signature | None
     histograms: Durations | None
     size: int
     unreadable: str = ""
@@ -540,7 +481,7 @@ class _Earlier(NamedTuple):
 
 def _earlier_files(histograms: Path, values: Path) -> _Earlier:
     """Return another recorder's files. Raises: OSError if they may be readable later."""
-    signature, size = _signature(histograms), values.stat().st_size if values.is_file() else 0
+    signature, size = files.signature(histograms), values.stat().st_size if values.is_file() else 0
     try:
         return _Earlier(signature, read_histograms(histograms), size)
     except (FileNotFoundError, NotADirectoryError):
@@ -551,12 +492,3 @@ def _earlier_files(histograms: Path, values: Path) -> _Earlier:
             return _Earlier(signature, None, size)
         histograms.rename(kept)
         return _Earlier(None, None, size, kept.name)
-
-
-def _signature(path: Path) -> _Signature | None:
-    """Return what tells two versions of a file apart, None without a file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -27,7 +27,7 @@ from resilience.inprocess.supervision import Member
 from resilience.launcher import stores, zygote
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig
-from resilience.telemetry import durations, rank_snapshot
+from resilience.telemetry import durations, rank_snapshot, single_durations
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.metrics import MetricView
@@ -235,7 +235,7 @@ def _files(folder: Path) -> list[Target]:
             spans.take(record)
 
     def values(path: Path) -> None:
-        for _ in durations.read_values(path):
+        for _ in single_durations.read_values(path):
             pass
 
     readable = (OSError, DecodeError)

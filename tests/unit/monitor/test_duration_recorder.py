@@ -14,7 +14,7 @@ from resilience.core.phases import Phases
 from resilience.core.watch import Doing, Finding, Learned
 from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.page import Closed, MonitorSide, OpenEntry, Page, PageView
-from resilience.telemetry import durations
+from resilience.telemetry import durations, single_durations
 from resilience.telemetry.durations import Started, Value
 
 ORIGIN = Origin("job", "n", "monitor", 1, initial_rank=0, rank=0, world_size=1)
@@ -52,7 +52,7 @@ def step(at: float, gap: float, rise: int = 1) -> Closed:
 def kept(keeper: DurationRecorder, folder: Path) -> list[tuple[str, float, str]]:
     """Return (deadline, seconds, end) of each occurrence, and the kinds of starts."""
     keeper.close()
-    lines = [line for _, line in durations.read_values(folder / "timings" / "n-0.jsonl")]
+    lines = [line for _, line in single_durations.read_values(folder / "timings" / "n-0.jsonl")]
     return [
         (line.section, round(line.s, 6), line.end) if isinstance(line, Value) else (line.how, line.cycle, "start")
         for line in lines

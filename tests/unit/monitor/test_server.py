@@ -29,7 +29,7 @@ from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
 from resilience.monitor.worker import WorkerMonitor
-from resilience.telemetry import durations
+from resilience.telemetry import durations, single_durations
 from resilience.telemetry.recording import RecordTail
 
 
@@ -185,7 +185,7 @@ def test_monitor_that_replaces_a_lost_one_records_nothing_again(tmp_path: Path) 
     recorder.close()
     replacement.close()
     state = durations.read_histograms(tmp_path / "timings" / "n-0.hist")
-    lines, _ = durations.read_lines(tmp_path / "timings" / "n-0.jsonl")
+    lines, _ = single_durations.read_lines(tmp_path / "timings" / "n-0.jsonl")
     lost.close()
     assert (state.deadlines["step"].total.count, occurrences, state.first_step) == (6000, 6000, 0)
     assert sum(isinstance(line, durations.Started) for line in lines) == 1

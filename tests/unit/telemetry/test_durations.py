@@ -10,14 +10,14 @@ import pytest
 
 from resilience.adapters.background import WRITER
 from resilience.errors import DecodeError
-from resilience.telemetry import durations
+from resilience.telemetry import durations, single_durations
 from resilience.telemetry.durations import Header, Recorder, Started, Value
 
 HEADER = Header(run="job", node="host", rank=3, world_size=4)
 
 
 def values(path: Path) -> list[Value]:
-    return [line for _, line in durations.read_values(path) if isinstance(line, Value)]
+    return [line for _, line in single_durations.read_values(path) if isinstance(line, Value)]
 
 
 def test_first_values_the_large_ones_and_cut_offs_are_kept_one_by_one(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_calls_are_counted_anew_after_a_start(tmp_path: Path) -> None:
     recorder.close(200.0)
     path = tmp_path / "timings" / "host-3.jsonl"
     assert [(value.i, value.j) for value in values(path)] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1), (5, 2)]
-    assert [line.cycle for _, line in durations.read_values(path) if isinstance(line, Started)] == [0, 1]
+    assert [line.cycle for _, line in single_durations.read_values(path) if isinstance(line, Started)] == [0, 1]
 
 
 def test_torn_last_line_is_left_out_and_a_broken_one_is_named(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_line_that_a_full_disk_cut_off_costs_itself_only(tmp_path: Path, is_glue
     first, *rest = path.read_bytes().splitlines(keepends=True)
     for size in range(1, len(rest[0]) - 1):
         path.write_bytes(first + rest[0][:size] + b"\n" * (not is_glued) + rest[1] + rest[2])
-        kept, cut_off = durations.read_lines(path)
+        kept, cut_off = single_durations.read_lines(path)
         assert [line.i for line in kept if isinstance(line, Value)] == ([2] if is_glued else [1, 2])
         assert cut_off == 1
 
@@ -201,7 +201,7 @@ def test_single_values_are_continued_without_the_histograms(tmp_path: Path, is_d
     later = Recorder(tmp_path, HEADER, at=10.0)
     assert not later.is_new
     record(later, 10.0, 3).close(20.0)
-    lines = [line for _, line in durations.read_values(path.with_suffix(".jsonl"))]
+    lines = [line for _, line in single_durations.read_values(path.with_suffix(".jsonl"))]
     assert [type(line) for line in lines[1:]].count(Header) == 0
     assert [line.j for line in lines if isinstance(line, Value)] == [0, 1, 2, 3, 4, 0, 1, 2]
 
