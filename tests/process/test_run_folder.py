@@ -64,14 +64,14 @@ def test_records_on_a_full_disk_end_no_job(launch: Launch, small: Path) -> None:
 
 
 def test_disk_with_too_little_room_is_warned_about_once(launch: Launch) -> None:
-    job = launch("if cycle == 0 and rank == 0: sys.exit(1)", "--min-free-disk-mb", str(1 << 40))
+    job = launch("if cycle == 0 and rank == 0: sys.exit(1)", "--min-free-disk-mb", str(10**9))
     assert job.wait() == [0], job.job.output()
     assert [record.event.check for record in job.of(events.NodeWarned)] == ["disk"]
     assert job.output(stream=2).count("MiB free") == 1
 
 
 def test_disk_with_too_little_room_excludes_the_node_if_that_is_asked_for(launch: Launch) -> None:
-    job = launch("say('ran')", "--min-free-disk-mb", str(1 << 40), "--exclude-on-full-disk")
+    job = launch("say('ran')", "--min-free-disk-mb", str(10**9), "--exclude-on-full-disk")
     assert job.wait() == [95]
     assert [record.event.check for record in job.of(events.NodeUnhealthy)] == ["disk"]
     assert not list(job.folder.glob("ran*"))
