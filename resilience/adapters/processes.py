@@ -122,7 +122,7 @@ class Process:
         self.pid = pid
         self.pidfd = open_pidfd(pid)
         present = state(pid)
-        self._start_time = None if present is None else present.start_time
+        self.start_time = None if present is None else present.start_time
 
     def send(self, number: int) -> bool:
         """Send a signal. Return True if the process was still there."""
@@ -135,7 +135,7 @@ class Process:
     def state(self) -> ProcessState | None:
         """Return the state of this process, None once it is reaped, even if its pid is reused."""
         present = state(self.pid)
-        return present if present is not None and present.start_time == self._start_time else None
+        return present if present is not None and present.start_time == self.start_time else None
 
     def has_ended(self, wait: float = 0.0) -> bool:
         """Wait at most `wait` seconds for the process to end. Return True if it has."""
@@ -192,6 +192,36 @@ def children(pid: int) -> tuple[int, ...]:
         return tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()))
     except OSError:
         return ()
+
+
+class OpenFile(msgspec.Struct, frozen=True):
+    """A file that this process has open, and that others may have open too."""
+
+    link: str  # as /proc shows it
+    inode: int
+
+    @classmethod
+    def of(cls, fd: int) -> OpenFile:
+        """Return the file behind a descriptor. Raises: OSError."""
+        return cls(os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_ino)
+
+    def holders(self) -> list[int]:
+        """Return the pids of the other processes that have this file open, as far as this process may see that."""
+        own = str(os.getpid())
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and pid != own and self._is_in(pid)]
+
+    def _is_in(self, pid: str) -> bool:
+        folder = f"/proc/{pid}/fd"
+        try:
+            return any(self._is(f"{folder}/{fd}") for fd in os.listdir(folder))
+        except OSError:  # it has ended, or belongs to somebody else
+            return False
+
+    def _is(self, path: str) -> bool:
+        try:  # the link first: to stat a file of a dead file server waits for it
+            return os.readlink(path) == self.link and os.stat(path).st_ino == self.inode
+        except OSError:
+            return False
 
 
 def name(pid: int) -> str:

@@ -3,17 +3,21 @@
 A worker of torch's DataLoader checks every five seconds whether its rank is alive, and ends if it is not. But before it
 ends it waits until its last results have been read. If the rank was killed while the queue was full, nobody reads them:
 the worker stays for ever, with its memory and the descriptors of its rank. (Seen with torch 2.13 without this package.)
-So the monitor remembers the children of its rank, and kills those workers that outlive the rank by GRACE. Children of
-another kind are left alone: they may be meant to outlive the rank."""
+And a worker whose rank dies before that worker has looked for the first time takes its next parent for its rank: it
+stays for ever too. So the monitor kills those workers that outlive the rank by GRACE. It finds them among the children
+that it has seen, and by the rank's dump, which a forked child has open: a young one, or one of another thread than the
+main one, was never seen. Children of another kind are left alone: they may be meant to outlive the rank."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
 
 from resilience.adapters import processes
+from resilience.adapters.processes import Process
 
 GRACE = 10.0  # seconds after the end of the rank; twice torch's interval
 WORKER = "pt_data_worker"  # what torch calls these processes
@@ -27,6 +31,8 @@ class LoaderWorkers:
     def __init__(self) -> None:
         self._children: dict[int, int] = {}  # pid -> start time
         self._left: list[Identity] = []
+        self._inherited: processes.OpenFile | None = None
+        self._rank_began = 0
         self._report: Callable[[tuple[int, ...]], object] = lambda pids: None
         self._thread: threading.Thread | None = None
 
@@ -38,18 +44,23 @@ class LoaderWorkers:
             with contextlib.suppress(OSError):  # too many open files: the next look remembers them
                 self._children = {child: known.get(child) or processes.identity_of(child)[1] for child in children}
 
-    def outlived(self, report: Callable[[tuple[int, ...]], object]) -> None:
-        """The rank is dead: begin to wait for its workers, in a thread, if there are any. report: called with the pids
-        of those that had to be killed, in any thread."""
+    def outlived(self, rank: Process, inherited: int | None, report: Callable[[tuple[int, ...]], object]) -> None:
+        """The rank is dead: begin to wait for its workers, in a thread.
+
+        inherited: descriptor of a file that the rank's forked children have open. report: called with the pids of those
+        that had to be killed, in any thread."""
         self._report = report
-        self._left = [identity for identity in self._children.items() if _is_worker(identity)]
-        if self._left:
-            thread = threading.Thread(target=self._end, args=(GRACE,), name="resilience-loader-workers", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # this host or process has no thread left: `finish` does the work
-                return
-            self._thread = thread
+        self._rank_began = rank.start_time or 0
+        self._left = [identity for identity in self._children.items() if identity[0] != os.getpid()]
+        if inherited is not None:
+            with contextlib.suppress(OSError):
+                self._inherited = processes.OpenFile.of(inherited)
+        thread = threading.Thread(target=self._end, args=(GRACE,), name="resilience-loader-workers", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # this host or process has no thread left: `finish` does the work
+            return
+        self._thread = thread
 
     @property
     def is_waiting(self) -> bool:
@@ -68,12 +79,21 @@ class LoaderWorkers:
     def _end(self, limit: float) -> None:
         deadline = time.monotonic() + limit
         killed = []
-        for identity in self._left:
+        for identity in {*self._left, *self._heirs()}:  # of other kinds too: a young worker has no name yet
             if not processes.await_end(identity, deadline - time.monotonic()) and _is_worker(identity):
                 processes.kill(identity)
                 killed.append(identity[0])
         if killed:
-            self._report(tuple(killed))
+            self._report(tuple(sorted(killed)))
+
+    def _heirs(self) -> list[Identity]:
+        """Return the processes that have inherited the rank's file."""
+        if self._inherited is None:
+            return []
+        with contextlib.suppress(OSError):
+            heirs = map(processes.identity_of, self._inherited.holders())
+            return [heir for heir in heirs if heir[1] >= self._rank_began]  # the launcher has it open too
+        return []
 
 
 def _is_worker(identity: Identity) -> bool:

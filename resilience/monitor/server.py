@@ -235,7 +235,8 @@ class RankMonitor:
                     emitter.emit(events.LoaderWorkersKilled(pids))
                     file.close()  # its owner may have closed it before
 
-            self._loader_workers.outlived(report)
+            inherited = None if self._dump is None else self._dump.fd
+            self._loader_workers.outlived(self._rank, inherited, report)
 
     def _receive(self) -> bool:
         """Handle the rank's messages. Return True if there may be more."""

@@ -52,3 +52,30 @@ def _load_and_die(call: CallWrapper) -> None:
         resilience.step(step := step + 1)
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_while_its_worker_starts() -> tuple[int, int]:
+    """Rank 1 is killed in iteration 0, by its worker that has just been forked. Return (iteration, world size)."""
+
+    @Wrapper(soft_timeout=timedelta(seconds=60), hard_timeout=timedelta(seconds=90))
+    def function(call: CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        if call.iteration == 0 and os.environ["RANK"] == "1":
+            loader = DataLoader(Large(), num_workers=1, multiprocessing_context="fork", worker_init_fn=_kill_rank)
+            samples = iter(loader)
+            assert samples is not None  # kept: else its worker is asked to end
+            time.sleep(3600.0)  # until it is killed
+        while call.iteration == 0:
+            time.sleep(0.005)
+        return call.iteration, int(os.environ["WORLD_SIZE"])
+
+    return function()
+
+
+def _kill_rank(worker: int) -> None:
+    """End the rank before its worker has looked for the first time who its parent is."""
+    signs.Path("workers").write_text(str(os.getpid()))
+    rank = os.getppid()
+    os.kill(rank, signal.SIGKILL)
+    while os.getppid() == rank:
+        time.sleep(0.001)

@@ -93,8 +93,10 @@ def test_b_one_nodes_failure_stops_the_workers_of_all_for_a_new_cycle(launch: La
 
 def test_c_restarts_are_counted_for_the_job_and_not_for_each_agent(launch: Launch) -> None:
     script = """
-    print(cycle, os.environ['TORCHELASTIC_RESTART_COUNT'])
+    print(cycle, os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)
+    say('printed')
     if rank == cycle % 2:
+        await_file(f'printed.{cycle}.{1 - rank}')
         sys.exit(10 + cycle)
     await_file('never')
     """

@@ -52,6 +52,15 @@ def test_data_loader_workers_of_a_killed_rank_are_ended_though_nobody_reads_thei
     assert set(killed.event.pids) <= {worker.pid for worker in workers}
 
 
+def test_data_loader_worker_that_was_forked_just_before_its_rank_was_killed_is_ended(start: Start) -> None:
+    """Torch's worker then takes its new parent for its rank, and stays for ever."""
+    job = start(2, "tests.process.loading:killed_while_its_worker_starts")
+    assert job.wait()[0].value == (1, 1)
+    worker = int((job.folder / "workers").read_text())
+    (killed,) = job.of(events.LoaderWorkersKilled, rank=1, role="monitor")
+    assert killed.event.pids == (worker,)
+
+
 RANK = """
 import os, time
 worker = os.fork()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -26,7 +27,7 @@ def test_workers_end_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = LoaderWorkers()
     workers.look(6)
     reported: list[tuple[int, ...]] = []
-    workers.outlived(reported.append)
+    workers.outlived(processes.Process(os.getpid()), None, reported.append)
     assert not workers.is_waiting
     workers.finish(0.0)
     assert (killed, reported) == ([(7, 1)], [(7,)])
