@@ -6,6 +6,7 @@ everything is built and nothing changes any more."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from datetime import timedelta
@@ -202,6 +203,9 @@ class Training:
 
 
 def _anonymous_kib() -> int:
-    """Return the resident memory of this process that is no file's: pages of libraries come in one by one, for long."""
+    """Return the resident memory of this process that is no file's (pages of libraries come in one by one, for long)
+    and that glibc does not keep free: it keeps up to 16 heaps, each as large as it ever was, and each new thread may
+    take another one."""
+    ctypes.CDLL(None).malloc_trim(0)
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1])
