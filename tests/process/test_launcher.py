@@ -254,3 +254,9 @@ def test_lists_of_processes_name_rank_node_and_script(launch: Launch) -> None:
     assert commands["res-monitor 1"] == "resilience-monitor: rank 1 on node0"
     (job.folder / "go").touch()
     assert job.wait() == [0]
+
+
+def test_keys_of_rdzv_conf_that_have_no_effect_are_named(launch: Launch) -> None:
+    job = launch("", "--rdzv-conf", "joint_timeout=5,read_timeout=30", nproc=1)
+    assert job.wait() == [0]
+    assert "--rdzv-conf joint_timeout, read_timeout: no effect on this back end" in job.output(stream=2)

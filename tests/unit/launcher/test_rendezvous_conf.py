@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.errors import ConfigurationError
-from resilience.launcher.rendezvous_conf import number
+from resilience.launcher.rendezvous_conf import keys_without_effect, number
 from resilience.launcher.rendezvous_store import meet, static_rank
 
 
@@ -44,3 +44,10 @@ def test_wrong_value_is_refused_before_the_store_is_reached(backend: str, conf: 
 
 def test_rank_of_a_static_rendezvous_may_be_text() -> None:
     assert static_rank(parameters("static", rank="3")) == 3
+
+
+def test_keys_that_nothing_reads_are_told() -> None:
+    conf = "join_timeout=5, read_timeout=30,timeout=900,joint_timeout=5"
+    assert keys_without_effect(conf, is_etcd=False) == ["joint_timeout", "read_timeout", "timeout"]
+    assert keys_without_effect(conf, is_etcd=True) == ["joint_timeout", "timeout"]
+    assert keys_without_effect("", is_etcd=False) == []
