@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
@@ -35,7 +35,7 @@ from resilience.telemetry.timings import Histogram, bucket, upper_bound
 FRESH = 30.0  # seconds since the last write of a file; a running monitor writes every 15
 LAST_RECORDS = 8  # of a file, searched for its end
 
-_Place = tuple[int, int]  # cycle and iteration of a start
+_Place = tuple[int, int, int]  # cycle and iteration of a start, and how many starts there were before with both equal
 
 
 class Input(msgspec.Struct):
@@ -409,7 +409,7 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
     for place, start_kind, line in (value for file in rank.files for value in _single_values(file, notes)):
         if line.section in gathered:
             if line.end != "ok":
-                cut = ObservedCut(verdicts.judged(rank.number, place, line), line.j, start_kind)
+                cut = ObservedCut(verdicts.judged(rank.number, place[:2], line), line.j, start_kind)
                 for collected in gathered[line.section]:
                     collected.cuts.append(cut)
                 continue
@@ -428,7 +428,8 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
 
 def _single_values(file: _RankFile, notes: list[str]) -> Iterator[tuple[_Place, Start, durations.Value]]:
     """Yield the single values of a file, each with its start; note how many are cut off. Raises: ConfigurationError."""
-    place: _Place = (0, 0)
+    place: _Place = (0, 0, 0)
+    earlier: Counter[tuple[int, int]] = Counter()  # each call of a wrapped function begins with iteration 0
     start_kind: Start = "cold"
     try:
         lines, cut_off = single_durations.read_lines(file.path)
@@ -441,7 +442,9 @@ def _single_values(file: _RankFile, notes: list[str]) -> Iterator[tuple[_Place, 
         notes.append(f"{file.path}: {lines_cut_off} cut off, as by a full disk; the histogram has these durations")
     for line in lines:
         if isinstance(line, durations.Started):
-            place, start_kind = (line.cycle, line.iteration), line.how
+            start = (line.cycle, line.iteration)
+            place, start_kind = (*start, earlier[start]), line.how
+            earlier[start] += 1
         elif isinstance(line, durations.Value):
             yield place, start_kind, line
 

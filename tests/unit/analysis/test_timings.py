@@ -13,6 +13,7 @@ import pytest
 
 from resilience.analysis import timings
 from resilience.analysis.calibrate import Target, backtest, calibrate
+from resilience.analysis.observed import pool_of
 from resilience.core.configuration import Configuration
 from resilience.core.deadlines import Start
 from resilience.core.timeouts import Deadline, SeenInJob, Timeouts, in_force, of_rank, staleness
@@ -414,6 +415,21 @@ def test_first_occurrence_of_a_table_that_a_limit_ended_is_one_of_the_first(tmp_
         path.write_text(path.read_text() + "\n".join(rows_of_third) + "\n")
         made = limits(path, target=MONTHLY).deadlines
         assert [key for key, known in made.items() if known.warnings] == [name]
+
+
+def test_second_call_of_a_wrapped_function_is_another_start(tmp_path: Path) -> None:
+    """Its iterations are counted from 0 again."""
+    recorder, at = Recorder(tmp_path, Header("job", "node", 0, 1), at=1e9), 1e9
+    for call in range(2):
+        recorder.started("warm" if call else "cold", at, 0, 0)
+        for step in range(2000):
+            seconds = 0.1 if step % 40 else 5.1 + call / 10_000 + step / 1000
+            recorder.add("step", seconds, at)
+            at += seconds
+    recorder.close(at)
+    (observed,) = timings.read([tmp_path]).runs[0].deadlines.values()
+    assert ([start.how for start in observed.starts], observed.n) == (["cold", "warm"], 4000)
+    assert sum(count for seconds, count in pool_of([observed], 5).descending if seconds > 5.0) == 100
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
