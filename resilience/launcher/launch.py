@@ -60,7 +60,7 @@ from resilience.launcher.output import FINISH_LIMIT, PREEMPTED_LIMIT, DrainProce
 from resilience.launcher.preflight import Devices, Gate, PeriodicCheck, PreflightCheck, checks
 from resilience.launcher.rendezvous import Handler
 from resilience.launcher.rendezvous_conf import keys_without_effect
-from resilience.launcher.rendezvous_store import ETCD_KINDS, KINDS, kind_of
+from resilience.launcher.rendezvous_store import KINDS, kind_of
 from resilience.launcher.signals import Signals
 from resilience.launcher.stores import StoreProcess
 from resilience.launcher.summary import success, summary
@@ -92,7 +92,7 @@ def launch(command: Command) -> int:
         name = agent_node_name(settings.job_id or f"{config.run_id} {config.rdzv_endpoint}")
         rendezvous = rendezvous_parameters(config, command, settings.attempt_hint)
         choice = group_rank(command, rendezvous)
-        unread = keys_without_effect(command.torchrun.rdzv_conf, kind_of(rendezvous) in ETCD_KINDS)
+        unread = keys_without_effect(command.torchrun.rdzv_conf, kind_of(rendezvous))
         if unread:
             note(f"--rdzv-conf {', '.join(unread)}: no effect on this back end (docs/launcher.md lists the keys)")
         try:

@@ -10,11 +10,14 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.errors import ConfigurationError
 
-KEYS = {
-    *("inner", "is_host", "node", "join_timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
-    *("store_timeout", "rank", "attempt"),
+KEYS = {"inner", "join_timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"}
+ETCD_KEYS = {"attempt", "read_timeout", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert"}
+KEYS_OF = {  # what each back end reads besides
+    "c10d": {"is_host", "store_timeout"},
+    "static": {"rank", "store_timeout"},
+    "etcd": ETCD_KEYS,
+    "etcd-v2": ETCD_KEYS,
 }
-ETCD_KEYS = {"read_timeout", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert"}
 LARGEST = 1e9  # threads and sockets take no time limit above some 292 years, nor an infinite one
 
 
@@ -55,12 +58,12 @@ def switch(parameters: RendezvousParameters, key: str) -> bool | None:
         raise _wrong(key, parameters.get(key), "1 or 0, true or false, yes or no") from error
 
 
-def keys_without_effect(conf: str, is_etcd: bool) -> list[str]:
+def keys_without_effect(conf: str, kind: str) -> list[str]:
     """Return the keys that nothing reads: misspelt ones, and those that only torchrun or another back end knows.
 
-    conf: as given; torch adds keys of its own."""
+    conf: as given, because torch adds keys of its own; kind: of the back end."""
     given = {setting.partition("=")[0].strip() for setting in conf.split(",")} - {""}
-    return sorted(given - (KEYS | ETCD_KEYS if is_etcd else KEYS))
+    return sorted(given - KEYS - KEYS_OF[kind])
 
 
 def _wrong(key: str, setting: object, expected: str) -> ConfigurationError:

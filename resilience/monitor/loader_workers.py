@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from resilience.adapters import processes
 from resilience.adapters.processes import Process
@@ -79,8 +79,10 @@ class LoaderWorkers:
     def _end(self, limit: float) -> None:
         deadline = time.monotonic() + limit
         killed = []
-        for identity in {*self._left, *self._heirs()}:  # of other kinds too: a young worker has no name yet
-            if not processes.await_end(identity, deadline - time.monotonic()) and _is_worker(identity):
+        left = {*self._left, *self._heirs()}  # of other kinds too: a young worker has no name yet
+        pids = {pid for pid, _ in left}
+        for identity in left:
+            if not processes.await_end(identity, deadline - time.monotonic()) and _is_orphan(identity, pids):
                 processes.kill(identity)
                 killed.append(identity[0])
         if killed:
@@ -96,5 +98,9 @@ class LoaderWorkers:
         return []
 
 
-def _is_worker(identity: Identity) -> bool:
-    return processes.is_alive(identity) and processes.name(identity[0]) == WORKER
+def _is_orphan(identity: Identity, others: Container[int]) -> bool:
+    """Return True for a worker that has lost its rank. others: a worker of one of these has its own parent."""
+    state = processes.state(identity[0])
+    if state is None or state.start_time != identity[1] or state.state in "ZX":
+        return False
+    return processes.name(identity[0]) == WORKER and state.parent not in others

@@ -47,7 +47,8 @@ def test_rank_of_a_static_rendezvous_may_be_text() -> None:
 
 
 def test_keys_that_nothing_reads_are_told() -> None:
-    conf = "join_timeout=5, read_timeout=30,timeout=900,joint_timeout=5"
-    assert keys_without_effect(conf, is_etcd=False) == ["joint_timeout", "read_timeout", "timeout"]
-    assert keys_without_effect(conf, is_etcd=True) == ["joint_timeout", "timeout"]
-    assert keys_without_effect("", is_etcd=False) == []
+    conf = "join_timeout=5, read_timeout=30,timeout=900,is_host=1,rank=1,node=a"
+    assert keys_without_effect(conf, "c10d") == ["node", "rank", "read_timeout", "timeout"]
+    assert keys_without_effect(conf, "static") == ["is_host", "node", "read_timeout", "timeout"]
+    assert keys_without_effect(conf, "etcd") == ["is_host", "node", "rank", "timeout"]
+    assert keys_without_effect("", "c10d") == []
