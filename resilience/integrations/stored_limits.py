@@ -41,7 +41,8 @@ class LimitsFile:
         configuration = configuration_of(launched_folder(), settings.calibration_key, world_size)
         self.path = None if "://" in str(folder) else Path(folder) / FILE
         # Without the command's arguments: only the owner may read job.json, others may read this file.
-        self._configuration = msgspec.structs.replace(configuration, arguments=())
+        # With the ranks of this cycle: job.json has the most that the job may have.
+        self._configuration = msgspec.structs.replace(configuration, arguments=(), world_size=world_size)
         self._start = "/".join(
             map(str, (settings.job_id, settings.attempt_hint, settings.cycle, settings.restart_count))
         )

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median_low
 
 import msgspec
 
@@ -30,6 +31,9 @@ from resilience.telemetry.timings import Timings
 HOUR = 3600.0
 STANDSTILLS = 8  # the most recent ones that are remembered, for occurrences that are recorded later
 LATER = 1e-3  # seconds by which a sign has to be later than another one to count as a different sign
+
+JUMP = 10  # a step that rises by more than so many times the usual was read from a checkpoint
+_RISES = 99  # of the step, the first ones after a start
 
 
 class _Statistics(msgspec.Struct):
@@ -60,6 +64,30 @@ class _Started(msgspec.Struct, frozen=True):
     iteration: int
 
 
+class _Rises(msgspec.Struct):
+    """By how much the step rose in all. A program may report every tenth step, and the last one of an epoch besides.
+
+    The jump of a program that reports a step before it loads its checkpoint is no progress: a rise beyond JUMP times
+    the median counts as the median. first: the first rises, which tell the median; later: the sum of all others."""
+
+    first: list[int] = []
+    later: int = 0
+
+    def add(self, rise: int) -> None:
+        if len(self.first) < _RISES:
+            self.first.append(rise)
+        else:
+            self.later += self._usual(rise)
+
+    @property
+    def total(self) -> int:
+        return sum(map(self._usual, self.first)) + self.later
+
+    def _usual(self, rise: int) -> int:
+        median = median_low(self.first)
+        return median if rise > JUMP * median else rise
+
+
 class Position(msgspec.Struct, frozen=True):
     """Where a recorder is, so that another monitor can continue. starting: a start without any sign of life yet.
     counts: occurrences since the last start. recorded: all occurrences so far that ended well."""
@@ -70,7 +98,7 @@ class Position(msgspec.Struct, frozen=True):
     left_at: float | None
     was_slow: dict[str, bool]
     first_step: int | None
-    rise: int | None
+    rises: _Rises
     silent_from: float
     has_beaten: bool
     recorded: int
@@ -97,7 +125,7 @@ class DurationRecorder:
         self._phases: Mapping[str, Phases] = {}
         self._was_slow: dict[str, bool] = {}  # at all expected positions so far, by deadline
         self._first_step: int | None = None  # since the last start; None: no step was reported
-        self._rise: int | None = None  # the smallest one of the step since the last start
+        self._rises = _Rises()  # of the step since the last start
         self._statistics: dict[str, _Statistics] = {}
         self._gaps: list[
             tuple[float, float]
@@ -166,7 +194,7 @@ class DurationRecorder:
             self._left_at,
             self._was_slow,
             self._first_step,
-            self._rise,
+            self._rises,
             self._silent_from,
             self._has_beaten,
             self._recorder.recorded,
@@ -177,7 +205,7 @@ class DurationRecorder:
         occurrences it had not written."""
         self.how, self._starting, self._left_at = position.how, position.starting, position.left_at
         self._counts, self._was_slow = Counter(position.counts), dict(position.was_slow)
-        self._first_step, self._rise = position.first_step, position.rise
+        self._first_step, self._rises = position.first_step, position.rises
         self._silent_from, self._has_beaten = position.silent_from, position.has_beaten
         return self._recorder.continue_count(position.counts, position.recorded)
 
@@ -224,7 +252,7 @@ class DurationRecorder:
             self._note_start(began)
             if entry.is_step:
                 if entry.duration > 0.0:  # the first one only starts the clock
-                    self._rise = entry.rise if self._rise is None else min(self._rise, entry.rise)
+                    self._rises.add(entry.rise)
                     self._add(STEP, entry.duration, began)
             elif not entry.name:
                 self._add(HEARTBEAT, entry.duration, began)
@@ -235,8 +263,7 @@ class DurationRecorder:
         if announced is not None and not self._has_beaten:
             self._take_initial(closed, still_open, announced, heartbeat_at)
         if step is not None and self._starting is None:  # later steps count from the first one
-            counted = (self._rise or 1) * self._counts[STEP]  # a program may report every tenth step
-            self._first_step = max(step - counted, self._first_step or 0)
+            self._first_step = max(step - self._rises.total, self._first_step or 0)
             if self.how == "cold":
                 self._recorder.state.first_step = self._first_step
 
@@ -275,7 +302,7 @@ class DurationRecorder:
             start, self._starting = self._starting, None
             self._counts.clear()
             self._was_slow.clear()
-            self._first_step = self._rise = None
+            self._first_step, self._rises = None, _Rises()
             self._gaps.clear()
             self._left_at = None
             self._read_configuration()

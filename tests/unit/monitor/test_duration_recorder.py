@@ -255,11 +255,22 @@ def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) ->
         ((0, 1, 2, 3, 4), True),
         ((1, 2, 3, 4, 5), True),
         ((0, 10, 20, 30, 40), True),
+        ((0, 10, 20, 23, 33), True),
+        ((1, 10, 20, 30, 40), True),
         ((400, 401, 402, 403, 404), False),
         ((0, 5000, 5001, 5002, 5003), False),
         ((), False),
     ],
-    ids=["from 0", "from 1", "in tens", "resumed", "resumed after a first sign", "no steps"],
+    ids=[
+        "from 0",
+        "from 1",
+        "in tens",
+        "ends of epochs",
+        "1 and tens",
+        "resumed",
+        "resumed after a first sign",
+        "no steps",
+    ],
 )
 @pytest.mark.parametrize("looks", [1, 5])
 def test_positions_without_a_phase_are_believed_if_the_steps_begin_at_the_beginning(
