@@ -2,8 +2,8 @@
 
 They are in a file that all ranks read without communication, so all must come to the same answer. Limits of another
 workload or another number of ranks are refused. A limit that is too short would end each start that uses it. So limits
-are on trial in a start until each of its sections has ended once: rank 0 notes the start in the file, and later starts
-refuse the limits as long as that note is there."""
+are on trial in a start until each of its sections has ended once on each rank and the ranks have met: rank 0 notes the
+start in the file, and later starts refuse the limits as long as that note is there."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ class Watching:
 
     def _forget(self) -> None:
         self._closed: set[str] = set()  # names of finished sections
-        self._on_trial: set[str] = set()  # sections with a stored limit that have not ended yet
+        self._on_trial: set[str] = set()  # sections with a stored limit that have not ended yet on this rank
+        self._has_trial = False  # on any rank
         self._epochs = 0
         self._first_step: int | None = None
         self._steps = 0
@@ -254,6 +255,7 @@ class Watching:
         if ranks["unwatched"] or self._client is None or not (ranks["new"] or is_last):
             return
         self._is_due = False
+        self._has_trial = bool(ranks["on trial"])
         closed = {name for name in SECTIONS if ranks[f"closed {name}"]}
         is_complete = (
             self._reports_its_end and CHECKPOINT in closed and (VALIDATION in closed or not ranks["validates"])
@@ -273,6 +275,7 @@ class Watching:
         return {
             "unwatched": float(self._client is None),
             "new": float(self._is_due),
+            "on trial": float(bool(self._on_trial)),
             "resumed": float(self.is_resumed),
             "validates": float(self.validates),
             "epochs": float(self._epochs),
@@ -280,17 +283,16 @@ class Watching:
         }
 
     def _confirm(self, name: str) -> None:
-        """Note that a section has ended under its stored limit. After the last one, the next start may use the limits
-        whatever ends this one."""
+        """Note that a section has ended under its stored limit. When the ranks meet after the last one of any rank, the
+        trial is over: the next start may use the limits whatever ends this one."""
         if name in self._on_trial:
             self._on_trial.remove(name)
-            if not self._on_trial and self._client is not None:
-                self._store_limits(self._client)
+            self._is_due |= not self._on_trial
 
     def _store_limits(self, monitor_client: RankMonitorClient) -> None:
         if self._rank == 0 and self._file is not None:
             state, path = monitor_client.state_dict(), self._file.path
-            if not self._file.write(state, is_on_trial=bool(self._on_trial)):
+            if not self._file.write(state, is_on_trial=self._has_trial):
                 self._logger.warning("calculated limits are not stored for the next start: %s cannot be written", path)
 
     def _load_limits(self, monitor_client: RankMonitorClient, file: LimitsFile) -> None:
@@ -305,6 +307,7 @@ class Watching:
         else:
             self._log(f"limits from {file.path} are used")
             self._on_trial = set(monitor_client.section_timeouts.calculated_sections)
+            self._has_trial = bool(self._on_trial)
             self._store_limits(monitor_client)
 
     def _log(self, line: str) -> None:

@@ -332,9 +332,26 @@ def test_limits_under_which_each_section_has_ended_are_used_again(
     else:
         with one.section(CHECKPOINT):
             pass
+        steps(one)  # the ranks meet
     cycle(2)
     begun(tmp_path)
     assert is_used()
+
+
+def test_limits_that_another_rank_has_not_lived_through_stay_on_trial(
+    told: list[str], tmp_path: Path, cycle: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycle(0)
+    start_with_limits(tmp_path)
+    cycle(1)
+    one = begun(tmp_path)
+    with one.section(CHECKPOINT):
+        pass
+    monkeypatch.setattr(rank_reductions, "over_ranks", lambda values: {**values, "on trial": 1.0})
+    steps(one)
+    cycle(2)
+    begun(tmp_path)
+    assert not is_used()
 
 
 def test_limits_of_another_run_in_the_same_folder_are_not_used(
