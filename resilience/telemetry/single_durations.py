@@ -1,11 +1,13 @@
 """Which single durations did a rank record?  Reads the file of them, line by line.
 
 `telemetry.durations` defines the lines and writes them. A disk that was full for a moment cuts a line off, and the file
-goes on with the next one. Such a line is left out and counted. Anything else that is no line of the file is an error:
+goes on with the next one, if another process writes it in the same line. A line that was cut off is left out and
+counted. Anything else that is no line of the file is an error:
 partial data would give wrong limits."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Iterable, Iterator
@@ -38,7 +40,9 @@ def read_values(path: Path) -> Iterator[tuple[int, Line]]:
 
     Raises: OSError, DecodeError with the number of the line in front."""
     with path.open("rb") as file:
-        yield from _values(file)
+        for number, line in _values(file):
+            if line is not None:
+                yield number, line
 
 
 def read_lines(path: Path) -> Lines:
@@ -48,11 +52,12 @@ def read_lines(path: Path) -> Lines:
     try:
         return Lines(_lines(content), 0)
     except DecodeError:
-        lines = [line for _, line in _values(io.BytesIO(content))]
-        return Lines(lines, content.count(b"\n") - len(lines))
+        found = [line for _, line in _values(io.BytesIO(content))]
+        return Lines([line for line in found if line is not None], found.count(None))
 
 
-def _values(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
+def _values(lines: Iterable[bytes]) -> Iterator[tuple[int, Line | None]]:
+    """Yield (line number, line); None stands for a line that was cut off."""
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             return
@@ -61,6 +66,10 @@ def _values(lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
         except DecodeError as error:
             if not _is_cut_off(line):
                 raise DecodeError(f"line {number}: {error}") from error
+            yield number, None
+            if line.rfind(_BEGIN) > 0:
+                with contextlib.suppress(DecodeError):
+                    yield number, _line(line[line.rfind(_BEGIN) :])
 
 
 def _is_cut_off(line: bytes) -> bool:
