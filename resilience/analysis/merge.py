@@ -49,9 +49,11 @@ class LineFilter(msgspec.Struct, frozen=True):
 class MergedLines:
     """The lines of a run folder in order. Iterate once; `bad` and `unreadable` are final afterwards.
 
-    choice: the lines to select."""
+    choice: the lines to select. clocks: the clocks to correct; None: as the run's barriers show; (): none."""
 
-    def __init__(self, folder: Path, choice: LineFilter | None = None) -> None:
+    def __init__(
+        self, folder: Path, choice: LineFilter | None = None, clocks: tuple[NodeClock, ...] | None = None
+    ) -> None:
         self.folder = folder
         self.choice = LineFilter() if choice is None else choice
         self._is_wanted = _test(self.choice)
@@ -61,7 +63,7 @@ class MergedLines:
         for path, kind in files:
             if kind == "record" and path.stem.endswith("-agent"):
                 self._note_workers(path)
-        self.clocks: tuple[NodeClock, ...] = clocks_of(folder)
+        self.clocks: tuple[NodeClock, ...] = clocks_of(folder) if clocks is None else clocks
         self._offsets = {clock.node: clock.offset_ns for clock in self.clocks}
         self._add(files)
 

@@ -178,7 +178,8 @@ def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
         FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
               UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text_path])})"""
     )
-    needs_history = any(view in sql for view in _OF_HISTORY)  # these views need a fold over all records
+    names = sql.lower()  # DuckDB ignores the case of names
+    needs_history = any(view in names for view in _OF_HISTORY)  # these views need a fold over all records
     history = history_of(folder) if needs_history else History()
     tables = {"timings": _timings_of(folder), "periods": _periods_of(folder), "calls": _calls_of(folder)}
     tables |= {view: rows(history) for view, rows in _OF_HISTORY.items()}
@@ -225,7 +226,7 @@ def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _text_of(folder: Path) -> Iterator[dict[str, Any]]:
-    for line in MergedLines(folder, LineFilter(kinds=frozenset({"text"}))):
+    for line in MergedLines(folder, LineFilter(kinds=frozenset({"text"})), clocks=()):
         place = {"node": line.node, "initial_rank": line.rank, "cycle": line.cycle}
         about = {"ts": utc(line.at_ns), "level": line.level, "event": line.event, "kind": "text"}
         yield {**about, **place, "file": line.file, **fields_of(line)}

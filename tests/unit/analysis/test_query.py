@@ -24,6 +24,7 @@ from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.nested_streams import nested
 from tests.support.record_streams import Fault, job
 from tests.support.server import ROOT
+from tests.unit.analysis.test_merge import met
 
 pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
 
@@ -85,6 +86,24 @@ def test_logs_hold_log_lines_and_plain_lines(run: Path) -> None:
     ]
     assert answers(run, "SELECT fields->>'$.path' FROM logs WHERE event = 'saved'") == [("/x",)]
     assert answers(run, "SELECT epoch_ns(ts) FROM logs WHERE kind = 'text'") == [(AT + SECOND,)]
+
+
+def test_names_of_views_may_be_written_in_capitals(run: Path) -> None:
+    assert answers(run, "SELECT count(*) FROM INCIDENTS") == [(1,)]
+    assert answers(run, "SELECT count(*) FROM Phases") == answers(run, "SELECT count(*) FROM phases") != [(0,)]
+
+
+def test_log_lines_and_plain_lines_have_the_clock_of_their_node(tmp_path: Path) -> None:
+    ahead = 90 * SECOND
+    met(tmp_path, "a", 0, 0, (0,), (1000,))
+    met(tmp_path, "b", 1, ahead, (0,), (1000,))
+    started = events.WorkerStarted(local_rank=0, worker_rank=1, worker_pid=7, how="cold")
+    write(tmp_path, "records/b-agent.jsonl", record_line(started, AT + ahead, "b"))
+    write(tmp_path, "logs/b-1.jsonl", log_line("logged", AT + ahead + SECOND, 1, node="b"))
+    write(tmp_path, "output/0/1.out", b"printed\n")
+    write(tmp_path, "output/0/1.out.times", b"0 %d\n" % (AT + ahead + 2 * SECOND))
+    found = answers(tmp_path, "SELECT event, epoch_ns(ts) FROM logs ORDER BY ts")
+    assert found == [("logged", AT + ahead + SECOND), ("printed", AT + ahead + 2 * SECOND)]
 
 
 def test_timings_have_a_row_for_each_rank_and_section(run: Path) -> None:
