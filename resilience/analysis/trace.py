@@ -8,15 +8,14 @@ goes to another thread of that rank. Perfetto output has corrected clocks; OTLP 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from resilience.analysis.clocks import NodeClock
 from resilience.analysis.load import RECORDS
-from resilience.analysis.merge import clocks_of, files_of, records_in
+from resilience.analysis.merge import files_of, offsets_of, records_in
 from resilience.attribution.incident import Incident
 from resilience.core import encoding, identity
 from resilience.core.events import PHASES
@@ -185,17 +184,19 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
 
     Source: "Trace Event Format" (Chromium) and Perfetto's "External trace formats": complete events (X),
     instants (i), flows (s, f), metadata (M)."""
-    clocks = clocks_of(folder)
-    zero = min((span.start_ns for batch in spans_of(folder, parent) for span in batch.spans), default=0)
-    causes = _causes(folder, parent, clocks)
+    offsets = offsets_of(folder)
+    zero = min((_first_start(batch, offsets) for batch in spans_of(folder, parent)), default=0)
+    causes = _causes(folder, parent, offsets)
     nodes: dict[str, int] = {}
+    named: set[str] = set()  # an arrow may number a node before its own spans come
     flows = 0
     for batch in spans_of(folder, parent):
         node = batch.node
-        if node not in nodes:
-            nodes[node] = len(nodes) + 1
+        nodes.setdefault(node, len(nodes) + 1)
+        if node not in named:
+            named.add(node)
             yield _named(nodes[node], 0, "process_name", f"node {node}")
-        offset = _offset(clocks, node) + zero
+        offset = offsets.get(node, 0) + zero
         used: set[int] = set()
         for lane, span in _lanes(_shown(batch.spans)):
             thread = _first_lane(batch) + lane
@@ -218,13 +219,17 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
                     yield {"ph": "f", "bp": "e", **flow, **target}
 
 
-def _causes(folder: Path, parent: Trace | None, clocks: Sequence[NodeClock]) -> dict[int, tuple[str, int, int]]:
+def _first_start(batch: Batch, offsets: Mapping[str, int]) -> int:
+    return min(span.start_ns for span in batch.spans) - offsets.get(batch.node, 0)
+
+
+def _causes(folder: Path, parent: Trace | None, offsets: Mapping[str, int]) -> dict[int, tuple[str, int, int]]:
     """Return node, thread and time of each interruption, by span id, for arrows to them."""
     causes: dict[int, tuple[str, int, int]] = {}
     for batch in spans_of(folder, parent):
         for lane, span in _lanes(_shown(batch.spans)):
             if span.name == "interruption":
-                at = span.start_ns - _offset(clocks, batch.node)
+                at = span.start_ns - offsets.get(batch.node, 0)
                 causes[span.span_id] = (batch.node, _first_lane(batch) + lane, at)
     return causes
 
@@ -278,10 +283,6 @@ def _within(span: Span, parent: Span | None) -> Span:
     start = parent.start_ns if 0 < parent.start_ns - start <= SLACK_NS else start
     end = parent.end_ns if 0 < end - parent.end_ns <= SLACK_NS else end
     return msgspec.structs.replace(span, start_ns=start, end_ns=max(start, end))
-
-
-def _offset(clocks: Sequence[NodeClock], node: str) -> int:
-    return next((clock.offset_ns for clock in clocks if clock.node == node), 0)
 
 
 def _slice(span: Span, place: Place, offset: int) -> dict[str, Any]:

@@ -227,6 +227,32 @@ def test_every_event_has_what_the_format_asks_of_its_phase(run: Path, tmp_path: 
     assert {pid for name, pid, _ in named if name == "process_name"} == {pid for pid, _ in used}
 
 
+def test_node_that_an_arrow_points_from_has_its_name_too(told: Job, tmp_path: Path) -> None:
+    folder = told.write(tmp_path / "run")
+    for path in (folder / "records").iterdir():
+        node = "b" if path.stem == "node-2" else "a"  # rank 2 fails
+        path.write_bytes(path.read_bytes().replace(b'"node":"node"', b'"node":"%s"' % node.encode()))
+        path.rename(path.with_stem(path.stem.replace("node", node)))
+    found = list(perfetto(folder))
+    assert {event["pid"] for event in found if event["ph"] == "s"} == {1, 2}
+    names = [(event["pid"], event["args"]["name"]) for event in found if event["name"] == "process_name"]
+    assert names == [(1, "node a"), (2, "node b")]
+
+
+def test_run_begins_at_0_on_the_corrected_clock(tmp_path: Path) -> None:
+    """Perfetto drops events before 0. Here the node whose clock is ahead is the one that began first."""
+    for node, ahead, began in (("a", 0, 29), ("b", 90, 0)):
+        phase = [
+            (events.CyclePhaseStarted("rendezvous"), began),
+            (events.CyclePhaseEnded("rendezvous", "completed", 30.0 - began), 30),
+            (events.CycleStarted("first", 0, 3), 30),
+        ]
+        content = [record_line(event, AT + (at + ahead) * SECOND, node) for event, at in phase]
+        write(tmp_path, f"records/{node}-agent.jsonl", *content)
+    begins = [(event["pid"], event["ts"]) for event in perfetto(tmp_path) if event["name"] == "rendezvous"]
+    assert begins == [(1, 29e6), (2, 0.0)]
+
+
 def test_what_has_no_end_on_record_lasts_to_the_end_of_its_file(tmp_path: Path) -> None:
     started = record_line(events.IterationStarted(2, "active"), AT, rank=0, iteration=0)
     later = record_line(events.StageStarted("run"), AT + SECOND, rank=0, iteration=0)
