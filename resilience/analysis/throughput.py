@@ -1,17 +1,19 @@
 """How many steps per second did the job make over time?  From the ranks' step durations, for the HTML page.
 
 All ranks step together, so each stretch of time has the median of the ranks that made steps in it. For a large job only
-some ranks are read. Steps that were repeated after a restart count too."""
+some ranks are read. Steps that were repeated after a restart count too. Times are on the corrected clock
+(`analysis.clocks`), as in the lanes of the page."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from resilience.analysis.merge import files_of
+from resilience.analysis.merge import files_of, offsets_of
 from resilience.core.deadlines import STEP
 from resilience.errors import DecodeError
 from resilience.telemetry import durations
@@ -33,7 +35,9 @@ class Rate(msgspec.Struct, frozen=True):
 def throughput_of(folder: Path) -> tuple[Rate, ...]:
     """Return the steps per second of a run, () if no steps are recorded. Unreadable files are left out."""
     paths = files_of(folder, "timings", ".hist")
-    ranks = [recorded for path in paths[:: max(1, len(paths) // MOST_FILES)] if (recorded := _read(path)) is not None]
+    paths = paths[:: max(1, len(paths) // MOST_FILES)]
+    offsets = offsets_of(folder) if paths else {}
+    ranks = [recorded for path in paths if (recorded := _read(path, offsets)) is not None]
     if not ranks:
         return ()
     period = max(rank.period_s for rank in ranks)
@@ -54,12 +58,16 @@ def throughput_of(folder: Path) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
-def _read(path: Path) -> Durations | None:
+def _read(path: Path, offsets: Mapping[str, int]) -> Durations | None:
+    """Return a rank's durations on the corrected clock; None without steps."""
     try:
         recorded = durations.read_histograms(path)
     except (OSError, DecodeError):
         return None  # incomplete, or of another version
-    return recorded if STEP in recorded.deadlines else None
+    if STEP not in recorded.deadlines:
+        return None
+    offset_s = offsets.get(path.stem.rpartition("-")[0], 0) / 1e9
+    return msgspec.structs.replace(recorded, began_at=recorded.began_at - offset_s)
 
 
 def _steps_by_stretch(rank: Durations, begin: float, period: float) -> dict[int, float]:

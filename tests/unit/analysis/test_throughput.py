@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from resilience.analysis.throughput import throughput_of
 from resilience.core.deadlines import STEP
 from resilience.telemetry.durations import PERIOD, Header, Recorder
+from tests.support.lines import SECOND
+from tests.unit.analysis.test_merge import met
 
 
-def stepped(folder: Path, rank: int, began_at: float, rates: list[float], seconds: float = PERIOD) -> None:
+def stepped(
+    folder: Path, rank: int, began_at: float, rates: list[float], seconds: float = PERIOD, node: str = "node"
+) -> None:
     """Record a rank that makes so many steps a second, for `seconds` each."""
-    recorder = Recorder(folder, Header("job", "node", rank, 2), at=began_at)
+    recorder = Recorder(folder, Header("job", node, rank, 2), at=began_at)
     at = began_at
     for rate in rates:
         for number in range(round(rate * seconds)):
@@ -60,6 +64,15 @@ def test_rank_whose_clock_was_wrong_at_its_start_is_left_out(wrong_at: float, tm
         (1_700_000_000 * 10**9, 4.0),
         (1_700_000_010 * 10**9, 4.0),
     ]
+
+
+def test_steps_are_on_the_corrected_clock(tmp_path: Path) -> None:
+    """A node with a clock of its own does not draw a stall."""
+    for node, rank, ahead in (("a", 0, 0), ("b", 1, 90)):
+        met(tmp_path, node, rank, ahead * SECOND, (0,), (1000,))
+        stepped(tmp_path, rank, 1000.0 + ahead, [4.0, 4.0], node=node)
+    rates = throughput_of(tmp_path)
+    assert [(rate.begin_ns, rate.steps_a_second) for rate in rates] == [(1000 * 10**9, 4.0), (1010 * 10**9, 4.0)]
 
 
 def test_run_without_steps_has_none(tmp_path: Path) -> None:
