@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,25 @@ def replace(path: Path, content: bytes) -> bool:
     except (OSError, ValueError):  # ValueError: a zero byte in the path
         return False
     return True
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that replaces `path` once the block has succeeded; otherwise `path` is unchanged. A
+    link, a device or a pipe is written in place. Raises: OSError."""
+    is_in_place = path.is_symlink() or (path.exists() and not path.is_file())
+    if is_in_place:
+        yield path
+        return
+    temporary = path.with_name(f".{os.urandom(6).hex()}.tmp")  # the name itself may be as long as a name may be
+    try:
+        yield temporary
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def create(path: Path, content: bytes, is_private: bool = False) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from resilience.adapters import files
 from resilience.analysis.merge import history_of, uncertainty_of
 from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
 from resilience.analysis.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall, waterfall
@@ -57,15 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format != "text":
         refuse_together(f"--format {arguments.format}", incident=arguments.incident, json=arguments.json)
     folder = find_run(arguments.run)
-    with _opened(arguments.output) as output:
-        if arguments.format == "text":
-            restart = _restart(folder, arguments.incident)
+    if arguments.format == "text":
+        restart = _restart(folder, arguments.incident)
+        with _opened(arguments.output) as output:
             if arguments.json:
                 say_json(encoding.to_json_page(restart), output)
             else:
                 show(waterfall_lines(restart, width_of_terminal()), output)
-            return 0
-        parent = parent_of(folder)
+        return 0
+    parent = parent_of(folder)
+    with _opened(arguments.output) as output:
         if arguments.format == "perfetto":
             _write_events(perfetto(folder, parent), output)
         else:
@@ -76,14 +78,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _opened(path: str | None) -> Iterator[TextIO]:
+    """Yield stdout, or a file that replaces `path` once all is written."""
     if path is None:
         yield sys.stdout
         return
+    names: tuple[str | None, ...] = (None, str(Path(path)))
     try:
-        with Path(path).open("w", encoding="utf-8", errors="backslashreplace") as file:
-            yield file
+        with files.replacing(Path(path)) as written:
+            names += (str(written),)
+            with written.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                yield file
     except OSError as error:  # also of a write: the disk is full
-        if error.filename not in (None, path):
+        if error.filename not in names:
             raise
         raise ConfigurationError(f"--output {path}: cannot be written: {error.strerror or error}") from None
 

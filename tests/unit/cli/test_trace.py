@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from resilience.analysis.waterfall import PhaseRow, Step, Waterfall
-from resilience.cli import main
+from resilience.cli import main, trace
 from resilience.cli.render import plain
 from resilience.cli.trace import summary, waterfall_lines
 from resilience.telemetry.recording import JobRecord
@@ -141,11 +143,48 @@ def test_trace_of_a_job_is_the_one_that_it_was_started_in(
     [
         (["--incident", "9"], "has incidents 1 to 2"),
         (["--format", "perfetto", "--output", "/nowhere/trace.json"], "cannot be written"),
+        (["--output", "./nowhere/trace.json"], "--output ./nowhere/trace.json: cannot be written"),
+        (["--output", "/"], "--output /: cannot be written: Is a directory"),
     ],
 )
 def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert main(["trace", str(run), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_output_file_is_kept_if_there_is_nothing_to_write(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "restart.txt"
+    file.write_text("of yesterday")
+    assert main(["trace", str(run), "--incident", "9", "-o", str(file)]) == 2
+    assert file.read_text() == "of yesterday"
+
+
+def test_output_file_is_replaced_as_a_whole(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("of yesterday")
+    file.chmod(0o600)
+
+    def torn(*_: object) -> Iterator[dict[str, Any]]:
+        yield {"ph": "X"}
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trace, "perfetto", torn)
+        assert main(["trace", str(run), "--format", "perfetto", "-o", str(file)]) == 2
+    assert file.read_text() == "of yesterday"
+    assert main(["trace", str(run), "--format", "perfetto", "-o", str(file)]) == 0
+    assert json.loads(file.read_text())["traceEvents"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "trace.json"}
+
+
+def test_output_through_a_link_leaves_the_link(run: Path, tmp_path: Path) -> None:
+    """/dev/stdout is one."""
+    file, link = tmp_path / "restart.txt", tmp_path / "link"
+    link.symlink_to(file)
+    assert main(["trace", str(run), "-o", str(link)]) == 0
+    assert link.is_symlink()
+    assert "Critical path" in file.read_text()
 
 
 def test_run_without_a_restart_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
