@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.adapters.files import ROTATED
-from resilience.analysis.clocks import NodeClock, clocks
+from resilience.analysis.clocks import NodeClock, clocks, largest_difference_ns
 from resilience.analysis.lines import LEVELS, FileLines, Kind, KnownFile, Line, last_stamp
 from resilience.analysis.load import RECORDS
 from resilience.attribution.incident import Incident
@@ -185,9 +185,9 @@ def offsets_of(folder: Path) -> dict[str, int]:
 
 
 def uncertainty_of(folder: Path) -> float | None:
-    """Return by how many seconds the clocks of two nodes may differ; None for one node, or if unknown."""
-    uncertainties = [clock.uncertainty_ns for clock in clocks_of(folder) if clock.uncertainty_ns]
-    return max(uncertainties) / 1e9 if uncertainties else None
+    """Return by how many seconds the clocks of two nodes may differ; None for one node, or if one is unknown."""
+    largest = largest_difference_ns(clocks_of(folder))
+    return None if largest is None else largest / 1e9
 
 
 def history_of(folder: Path, records: Iterable[Record] | None = None) -> History:

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilience.analysis import lines, merge
-from resilience.analysis.clocks import NodeClock
+from resilience.analysis.clocks import NodeAtBarrier, NodeClock, compared
 from resilience.analysis.lines import FileLines, KnownFile, line_text
-from resilience.analysis.merge import LineFilter, MergedLines, history_of, last_ns, window
+from resilience.analysis.merge import LineFilter, MergedLines, history_of, last_ns, uncertainty_of, window
 from resilience.attribution.incidents import fold, incidents_of
 from resilience.core import events
 from tests.support.lines import AT, SECOND, log_line, record_line, write
@@ -325,6 +325,83 @@ def test_agents_meet_at_the_rendezvous(tmp_path: Path) -> None:
         led_to = record_line(events.CycleStarted("first", 0, 3), AT + 1000 + ahead, node)
         write(tmp_path, f"records/{node}-agent.jsonl", began, ended, led_to)
     assert MergedLines(tmp_path).clocks[1] == NodeClock("b", 7000, 1000, 1)
+
+
+def test_clocks_of_two_nodes_may_differ_by_both_their_errors(tmp_path: Path) -> None:
+    met(tmp_path, "a", 0, 0, (0,), (SECOND,))
+    met(tmp_path, "b", 1, SECOND, (0,), (SECOND,))
+    met(tmp_path, "c", 2, -2 * SECOND, (SECOND * 9 // 10,), (2 * SECOND,))  # 3 s from b
+    assert [clock.offset_ns for clock in MergedLines(tmp_path).clocks] == [0, 0, 0]
+    assert uncertainty_of(tmp_path) == pytest.approx(2.0 + 2.1)
+
+
+def test_clocks_of_two_nodes_may_differ_by_anything_if_one_is_unknown(tmp_path: Path) -> None:
+    met(tmp_path, "a", 0, 0, (0,), (1000,))
+    met(tmp_path, "b", 1, 0, (0,), (1000,))
+    assert uncertainty_of(tmp_path) == pytest.approx(1e-6)
+    write(tmp_path, "records/z-2.jsonl", record_line(events.MonitorStarted(5), AT, "z", 2))
+    assert uncertainty_of(tmp_path) is None
+
+
+def test_nodes_are_compared_though_the_first_one_met_nobody(tmp_path: Path) -> None:
+    """It waits as a spare."""
+    write(tmp_path, "records/a-agent.jsonl", record_line(events.CyclePhaseStarted("rendezvous"), AT, "a"))
+    met(tmp_path, "b", 1, 0, (0,), (1000,))
+    met(tmp_path, "c", 2, 90 * SECOND, (0,), (1000,))
+    assert MergedLines(tmp_path).clocks == (
+        NodeClock("a", 0, None, 0),
+        NodeClock("b", 0, 0, 0),
+        NodeClock("c", 90 * SECOND, 1000, 1),
+    )
+
+
+def test_one_wrong_clock_is_the_one_that_is_corrected(tmp_path: Path) -> None:
+    for rank, node in enumerate("abcde"):
+        met(tmp_path, node, rank, -90 * SECOND if node == "a" else rank, (0,), (1000 + rank,))
+    clocks = MergedLines(tmp_path).clocks
+    assert [clock.offset_ns for clock in clocks[1:]] == [0, 0, 0, 0]
+    assert clocks[0].uncertainty_ns is not None
+    assert abs(clocks[0].offset_ns + 90 * SECOND) <= clocks[0].uncertainty_ns <= 2000
+
+
+def test_halves_that_disagree_take_the_clock_of_the_first_node(tmp_path: Path) -> None:
+    for rank, node in enumerate("abcd"):
+        met(tmp_path, node, rank, rank % 2 * 90 * SECOND, (0,), (1000,))
+    assert [clock.offset_ns for clock in MergedLines(tmp_path).clocks] == [0, 90 * SECOND, 0, 90 * SECOND]
+
+
+def test_nodes_that_never_met_are_compared_over_one_that_both_met() -> None:
+    """c replaced b after b had left; only a met both. Then d replaced a. e and f met each other only."""
+    at = {"a": 0, "b": 5000, "c": 70, "d": -8000, "e": 0, "f": 0}
+
+    def meeting(nodes: str, waited: int) -> dict[str, NodeAtBarrier]:
+        return {node: NodeAtBarrier(at[node], at[node] + waited) for node in nodes}
+
+    found = compared("abcdefg", [meeting("ab", 100), meeting("ac", 200), meeting("cd", 300), meeting("ef", 1)])
+    assert found == (
+        NodeClock("a", 0, 0, 0),
+        NodeClock("b", 5000, 100, 1),
+        NodeClock("c", 0, 270, 1),
+        NodeClock("d", -8000, 500, 1),
+        NodeClock("e"),
+        NodeClock("f"),
+        NodeClock("g"),
+    )
+
+
+@given(st.data())
+def test_true_difference_of_any_two_nodes_lies_within_both_errors(data: st.DataObject) -> None:
+    ahead = {node: data.draw(st.sampled_from([0, 3, -2000, 9000])) for node in "abcdef"}
+    meetings = []
+    for barrier in data.draw(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), max_size=6)):
+        came = {node: data.draw(st.integers(0, 1000)) for node in sorted(barrier)}
+        left = {node: max(came.values()) + data.draw(st.integers(0, 50)) for node in came}
+        meetings.append({node: NodeAtBarrier(came[node] + ahead[node], left[node] + ahead[node]) for node in came})
+    found = [clock for clock in compared("abcdef", meetings) if clock.uncertainty_ns is not None]
+    for one in found:
+        for other in found:
+            error = (one.offset_ns - other.offset_ns) - (ahead[one.node] - ahead[other.node])
+            assert abs(error) <= (one.uncertainty_ns or 0) + (other.uncertainty_ns or 0)
 
 
 @pytest.mark.parametrize("came", [0.0, 90.0], ids=["spare", "newcomer"])
