@@ -24,6 +24,7 @@ VARIANTS = 3  # shown separately next to a majority; more become a range
 # A word is searched from its first character only (\b). From every character, a long word costs quadratic time.
 _TOKEN = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w)|\b[^\W\d]*\d\w*", re.ASCII)
 _SERIOUS = frozenset(LEVELS[LEVELS.index("warning") :])
+_Key = tuple[str, str, str | None, int | None, int | None, str]  # of similar lines; the last one is the masked text
 
 
 class FoldedLine(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class FoldedLine(msgspec.Struct, frozen=True):
 
 def template(line: Line) -> str:
     """Return a line with every token that contains a digit replaced: equal for similar lines."""
-    return f"{line.kind} {line.level} {_TOKEN.sub('#', line_text(line))}"
+    return f"{line.kind} {line.level} {_masked(line_text(line))}"
 
 
 def templates(lines: Iterable[Line]) -> frozenset[int]:
@@ -50,10 +51,15 @@ def templates(lines: Iterable[Line]) -> frozenset[int]:
     return frozenset(hash(template(line)) for line in lines)
 
 
+def _masked(text: str) -> str:
+    """Return a text with a 0 for every token. Every digit is part of a token, so the text has no other 0."""
+    return _TOKEN.sub("0", text)
+
+
 class _Slot:
     """Lines of one template that wait to be folded, one per speaker (rank or node)."""
 
-    def __init__(self, line: Line, key: str, head: str) -> None:
+    def __init__(self, line: Line, key: _Key, head: str) -> None:
         self.line = line
         self.key = key
         self.head = head
@@ -75,7 +81,7 @@ def fold(lines: Iterable[Line | None]) -> Iterator[FoldedLine]:
 
     None: no new line for a while; after `QUIET` of them in a row, all waiting lines are yielded."""
     waiting: deque[_Slot] = deque()
-    by_key: dict[str, list[_Slot]] = {}
+    by_key: dict[_Key, list[_Slot]] = {}
     ranks: set[int] = set()
     held = empty_batches = 0
     for line in lines:
@@ -90,8 +96,8 @@ def fold(lines: Iterable[Line | None]) -> Iterator[FoldedLine]:
         speaker = line.rank if line.rank is not None else line.node or line.file
         if isinstance(speaker, int):
             ranks.add(speaker)
-        masked = _TOKEN.sub("#", text)
-        key = f"{line.kind} {line.level} {line.role} {line.cycle} {line.iteration} {masked}"
+        masked = _masked(text)
+        key = (line.kind, line.level, line.role, line.cycle, line.iteration, masked)
         while waiting and (line.at_ns - waiting[0].line.at_ns > MOMENT_NS or held > HELD):
             held -= waiting[0].size
             yield from _folded(waiting, by_key, len(ranks))
@@ -123,7 +129,7 @@ def _head(line: Line, masked: str) -> str:
     return f"{line.kind} {line.role} " + (line.event if line.kind in ("record", "log") else masked[:16])
 
 
-def _folded(waiting: deque[_Slot], by_key: dict[str, list[_Slot]], world: int) -> Iterator[FoldedLine]:
+def _folded(waiting: deque[_Slot], by_key: dict[_Key, list[_Slot]], world: int) -> Iterator[FoldedLine]:
     slot = waiting.popleft()
     by_key[slot.key].remove(slot)
     if not by_key[slot.key]:

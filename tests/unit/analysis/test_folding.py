@@ -60,6 +60,25 @@ def test_values_that_differ_on_all_ranks_are_told_as_a_range() -> None:
     assert told(lines) == [("loss 2.01…2.31 on *", (0, 1, 2, 3), False)]
 
 
+def test_text_that_looks_like_the_mask_of_a_number_is_no_number() -> None:
+    bars = [text(" 12%|#2        | 1/8", 0), text(" 20%|##        | 2/10", 1)]  # tqdm with LANG=C
+    assert told(bars) == [(bars[0].event, (0,), False), (bars[1].event, (1,), False)]
+    assert template(text("step #", 0)) != template(text("step 5", 0))
+
+
+@given(st.lists(st.text("a0_#\0. ", max_size=12), min_size=2, max_size=4))
+def test_lines_of_any_text_can_be_folded(words: list[str]) -> None:
+    assert sum(one.count for one in fold([text(said, rank) for rank, said in enumerate(words)])) == len(words)
+
+
+def test_lines_of_two_roles_are_never_similar() -> None:
+    lines = [
+        Line(AT, "log", "f", 1, b"{}", "info", said, 0, role=role)
+        for role, said in (("a None None 0", "b"), ("a", "5 None None b"))
+    ]
+    assert len(list(fold(lines))) == 2
+
+
 def test_what_rank_0_says_for_all_does_not_stand_out_but_its_errors_do() -> None:
     lines = [text("ready", rank) for rank in range(4)] + [text("epoch done", 0), text("lost", 0, level="error")]
     assert [(said, alone) for said, _, alone in told(lines)] == [
