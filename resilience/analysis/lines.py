@@ -130,6 +130,7 @@ class FileLines:
         self._path = path
         self._chunk = chunk
         self._read = 0  # bytes read from the file
+        self._inode: int | None = None  # of the file that they were read from
         self._rest = b""
         self._at = 0  # start of the next line in `_rest`
         self._number = 0
@@ -193,17 +194,40 @@ class FileLines:
         """Return the next bytes. After a rotation, return the rest of the old file first. Raises: OSError."""
         with self._path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
-            if status.st_size < self._read:
-                with contextlib.suppress(OSError), open(f"{self._path}{ROTATED}", "rb", buffering=0) as older:
-                    older.seek(self._read)
-                    if more := older.read(self._chunk):
-                        return more
-                self._read = 0
-                self._stamps = None if self._stamps is None else Stamps(self._path)
+            if self._is_replaced(status):
+                return b""
+            is_shorter = status.st_size < self._read
+            if is_shorter or self._inode not in (None, status.st_ino):
+                rest = self._rest_of_rotated()
+                if rest:
+                    return rest
+                if is_shorter or rest is not None:
+                    self._read = 0
+                    self._stamps = None if self._stamps is None else Stamps(self._path)
+            self._inode = status.st_ino
             file.seek(self._read)
             if more := file.read(self._chunk):
                 self._size, self._changed_ns = status.st_size, status.st_mtime_ns
             return more
+
+    def _is_replaced(self, status: os.stat_result) -> bool:
+        """Return True if a rotated file, which does not change, has been replaced by the next rotation.
+
+        The new file is the one that its source reads under the name without `ROTATED`."""
+        if not self._read or not self._path.name.endswith(ROTATED):
+            return False
+        return (status.st_size, status.st_mtime_ns) != (self._size, self._changed_ns)
+
+    def _rest_of_rotated(self) -> bytes | None:
+        """Return the next bytes of the file that was read so far; None unless it is the rotated file now.
+
+        Another inode alone proves no rotation: rsync replaces each file that has grown, and some network file systems
+        number a file anew whenever it is opened."""
+        with contextlib.suppress(OSError), open(f"{self._path}{ROTATED}", "rb", buffering=0) as rotated:
+            if os.fstat(rotated.fileno()).st_ino == self._inode:
+                rotated.seek(self._read)
+                return rotated.read(self._chunk)
+        return None
 
     # -- meaning --------------------------------------------------------------------------------
 

@@ -267,6 +267,61 @@ def test_following_reads_what_was_left_of_a_file_that_is_rotated(tmp_path: Path)
     assert seen == ["a", "b", "c", "d"]
 
 
+def numbered(word: str, count: int) -> list[str]:
+    return [f"{word} {number:05}" for number in range(count)]
+
+
+def as_bytes(said: list[str]) -> bytes:
+    return "".join(f"{one}\n" for one in said).encode()
+
+
+@pytest.mark.parametrize("now", [20, 40])
+def test_following_shows_no_line_twice_if_a_rotated_file_is_replaced(tmp_path: Path, now: int) -> None:
+    older = write(tmp_path, "output/0/0.out.1", as_bytes(numbered("first", 30)), changed_ns=AT)
+    path = write(tmp_path, "output/0/0.out", as_bytes(numbered("second", now)), changed_ns=AT + SECOND)
+
+    def later() -> Iterator[bool]:
+        path.replace(older)
+        path.write_bytes(b"third\n")
+        yield True
+        yield False
+
+    steps = later()
+    seen = [line.event for line in MergedLines(tmp_path).follow(lambda: next(steps)) if line is not None]
+    assert seen == [*numbered("first", 30), *numbered("second", now), "third"]
+
+
+@pytest.mark.parametrize("new", [10, 2000])
+def test_file_that_is_rotated_while_it_is_read_is_read_to_its_end(tmp_path: Path, new: int) -> None:
+    path = write(tmp_path, "0.out", as_bytes(numbered("old", 2000)))
+    source = FileLines(path, KnownFile("0.out", "text", 0), 4096)
+    seen = [line for line in (source.next(),) if line is not None]
+    path.rename(tmp_path / "0.out.1")
+    write(tmp_path, "0.out", as_bytes(numbered("new", new)))
+    seen += iter(source.next, None)
+    assert [line.event for line in seen] == numbered("old", 2000) + numbered("new", new)
+
+
+def test_file_that_was_rotated_twice_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """What was left of the file that was read is gone; the file that follows it has other lines."""
+    path = write(tmp_path, "0.out", as_bytes(numbered("old", 10)))
+    source = FileLines(path, KnownFile("0.out", "text", 0), 4096)
+    assert len(list(iter(source.next, None))) == 10
+    write(tmp_path, "0.out.1", as_bytes(numbered("lost", 20)))
+    path.write_bytes(b"new\n")
+    assert [line.event for line in iter(source.next, None)] == ["new"]
+
+
+def test_file_that_is_replaced_by_a_longer_copy_of_itself_is_read_on(tmp_path: Path) -> None:
+    """A folder that rsync keeps up to date."""
+    path = write(tmp_path, "0.out", b"a\n")
+    write(tmp_path, "0.out.1", b"before\n")
+    source = FileLines(path, KnownFile("0.out", "text", 0), 4096)
+    assert [line.event for line in iter(source.next, None)] == ["a"]
+    write(tmp_path, ".0.out.new", b"a\nb\n").replace(path)
+    assert [line.event for line in iter(source.next, None)] == ["b"]
+
+
 # -- clocks ------------------------------------------------------------------------------------
 
 
