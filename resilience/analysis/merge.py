@@ -17,7 +17,7 @@ import msgspec
 
 from resilience.adapters.files import ROTATED
 from resilience.analysis.clocks import NodeClock, clocks, largest_difference_ns
-from resilience.analysis.lines import LEVELS, FileLines, Kind, KnownFile, Line, last_stamp
+from resilience.analysis.lines import AHEAD_NS, LEVELS, FileLines, Kind, KnownFile, Line, last_stamp
 from resilience.analysis.load import RECORDS
 from resilience.attribution.incident import Incident
 from resilience.attribution.notes import NOTES
@@ -98,11 +98,12 @@ class MergedLines:
             if line is not None:
                 heap.append((source.key, number, line, source))
         heapq.heapify(heap)
+        # Lines within the window may follow a later one, if a clock was set back or a line begins with a time ahead.
         is_wanted, until = self._is_wanted, self.choice.until_ns
         while heap:
             key, number, line, source = heap[0]
-            if until is not None and key > until:
-                return  # all further lines are later
+            if until is not None and key > until + AHEAD_NS:
+                return
             if is_wanted(line):
                 yield line
             following = source.next(is_final)

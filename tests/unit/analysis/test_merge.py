@@ -203,6 +203,22 @@ def test_choice(tmp_path: Path, choice: LineFilter, wanted: list[str]) -> None:
     assert texts(tmp_path, choice) == wanted
 
 
+def test_lines_within_the_window_are_shown_also_after_a_clock_was_set_back(tmp_path: Path) -> None:
+    write(tmp_path, "logs/node-0.jsonl", *(log_line(f"at {at}", AT + at * SECOND) for at in (100, 75, 80)))
+    write(tmp_path, "logs/node-1.jsonl", *(log_line(f"at {at}", AT + at * SECOND, 1) for at in (60, 85, 95)))
+    choice = LineFilter(since_ns=AT + 70 * SECOND, until_ns=AT + 90 * SECOND)
+    assert texts(tmp_path, choice) == ["at 85", "at 75", "at 80"]
+
+
+def test_lines_long_after_the_window_are_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "logs/node-0.jsonl", log_line("a", AT), log_line("b", AT + 2 * lines.AHEAD_NS))
+    with path.open("ab") as file:
+        file.write(b"no log line\n")
+    timeline = MergedLines(tmp_path, LineFilter(until_ns=AT + SECOND))
+    assert [line.event for line in timeline] == ["a"]
+    assert not timeline.bad
+
+
 def test_incidents_come_from_the_files_one_record_at_a_time(tmp_path: Path) -> None:
     told = job([Fault("kill", 1, 0)])
     folder = told.write(tmp_path / "run")
