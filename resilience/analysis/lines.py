@@ -15,7 +15,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -153,6 +153,16 @@ class FileLines:
                 line = self._text(raw, end) if self.known.kind == "text" else self._json(raw)
                 self.key = max(self.key, line.at_ns)
                 return line
+
+    def last_time(self) -> int | None:
+        """Return the time of the last complete line that has one, UTC; None if there is none.
+
+        A time of a broken clock does not count."""
+        latest_ns = time.time_ns() - self.known.offset_ns
+        with contextlib.suppress(OSError):
+            latest_ns = max(latest_ns, self._path.stat().st_mtime_ns)
+        times = (stamp - self.known.offset_ns for stamp in _last_stamps(self._path, self.known.kind))
+        return next((at for at in times if 0 <= at <= latest_ns + AHEAD_NS), None)
 
     # -- bytes ----------------------------------------------------------------------------------
 
@@ -343,14 +353,19 @@ class FileLines:
 
 def last_stamp(path: Path, kind: Kind) -> int | None:
     """Return the time of the last complete line of a file by its node's clock; None if there is none."""
+    return next(_last_stamps(path, kind), None)
+
+
+def _last_stamps(path: Path, kind: Kind) -> Iterator[int]:
+    """Yield the times of the last complete lines of a file by its node's clock, the last one first."""
     for raw in reversed(files.tail(files.times_of(path) if kind == "text" else path, LAST_LINES)):
         try:
             if kind == "text":
-                return int(raw.split()[1])
-            return _decode_record(raw).wall_ns if kind == "record" else _from_iso(_decode_log(raw).ts)
+                yield int(raw.split()[1])
+            else:
+                yield _decode_record(raw).wall_ns if kind == "record" else _from_iso(_decode_log(raw).ts)
         except (DecodeError, ValueError, IndexError):
             continue
-    return None
 
 
 def fields_of(line: Line) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 
 from resilience.adapters.files import ROTATED
 from resilience.analysis.clocks import NodeClock, clocks, largest_difference_ns
-from resilience.analysis.lines import AHEAD_NS, LEVELS, FileLines, Kind, KnownFile, Line, last_stamp
+from resilience.analysis.lines import AHEAD_NS, LEVELS, FileLines, Kind, KnownFile, Line
 from resilience.analysis.load import RECORDS
 from resilience.attribution.incident import Incident
 from resilience.attribution.notes import NOTES
@@ -75,6 +75,10 @@ class MergedLines:
     @property
     def unreadable(self) -> dict[str, str]:
         return {name: source.error for name, source in self._sources.items() if source.error}
+
+    def last_times(self) -> list[int]:
+        """Return the time of each file's last line that has one, UTC, without reading the files from the beginning."""
+        return [at for source in self._sources.values() if (at := source.last_time()) is not None]
 
     def __iter__(self) -> Iterator[Line]:
         return self._merged(is_final=True)
@@ -157,12 +161,11 @@ class MergedLines:
 
 
 def last_ns(folder: Path) -> int:
-    """Return the time of a run's last record or log line, UTC; without any, the time of the newest file.
+    """Return the time of a run's last line, UTC, by corrected clocks; without any, the time of the newest file.
 
     The time of a file is only the fallback, because a copy of a run has new files with old lines."""
-    files = list(_files(folder))
-    times = [at for path, kind in files if (at := last_stamp(path, kind)) is not None]
-    return max(times, default=0) or max((_changed(path) for path, _ in files), default=0)
+    times = MergedLines(folder).last_times()
+    return max(times, default=0) or max((_changed(path) for path, _ in _files(folder)), default=0)
 
 
 def clocks_of(folder: Path) -> tuple[NodeClock, ...]:

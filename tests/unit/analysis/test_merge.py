@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from resilience.adapters.files import times_of
 from resilience.analysis import lines, merge
 from resilience.analysis.clocks import NodeAtBarrier, NodeClock, compared
 from resilience.analysis.lines import FileLines, KnownFile, line_text
@@ -488,6 +489,24 @@ def test_clock_of_a_node_that_joins_late_is_compared_at_the_cycle_that_it_joined
     clock = MergedLines(told.write(tmp_path / "run")).clocks[-1]
     assert (clock.node, clock.offset_ns, clock.meetings) == ("c", 0, 1)
     assert clock.uncertainty_ns is not None and clock.uncertainty_ns <= 100 * SECOND
+
+
+def test_last_line_of_a_run_has_the_corrected_time(tmp_path: Path) -> None:
+    met(tmp_path, "a", 0, 0, (0,), (1000,))
+    met(tmp_path, "b", 1, 1200 * SECOND, (0,), (1000,))
+    assert last_ns(tmp_path) == AT + 1000
+    write(tmp_path, "records/b-agent.jsonl", record_line(worker(1), AT + 1200 * SECOND, "b"))
+    output = write(tmp_path, "output/0/1.out", b"said\n")
+    times_of(output).write_bytes(b"0 %d\n" % (AT + 1203 * SECOND))
+    assert last_ns(tmp_path) == AT + 3 * SECOND
+
+
+def test_last_line_of_a_run_is_not_from_a_broken_clock(tmp_path: Path) -> None:
+    broken = log_line("broken", AT + 10**18)
+    write(tmp_path, "logs/node-0.jsonl", log_line("a", AT), broken)
+    write(tmp_path, "logs/node-1.jsonl", log_line("b", AT + SECOND, 1))
+    write(tmp_path, "logs/node-2.jsonl", broken, changed_ns=AT + 2 * SECOND)
+    assert last_ns(tmp_path) == AT + SECOND == max(line.at_ns for line in MergedLines(tmp_path) if line.rank == 1)
 
 
 # -- size --------------------------------------------------------------------------------------
