@@ -148,6 +148,76 @@ def test_what_waits_is_told_when_nothing_comes_for_a_while() -> None:
     assert [one.ranks for one in found] == [(0, 1), (2,)]
 
 
+@pytest.mark.parametrize("ahead_s", [0, 1800])
+def test_line_waits_for_a_number_of_batches_even_if_others_come(ahead_s: int) -> None:
+    """Also a line that begins with a time of the future: those after it are not later."""
+    taken = 0
+
+    def lines() -> Iterator[Line | None]:
+        nonlocal taken
+        yield text("ETA", 0, ahead_s * SECOND)
+        for taken in range(1, 100):
+            yield text(f"work {'abc'[taken % 3]}", 0, taken)
+            yield None
+
+    assert next(fold(lines())).text == "ETA"
+    assert taken == folding.QUIET
+
+
+def test_short_lines_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "HELD", 10 * folding.SLOT_BYTES)
+    taken = 0
+
+    def lines() -> Iterator[Line]:
+        nonlocal taken
+        yield text("ETA", 0, 1800 * SECOND)
+        for taken in range(1, 100):
+            yield text(f"{taken}", 0, taken * SECOND)
+
+    next(fold(lines()))
+    assert taken <= 11
+
+
+class _Counted(str):
+    """A speaker that counts how often it is looked up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        type(self).lookups += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("words", ["retry {}", "retry"])
+def test_many_similar_lines_of_a_rank_are_folded_in_linear_time(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Counted, "lookups", 0)
+    speaker = _Counted("node")
+    lines = [Line(AT, "text", "f", 1, b"", "info", words.format(number), None, speaker) for number in range(1000)]
+    assert len(list(fold(lines))) == 1000
+    assert _Counted.lookups < 20 * 1000
+
+
+def test_many_lines_of_rank_0_are_judged_in_linear_time() -> None:
+    lookups = 0
+
+    class Slots(set[int]):
+        def __len__(self) -> int:
+            nonlocal lookups
+            lookups += 1
+            return super().__len__()
+
+    def waits(slot: folding._Slot) -> folding._Slot:
+        slot.speakers = Slots()
+        return slot
+
+    made = folding._Slot
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folding, "_Slot", lambda *arguments: waits(made(*arguments)))
+        said = [text(f"the beginning of {chr(0x4E00 + number)}", 0) for number in range(1000)]
+        assert len(list(fold([*(text("ready", rank) for rank in range(8)), *said]))) == 1001
+    assert lookups < 20 * 1000
+
+
 def test_template_is_the_same_for_lines_that_differ_in_what_holds_digits() -> None:
     assert template(text("saved run-3f2a at step 10", 0)) == template(text("saved run-77c1 at step 11", 1))
     assert template(text("saved", 0)) != template(text("lost", 0))
