@@ -370,7 +370,9 @@ def _clock_notes(timeline: MergedLines) -> Iterator[str]:
     bounds = [clock.uncertainty_ns for clock in timeline.clocks if clock.uncertainty_ns is not None]
     if len(bounds) > 1:
         precision = f"to within {seconds(max(bounds) / 1e9)}"
-        yield f"{count(len(timeline.clocks), 'node')}: their clocks agree {precision}, by {_barriers(timeline)}"
+        compared = f"{len(bounds)} of " if unknown else ""
+        nodes = f"{compared}{count(len(timeline.clocks), 'node')}"
+        yield f"{nodes}: their clocks agree {precision}, by {_barriers(timeline)}"
     if unknown:
         named = cut(", ".join(unknown), 60)
         yield f"the clock of {named} cannot be compared: its lines are placed by its own time"

@@ -154,6 +154,21 @@ def test_order_between_nodes_is_told_with_its_uncertainty(tmp_path: Path, capsys
     assert of_b[0]["ts"] == "2023-11-14T22:13:20.000000Z"
 
 
+def test_only_nodes_whose_clocks_were_compared_are_said_to_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in "ab":
+        began = record_line(events.CyclePhaseStarted("rendezvous"), AT, node)
+        ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + SECOND // 10, node)
+        led_to = record_line(events.CycleStarted("first", 0, 3), AT + SECOND // 10, node)
+        write(tmp_path, f"records/{node}-agent.jsonl", began, ended, led_to)
+    write(tmp_path, "records/z-2.jsonl", record_line(events.MonitorStarted(5), AT, "z", 2))
+    assert main(["logs", str(tmp_path)]) == 0
+    notes = capsys.readouterr().err
+    assert "2 of 3 nodes: their clocks agree to within 100 ms" in notes
+    assert "the clock of z cannot be compared" in notes
+
+
 def test_lines_wrap_on_a_terminal_of_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
