@@ -22,26 +22,33 @@ FIRST, MORE = 64 << 10, 8  # bytes of a file's end that are read first, and the 
 ASKED = 3  # ranks that are asked which rank was first
 KEPT = 4  # cycles whose ends of workers are kept: it takes the agent's records to know which ones it stopped
 
-Iteration = tuple[int, int, int]
-"""Attempt, cycle, iteration."""
+Iteration = tuple[int, int, int, int]
+"""Attempt, cycle, call, iteration."""
+Place = tuple[Cycle, int | None, int | None]
+"""Cycle, call and iteration; call and iteration are None for a fault outside of a Wrapper's iterations."""
 
 
 class SeenFault(NamedTuple):
-    """A fault. at_ns: UTC. iteration: None for a fault in a launched worker without a Wrapper."""
+    """A fault. at_ns: UTC. call, iteration: None for a fault in a launched worker without a Wrapper."""
 
     at_ns: int
     rank: int
     what: str
     node: str
     cycle: Cycle
+    call: int | None
     iteration: int | None
+
+    @property
+    def place(self) -> Place:
+        return self.cycle, self.call, self.iteration
 
 
 class LastFault:
     """The faults of an attempt that have been read so far."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Cycle, int | None], list[SeenFault]] = {}  # without ends of processes
+        self._found: dict[Place, list[SeenFault]] = {}  # without ends of processes
         self._ends: dict[Cycle, list[SeenFault]] = {}
         self._iterations: set[Iteration] = set()  # of which a fault is known
 
@@ -55,11 +62,12 @@ class LastFault:
         what = seen.message if seen.exception is None else f"{seen.exception.type}: {seen.exception.message}"
         cycle = origin.attempt, origin.cycle
         iteration = origin.iteration if seen.iteration is None else seen.iteration
-        fault = SeenFault(seen.detected_wall_ns or record.wall_ns, seen.rank, what, origin.node, cycle, iteration)
+        call = None if iteration is None else origin.call
+        fault = SeenFault(seen.detected_wall_ns or record.wall_ns, seen.rank, what, origin.node, cycle, call, iteration)
         if iteration is not None:
-            self._iterations.add((*cycle, iteration))
+            self._iterations.add((*cycle, origin.call, iteration))
         if seen.interruption is not Interruption.TERMINATED:
-            self._found.setdefault((cycle, iteration), []).append(fault)
+            self._found.setdefault(fault.place, []).append(fault)
             if len(self._found) > KEPT:
                 del self._found[min(self._found, key=lambda place: max(map(_age, self._found[place])))]
             return
@@ -69,8 +77,8 @@ class LastFault:
 
     def look_back(self, present: Iteration, files: Sequence[Path]) -> None:
         """Read further back if no fault of the iteration before the present one is known. files: of all ranks."""
-        before = (*present[:2], present[2] - 1)
-        if before[2] < 0 or before in self._iterations:
+        before = (*present[:3], present[3] - 1)
+        if before[3] < 0 or before in self._iterations:
             return
         decided = next(filter(None, (_find(path, events.OutcomeSeen, before) for path in files[:ASKED])), None)
         if decided is None or not isinstance(decided.event, events.OutcomeSeen):
@@ -90,7 +98,7 @@ class LastFault:
         last = max(faults, key=_age, default=None)
         if last is None:
             return None
-        together = [fault for fault in faults if (fault.cycle, fault.iteration) == (last.cycle, last.iteration)]
+        together = [fault for fault in faults if fault.place == last.place]
         agreed = cycles.mover(last.cycle) if last.iteration is None else None
         first = min(together, key=lambda fault: (fault.rank != agreed, fault.at_ns)).rank
         return max((fault for fault in together if fault.rank == first), key=_age)
@@ -117,4 +125,4 @@ def _place(record: Record) -> Iteration | None:
     origin, event = record.origin, record.event
     iteration = event.record.iteration if isinstance(event, events.Interrupted) else None
     iteration = origin.iteration if iteration is None else iteration
-    return None if iteration is None else (origin.attempt, origin.cycle, iteration)
+    return None if iteration is None else (origin.attempt, origin.cycle, origin.call, iteration)

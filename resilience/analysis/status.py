@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.analysis.last_fault import LastFault
+from resilience.analysis.last_fault import Iteration, LastFault
 from resilience.core import events
 from resilience.core.in_words import seconds
 from resilience.core.records import Record, beginnings
@@ -116,9 +116,10 @@ class FaultNow(msgspec.Struct, frozen=True):
 
 
 class Now(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began. states: number
-    of ranks in each state. outcome: how the job ended, as the launcher reports it. phase "lost": no process of the job
-    is left and no end is recorded; detail gives the evidence. damaged: lines that were read and are no records."""
+    """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began, of all calls
+    that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it. phase
+    "lost": no process of the job is left and no end is recorded; detail gives the evidence. damaged: lines that were
+    read and are no records."""
 
     run: str
     job_id: str
@@ -170,7 +171,8 @@ class Watcher:
         self._pid: dict[int, int] = {}
         self._size: int | None = None
         self._newest = (0, 0)  # attempt and cycle of any rank
-        self._iteration = (0, 0, 0)  # attempt, cycle, iteration
+        self._iteration: Iteration = (0, 0, 0, 0)
+        self._in_place: dict[int, int] = {}  # call of the present cycle -> its highest iteration
         self._last_fault = LastFault()
 
     def look(self) -> Now | None:
@@ -223,7 +225,7 @@ class Watcher:
             self._size = origin.world_size if self._size is None else self._size
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         if origin.iteration is not None:
-            self._iteration = max(self._iteration, (origin.attempt, origin.cycle, origin.iteration))
+            self._enter((origin.attempt, origin.cycle, origin.call, origin.iteration))
         match event:
             case events.MonitorStarted() | events.CallStarted():
                 self._left.discard(rank)
@@ -240,6 +242,16 @@ class Watcher:
                 self._pid.pop(rank, None)
             case _:  # no other event matters here
                 pass
+
+    def _enter(self, iteration: Iteration) -> None:
+        """Note an iteration of any rank."""
+        *cycle, call, number = iteration
+        present = list(self._iteration[:2])
+        if cycle > present:
+            self._in_place.clear()
+        if cycle >= present:
+            self._in_place[call] = max(self._in_place.get(call, 0), number)
+        self._iteration = max(self._iteration, iteration)
 
     # -- the present ----------------------------------------------------------------------------
 
@@ -261,7 +273,7 @@ class Watcher:
         evidence = self._evidence_of_loss(now, snapshots.values()) if phase != "ended" else ""
         if evidence:
             phase, detail = "lost", evidence
-        iteration = self._iteration if place is None or self._iteration[:2] == place else (0, 0, 0)
+        is_present = place is None or self._iteration[:2] == place
         fault = self._last_fault.newest(self._history.cycles)
         return Now(
             run=str(self._folder),
@@ -277,7 +289,7 @@ class Watcher:
             cycle=None if place is None else place[1],
             restarts=max((event.restarts_used for event in starts), default=None),
             restarts_left=min(restarts_left, default=None),
-            iterations=iteration[2],
+            iterations=sum(self._in_place.values()) if is_present else 0,
             outcome=outcome,
             detail=detail,
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
@@ -295,7 +307,7 @@ class Watcher:
                 outcomes = {self._calls.get(rank) for rank in ended}
                 # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
                 return "ended", "completed" if "completed" in outcomes else "failed", ""
-            return ("running" if self._iteration != (0, 0, 0) or self._calls else "starting"), None, ""
+            return ("running" if self._iteration != (0, 0, 0, 0) or self._calls else "starting"), None, ""
         attempt = max(agents[-1].attempt for agents in cycles.agents.values())
         ends = [event for (_, number), event in cycles.over.items() if number == attempt]
         if ends and cycles.is_over(attempt):

@@ -14,7 +14,8 @@ from resilience.analysis import last_fault, status
 from resilience.analysis.status import FaultNow, Now, RankNow, Section, Watcher, order
 from resilience.core import events
 from resilience.core.identity import Origin
-from resilience.core.records import Record, to_line
+from resilience.core.records import Record, from_line, to_line
+from resilience.history.history import History
 from resilience.telemetry import rank_snapshot
 from tests.support import large_run, record_streams
 from tests.support.agreement import written
@@ -298,6 +299,45 @@ def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_so
     with (folder / "records" / "node-0.jsonl").open("ab") as file:
         file.write(b"".join(map(to_line, late)))
     assert now_of(folder, last + 60.0).phase == "running"
+
+
+def two_calls(folder: Path) -> Path:
+    """Rank 2 fails twice in the first call, rank 3 once in the second one, 100 s later."""
+    first = record_streams.job([record_streams.Fault("exception", 2, 0), record_streams.Fault("exception", 2, 1)])
+    second = record_streams.job([record_streams.Fault("exception", 3, 0)], started_ns=STARTED_NS + 100 * 10**9)
+    later = [
+        msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, call=1))
+        for record in second.records
+    ]
+    return written([*first.records, *later], folder)
+
+
+def test_last_fault_of_a_second_call_is_not_one_of_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "TAIL", 1 << 20)  # the faults of both calls are read
+    now = now_of(two_calls(tmp_path / "run"), 200.0)
+    assert now.failure is not None
+    assert (now.failure.rank, now.failure.ago_s < 100.0) == (3, True)
+
+
+def test_fault_of_a_second_call_is_read_further_back_from_its_own_iteration(tmp_path: Path) -> None:
+    """The first call has a fault of the same iteration."""
+    folder = two_calls(tmp_path / "run")
+    paths = sorted((folder / "records").iterdir())
+    records = [from_line(line) for path in paths for line in path.read_bytes().splitlines()]
+    known = last_fault.LastFault()
+    for record in records:
+        if record.origin.call == 0:
+            known.take(record)
+    known.look_back((0, 0, 1, 1), paths)
+    fault = known.newest(History().cycles)
+    assert fault is not None
+    assert (fault.rank, fault.call, fault.iteration) == (3, 1, 0)
+
+
+def test_restarts_in_place_of_all_calls_of_a_cycle_are_counted(tmp_path: Path) -> None:
+    assert now_of(two_calls(tmp_path / "run"), 200.0).iterations == 3
 
 
 @given(
