@@ -7,6 +7,7 @@ takes what exists and notes the rest with file and line. It does not interpret r
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -64,13 +65,15 @@ class Reader:
     @property
     def records(self) -> Iterator[Record]:
         """Yield all records, by file, in the order of each file."""
-        size, damaged = 0, {}
+        size = 0
         known_ranks: set[int] = set()
         workers: set[int] = set()
         launched: set[str] = set()  # nodes whose workers an agent started
         agents: set[str] = set()  # nodes whose agent left records
         missing_before = len(self._missing)
         paths = _listed(self.folder / RECORDS, self._missing)
+        unlisted = [] if paths else unlisted_in(self.folder, RECORDS)
+        damaged = {folder.file: 0 for folder in unlisted}  # it is not known how many
         if not paths and len(self._missing) == missing_before == 0:
             self._missing.append(Missing(RECORDS, "contains no record files"))
         for path in paths:
@@ -129,6 +132,19 @@ def runs_in(root: Path) -> list[Path]:
         return sorted(runs, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
     except OSError:
         return []
+
+
+def unlisted_in(folder: Path, *names: str) -> list[Missing]:
+    """Return which of these folders of a run exist but cannot be listed, and why."""
+    unlisted: list[Missing] = []
+    for name in names:
+        try:
+            os.listdir(folder / name)
+        except FileNotFoundError:
+            continue  # nothing has been written there
+        except OSError as error:
+            unlisted.append(Missing(name, _words(error)))
+    return unlisted
 
 
 def is_run(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from resilience.analysis.report import report
 from resilience.attribution.first_failure import cause_of
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import Class
+from resilience.history.completeness import Completeness
 
 
 class KnownIncident(msgspec.Struct, frozen=True):
@@ -21,6 +22,14 @@ class KnownIncident(msgspec.Struct, frozen=True):
 
     run: str
     incident: Incident
+
+
+class KnownRun(msgspec.Struct, frozen=True):
+    """What is known of a run. name: as of its incidents."""
+
+    name: str
+    incidents: tuple[KnownIncident, ...]
+    completeness: Completeness
 
 
 class RepeatedFault(msgspec.Struct, frozen=True):
@@ -42,14 +51,15 @@ class RepeatedFault(msgspec.Struct, frozen=True):
     first_run: str
 
 
-def incidents_in(folders: Iterable[Path]) -> Iterator[KnownIncident]:
-    """Yield the incidents of run folders, run by run. No content of a folder raises."""
+def known_runs(folders: Iterable[Path]) -> Iterator[KnownRun]:
+    """Yield the runs of these folders with their incidents. No content of a folder raises."""
     folders = list(folders)
     names = Counter(folder.name for folder in folders)
     for folder in folders:
-        run = folder.name if names[folder.name] == 1 else str(folder)
-        for incident in report(Reader(folder)).incidents:
-            yield KnownIncident(run, incident)
+        name = folder.name if names[folder.name] == 1 else str(folder)
+        condensed = report(Reader(folder))
+        incidents = tuple(KnownIncident(name, incident) for incident in condensed.incidents)
+        yield KnownRun(name, incidents, condensed.completeness)
 
 
 def faults(known: Iterable[KnownIncident]) -> list[RepeatedFault]:

@@ -5,14 +5,16 @@ A fault has the same fingerprint on all ranks, in all restarts and in all runs."
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from resilience.adapters.environment import Settings
 from resilience.analysis.load import is_run, runs_in
-from resilience.analysis.repeats import RepeatedFault, as_json, faults, incidents_in
+from resilience.analysis.repeats import KnownRun, RepeatedFault, as_json, faults, known_runs
 from resilience.attribution.symptoms import CLASSES
-from resilience.cli.render import Line, count, cut, date, field, say_json, show, width_of_terminal
+from resilience.cli.render import Line, count, cut, date, field, say_json, show, width_of_terminal, wrap
+from resilience.cli.report import incomplete_in_words
 from resilience.cli.run_argument import find_run
 from resilience.core import encoding
 from resilience.core.in_words import seconds
@@ -38,12 +40,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the faults; return the exit status. Raises: ConfigurationError for an argument that names no run."""
     folders = _folders(arguments.runs)
-    repeated = faults(incidents_in(folders))
+    known = list(known_runs(folders))
+    repeated = faults(incident for run in known for incident in run.incidents)
+    width, most = width_of_terminal(), None if arguments.all else LISTED
     if arguments.json:
         say_json(encoding.to_json_page(as_json(repeated)))
-        return 0
-    show(fault_lines(repeated, len(folders), width_of_terminal(), None if arguments.all else LISTED))
+    else:
+        show(fault_lines(repeated, len(folders), width, most))
+    # The list of faults has no place for runs, so this is on stderr with --json too.
+    show(incomplete_lines(known, width, most), sys.stderr)
     return 0
+
+
+def incomplete_lines(known: Iterable[KnownRun], width: int, most: int | None) -> Iterator[Line]:
+    """Yield at most `most` runs whose records are incomplete: they may have more incidents."""
+    incomplete = [run for run in known if not run.completeness.is_whole]
+    for run in incomplete[:most]:
+        text = f"{run.name} is {incomplete_in_words(run.completeness)}"
+        yield from (((line, "bold yellow"),) for line in wrap(text, width))
+    if most is not None and len(incomplete) > most:
+        yield ((f"{count(len(incomplete) - most, 'more incomplete run')}: --all shows them", "dim"),)
 
 
 def fault_lines(repeated: list[RepeatedFault], runs: int, width: int, most: int | None) -> Iterator[Line]:

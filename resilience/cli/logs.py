@@ -17,14 +17,15 @@ from pathlib import Path
 from resilience.analysis.entries import entry_of, folded_entry, utc
 from resilience.analysis.folding import FoldedLine, fold, template, templates
 from resilience.analysis.lines import LEVELS, Line, line_text, shown_fields
-from resilience.analysis.merge import LineFilter, MergedLines, history_of, last_ns, window
+from resilience.analysis.load import RECORDS, unlisted_in
+from resilience.analysis.merge import LOGS, OUTPUT, LineFilter, MergedLines, history_of, last_ns, window
 from resilience.analysis.query import QueryResult, run_query
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.incidents import incidents_of
 from resilience.cli.arguments import ranks_of, refuse_together
 from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, printable_pieces, width_of_terminal, wrap
 from resilience.cli.render import Line as Row
-from resilience.cli.run_argument import add_run, find_run
+from resilience.cli.run_argument import add_run, find_run, refuse_unlisted
 from resilience.core import encoding
 from resilience.core.in_words import seconds
 from resilience.core.printable import printable_json, printable_line
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_folded = arguments.fold if arguments.fold is not None else not (arguments.json or arguments.columns)
     matches = _pattern(arguments.grep)
     timeline = MergedLines(folder, _choice(arguments, folder))
-    known_templates = None if arguments.diff is None else templates(MergedLines(find_run(arguments.diff)))
+    known_templates = None if arguments.diff is None else _templates_of(find_run(arguments.diff))
     _print_notes(_clock_notes(timeline))
     lines: Iterable[Line | None] = timeline.follow(_wait) if arguments.follow else timeline
     if known_templates is not None:
@@ -134,12 +135,19 @@ def run(arguments: argparse.Namespace) -> int:
             _write(_texts(rows), arguments.follow)
     except KeyboardInterrupt:
         pass  # Ctrl-C ends --follow
+    if not counted.lines:
+        refuse_unlisted(folder, RECORDS, LOGS, OUTPUT)
     _print_notes(_unparsed_notes(timeline))
     if counted.lines:
         return 0
     filters = _filters(arguments, timeline.choice)
     _print_notes([f"no line of {folder} matches {filters}" if filters else f"{folder} has no lines"])
     return NOTHING_MATCHED if filters else 0
+
+
+def _templates_of(folder: Path) -> frozenset[int]:
+    refuse_unlisted(folder, RECORDS, LOGS, OUTPUT)  # otherwise every line would differ
+    return templates(MergedLines(folder))
 
 
 class _Counted:
@@ -166,6 +174,7 @@ def _filters(arguments: argparse.Namespace, choice: LineFilter) -> str:
 
 def _query(folder: Path, sql: str, as_json: bool) -> int:
     """Print the result of an SQL query."""
+    _print_notes(_unlisted_notes(folder))
     with run_query(folder, sql) as answer:
         if as_json:
             rows = (dict(zip(answer.columns, row, strict=True)) for row in answer.rows)
@@ -296,6 +305,7 @@ def _write(texts: Iterable[str], is_flushed: bool) -> None:
 def _choice(arguments: argparse.Namespace, folder: Path) -> LineFilter:
     since, until = None, None
     if arguments.around is not None:
+        refuse_unlisted(folder, RECORDS)
         incidents = incidents_of(history_of(folder))
         selected = next((incident for incident in incidents if incident.number == arguments.around), None)
         if selected is None:
@@ -383,14 +393,21 @@ def _barriers(timeline: MergedLines) -> str:
 
 
 def _unparsed_notes(timeline: MergedLines) -> Iterator[str]:
-    """Yield notes on lines that could not be parsed and files that could not be read."""
+    """Yield notes on lines that could not be parsed, and on folders and files that could not be read."""
     bad = timeline.bad
     if bad:
         names = ", ".join(f"{name} ({number})" for name, number in sorted(bad.items())[:_NAMED])
         more = f" and {count(len(bad) - _NAMED, 'more file')}" if len(bad) > _NAMED else ""
         yield f"{count(sum(bad.values()), 'line')} could not be parsed, shown unchanged: {names}{more}"
+    yield from _unlisted_notes(timeline.folder)
     for name, reason in sorted(timeline.unreadable.items())[:_NAMED]:
         yield f"{name} {reason}"
+
+
+def _unlisted_notes(folder: Path) -> Iterator[str]:
+    """Yield notes on folders of a run that could not be read."""
+    for unlisted in unlisted_in(folder, RECORDS, LOGS, OUTPUT):
+        yield f"{unlisted.file} {unlisted.what}"
 
 
 def _print_notes(notes: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from resilience.adapters.environment import Settings
-from resilience.analysis.load import is_run, runs_in
+from resilience.analysis.load import RECORDS, is_run, runs_in, unlisted_in
 from resilience.cli.render import count
 from resilience.core.identity import attempt_of, safe_name
 from resilience.errors import ConfigurationError
@@ -54,6 +54,19 @@ def find_run(text: str | None) -> Path:
             f"there are no runs in {root}; give a run folder, or set RESILIENCE_RUN_DIR to the folder of the runs"
         )
     return existing[0]
+
+
+def find_readable_run(text: str | None) -> Path:
+    """Return the run folder that an argument means. Raises: ConfigurationError, also if its records cannot be read."""
+    folder = find_run(text)
+    refuse_unlisted(folder, RECORDS)
+    return folder
+
+
+def refuse_unlisted(folder: Path, *names: str) -> None:
+    """Raise ConfigurationError if one of these folders of a run exists but cannot be listed."""
+    for unlisted in unlisted_in(folder, *names):
+        raise ConfigurationError(f"{folder / unlisted.file} {unlisted.what}")
 
 
 def run_or_file(path: Path) -> Path:

@@ -16,7 +16,7 @@ import msgspec
 
 from resilience.analysis.status import Now, Watcher
 from resilience.cli.render import NARROWEST, say, say_json, show
-from resilience.cli.run_argument import add_run, find_run
+from resilience.cli.run_argument import add_run, find_readable_run
 from resilience.cli.status_screen import Screen, is_possible
 from resilience.cli.status_view import StatusView, frame, pressed, status_lines
 from resilience.core import encoding
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the job; return the exit status. Raises: ConfigurationError for an argument that names no run."""
-    folder = find_run(arguments.run)
+    folder = find_readable_run(arguments.run)
     is_screen = arguments.watch and not arguments.json and not arguments.all and is_possible()
     try:
         now = _on_screen(folder) if is_screen else None

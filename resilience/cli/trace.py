@@ -22,7 +22,7 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
 from resilience.cli.arguments import refuse_together
 from resilience.cli.render import Line, cut, date, phase_name, say_json, show, width_of_terminal, wrap
-from resilience.cli.run_argument import add_run, find_run
+from resilience.cli.run_argument import add_run, find_readable_run
 from resilience.core import encoding
 from resilience.core.in_words import seconds
 from resilience.errors import ConfigurationError
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises: ConfigurationError if the argument names no run or no restart, or the file cannot be written."""
     if arguments.format != "text":
         refuse_together(f"--format {arguments.format}", incident=arguments.incident, json=arguments.json)
-    folder = find_run(arguments.run)
+    folder = find_readable_run(arguments.run)
     if arguments.format == "text":
         restart = _restart(folder, arguments.incident)
         with _opened(arguments.output) as output:

@@ -12,7 +12,8 @@ SHARE_MISSING = 0.1  # largest share of ranks with missing records for which the
 
 class Completeness(msgspec.Struct, frozen=True):
     """What is missing. ranks: number of ranks that should have records. damaged: initial ranks with missing records, in
-    their own files or their agent's. files: files with missing records. lost: records known to be missing."""
+    their own files or their agent's. files: files with missing records; "records" if their folder cannot be read. lost:
+    records known to be missing."""
 
     ranks: int = 0
     damaged: tuple[int, ...] = ()
@@ -26,4 +27,4 @@ class Completeness(msgspec.Struct, frozen=True):
     @property
     def is_enough(self) -> bool:
         """Return True if numbers of the whole job can be given."""
-        return self.is_whole or len(self.damaged) <= SHARE_MISSING * self.ranks
+        return self.is_whole or (self.ranks > 0 and len(self.damaged) <= SHARE_MISSING * self.ranks)

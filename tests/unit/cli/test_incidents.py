@@ -15,6 +15,7 @@ from resilience.attribution.incident import Cost
 from resilience.cli import main
 from resilience.cli.incidents import fault_lines
 from resilience.cli.report_html import _kinds
+from resilience.telemetry.recording import JobRecord
 from tests.support.record_streams import Fault, job
 
 NODE = "node"
@@ -78,6 +79,21 @@ def test_cause_of_a_fault_is_that_of_the_blamed_rank(capsys: pytest.CaptureFixtu
     job([Fault("waited_for", 1, 0)], world=4).write(tmp_path / "run")
     (fault,) = told(capsys, str(tmp_path / "run"))
     assert (fault["what"], fault["cause"]) == ("hung", "hanging")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_run_with_incomplete_records_is_named(
+    options: list[str], capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
+    assert JobRecord("wednesday").write(runs / "wednesday")
+    (runs / "wednesday" / "records").touch()  # no folder, so it cannot be listed
+    (runs / "tuesday" / "records" / "node-3.jsonl").unlink()
+    assert main(["incidents", *options]) == 0
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert lines == [
+        "tuesday is incomplete: records of rank 3 are missing",
+        "wednesday is incomplete: records are missing",
+    ]
 
 
 def test_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from resilience.analysis.load import load
 from resilience.analysis.report import report
 from resilience.cli import main
+from resilience.telemetry.recording import JobRecord
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, job
@@ -72,6 +73,14 @@ def test_damaged_records_of_an_agent_are_missing_of_all_its_ranks(tmp_path: Path
     found = report(load(folder))
     assert found.completeness.damaged == (2, 3)
     assert found.times is None
+
+
+def test_records_that_cannot_be_listed_are_missing(tmp_path: Path) -> None:
+    assert JobRecord("job", world_size=4).write(tmp_path)
+    (tmp_path / "records").touch()  # no folder, so it cannot be listed
+    found = report(load(tmp_path))
+    assert found.completeness.files == ("records",)
+    assert (found.completeness.is_whole, found.completeness.is_enough, found.times) == (False, False, None)
 
 
 def test_last_line_that_is_torn_is_no_damage(folder: Path) -> None:

@@ -1,0 +1,81 @@
+"""The reading commands name what they cannot read; a run that cannot be read is no run without faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.cli import main
+from resilience.telemetry.recording import JobRecord
+from tests.support.record_streams import Fault, job
+
+REASON = "cannot be read: Not a directory"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run whose records cannot be listed, whatever the user may do: they are no folder."""
+    run = tmp_path / "run"
+    assert JobRecord("job").write(run)
+    (run / "records").touch()
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["status", "--watch"],
+        ["status", "--json"],
+        ["logs"],
+        ["logs", "--rank", "0"],
+        ["logs", "--around", "1"],
+        ["trace"],
+        ["trace", "--json"],
+        ["trace", "--format", "perfetto"],
+        ["trace", "--format", "otlp-json"],
+    ],
+    ids=" ".join,
+)
+def test_records_that_cannot_be_listed_are_named(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, *options = arguments
+    assert main([verb, str(folder), *options]) == 2
+    shown = capsys.readouterr()
+    assert f"{folder}/records {REASON}" in shown.err
+    assert shown.out == ""
+
+
+def test_run_that_cannot_be_read_is_no_run_to_compare_with(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = job([Fault("exception", 1, 0)]).write(tmp_path / "other")
+    assert main(["logs", str(other), "--diff", str(folder)]) == 2
+    assert f"{folder}/records {REASON}" in capsys.readouterr().err
+
+
+def test_query_names_records_that_cannot_be_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("duckdb")
+    assert main(["logs", str(folder), "--sql", "select count(*) from records"]) == 0
+    assert f"records {REASON}" in capsys.readouterr().err
+
+
+def test_logs_of_a_run_name_a_folder_that_cannot_be_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its other lines are shown."""
+    folder = job([Fault("exception", 1, 0)]).write(tmp_path / "run")
+    (folder / "output").touch()
+    assert main(["logs", str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert f"output {REASON}" in shown.err
+    assert shown.out
+
+
+def test_report_of_records_that_cannot_be_listed_does_not_say_that_there_are_no_incidents(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "incomplete: records are missing" in text
+    assert "none in the readable records" in text
