@@ -18,7 +18,7 @@ from resilience.attribution.advice import named
 from resilience.core import events
 from resilience.core.identity import Origin
 from resilience.core.records import SCHEMA, Record, from_line, from_lines
-from resilience.errors import DecodeError
+from resilience.errors import ConfigurationError, DecodeError
 from resilience.history.completeness import Completeness
 from resilience.telemetry.recording import JOB_FILE, JobRecord, read_job
 
@@ -126,12 +126,17 @@ def load(folder: Path) -> Run:
 
 
 def runs_in(root: Path) -> list[Path]:
-    """Return the run folders within `root`, newest first; [] if it cannot be read."""
+    """Return the run folders within `root`, newest first; [] if it is no folder.
+
+    Raises: ConfigurationError if it cannot be read."""
     try:
         runs = [path for path in root.iterdir() if is_run(path)]
-        return sorted(runs, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise ConfigurationError(f"{root} {_words(error)}") from error
+    times = {path: at for path in runs if (at := _changed_ns(path)) is not None}
+    return sorted(times, key=lambda path: (times[path], path.name), reverse=True)
 
 
 def unlisted_in(folder: Path, *names: str) -> list[Missing]:
@@ -153,6 +158,14 @@ def is_run(folder: Path) -> bool:
         return (folder / RECORDS).is_dir() or (folder / JOB_FILE).is_file()
     except OSError:
         return False
+
+
+def _changed_ns(path: Path) -> int | None:
+    """Return when a folder was changed, UTC; None if it cannot be found, for instance because it was just deleted."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 # -- files -------------------------------------------------------------------------------------

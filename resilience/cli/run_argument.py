@@ -83,7 +83,11 @@ def _newest_attempt(root: Path, job_id: str) -> Path | None:
     """Return the folder of a job's newest attempt; for `<job>@0`, the folder of the first one."""
     if job_id.endswith("@0"):
         return root / safe_name(job_id.removesuffix("@0"))
-    attempts = {attempt_of(path.name, job_id): path for path in runs_in(root)}
+    try:
+        runs = runs_in(root)
+    except ConfigurationError:
+        return None  # a folder that cannot be listed may still have a run of this name
+    attempts = {attempt_of(path.name, job_id): path for path in runs}
     attempts.pop(None, None)
     return max(attempts.items(), key=lambda item: item[0] or 0)[1] if attempts else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -198,6 +199,22 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     (tmp_path / "not-a-run").mkdir()
     assert [path.name for path in runs_in(tmp_path)] == ["c", "b", "a"]
     assert runs_in(tmp_path / "nowhere") == []
+
+
+def test_run_that_is_deleted_while_runs_are_listed_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "records").mkdir(parents=True)
+
+    def deleted(folder: Path) -> bool:
+        was_run = is_run(folder)
+        if folder.name == "b":
+            shutil.rmtree(folder)
+        return was_run
+
+    monkeypatch.setattr("resilience.analysis.load.is_run", deleted)
+    assert sorted(path.name for path in runs_in(tmp_path)) == ["a", "c"]
 
 
 @given(seed=st.integers(0, 10**6))

@@ -48,6 +48,33 @@ def test_records_that_cannot_be_listed_are_named(
     assert shown.out == ""
 
 
+@pytest.mark.parametrize("verb", ["status", "logs", "report", "incidents", "trace"])
+@pytest.mark.parametrize("name", [[], ["job"]], ids=["newest", "named"])
+def test_folder_of_the_runs_that_cannot_be_listed_is_named(
+    verb: str,
+    name: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = tmp_path / "runs"
+    root.symlink_to(root)  # nobody can list it, root neither
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(root))
+    assert main([verb, *name]) == 2
+    assert f"{root} cannot be read: Too many levels of symbolic links" in capsys.readouterr().err
+
+
+def test_run_is_found_by_its_folder_if_the_folder_of_the_runs_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "runs"
+    root.symlink_to(root)
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(root))
+    folder = job([Fault("exception", 1, 0)]).write(tmp_path / "run")
+    assert main(["status", str(folder)]) == 0
+    assert capsys.readouterr().out
+
+
 def test_run_that_cannot_be_read_is_no_run_to_compare_with(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
