@@ -5,6 +5,7 @@ A fault has the same fingerprint on all ranks, in all restarts and in all runs."
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -107,10 +108,19 @@ def _folders(texts: list[str]) -> list[Path]:
         runs = runs_in(root)
         if not runs:
             raise ConfigurationError(f"there are no runs in {root}; give run folders, or set RESILIENCE_RUN_DIR")
-        return runs
-    folders: dict[Path, None] = {}
+        return _each_once(runs)
+    folders: list[Path] = []
     for text in texts:
         path = Path(text)
         below = [] if is_run(path) else runs_in(path)
-        folders.update(dict.fromkeys(below or [find_run(text)]))
-    return list(folders)
+        folders += below or [find_run(text)]
+    return _each_once(folders)
+
+
+def _each_once(folders: list[Path]) -> list[Path]:
+    """Return each run once, by its own name rather than that of a symbolic link to it."""
+    by_place: dict[str, Path] = {}
+    for folder in sorted(folders, key=Path.is_symlink):
+        by_place.setdefault(os.path.realpath(folder), folder)
+    chosen = set(by_place.values())
+    return list(dict.fromkeys(folder for folder in folders if folder in chosen))

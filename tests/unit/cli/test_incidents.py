@@ -81,6 +81,24 @@ def test_cause_of_a_fault_is_that_of_the_blamed_rank(capsys: pytest.CaptureFixtu
     assert (fault["what"], fault["cause"]) == ("hung", "hanging")
 
 
+@pytest.mark.parametrize("given", ["nothing", "folder", "relative and absolute", "link and name"])
+def test_run_counts_once_by_whatever_names_it_is_found(
+    given: str, capsys: pytest.CaptureFixture[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "latest").symlink_to("monday")
+    monkeypatch.chdir(runs.parent)
+    arguments = {
+        "nothing": [],
+        "folder": [str(runs)],
+        "relative and absolute": ["runs/monday", str(runs / "monday"), "tuesday"],
+        "link and name": ["runs/latest", "monday", "tuesday"],
+    }[given]
+    found = {fault["what"]: fault for fault in told(capsys, *arguments)}
+    assert found["exception"]["runs"] == {"monday": 2, "tuesday": 1}
+    assert main(["incidents", *arguments]) == 0
+    assert "in 2 runs" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_run_with_incomplete_records_is_named(
     options: list[str], capsys: pytest.CaptureFixture[str], runs: Path
