@@ -20,6 +20,8 @@ from resilience.core.encoding import text
 ROTATED = ".1"  # suffix of a file that a newer one has replaced
 TIMES = ".times"  # suffix of the file with the times at which a plain text file's bytes were read
 REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
+MOST_LINKS = 40  # from one to the next; the kernel follows as many
+TO_REPLACE = "it must be a file, not a device, a pipe or /dev/stdout; check free space and permissions"
 
 Signature = tuple[int, int, int]
 """Of a file: inode, size, and time of change in nanoseconds."""
@@ -79,13 +81,16 @@ def _ends_torn(path: Path) -> bool:
 
 
 def replace(path: Path, content: bytes) -> bool:
-    """Replace a whole file; a reader sees the old one or the new one. Return True if that worked. A device or a pipe is
-    not replaced."""
+    """Replace a whole file; a reader sees the old one or the new one. Return True if that worked.
+
+    The target of a symbolic link is replaced, and the link stays. Nothing replaces a device, a pipe, or an open
+    descriptor such as /dev/stdout."""
     try:
-        if path.exists() and not path.is_file():
+        target = _target(path)
+        if target.exists() and not target.is_file():
             return False
-        with _written_beside(path, content) as temporary:
-            temporary.replace(path)
+        with _written_beside(target, content) as temporary:
+            temporary.replace(target)
     except (OSError, ValueError):  # ValueError: a zero byte in the path
         return False
     return True
@@ -108,6 +113,20 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _target(path: Path) -> Path:
+    """Return the file at the end of a chain of symbolic links. Raises: OSError for a link to an open descriptor.
+
+    The writer of such a link means the open file, also one that has a name: it may hold other output already."""
+    for _ in range(MOST_LINKS):
+        if not path.is_symlink():
+            return path
+        folder = os.path.realpath(path.parent)
+        if folder.startswith("/proc/"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
+        path = Path(folder, path.readlink())
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
 def create(path: Path, content: bytes, is_private: bool = False) -> bool:

@@ -27,7 +27,7 @@ def write(path: Path, timeouts: Timeouts) -> None:
     """Replace the whole file. Raises: ConfigurationError if that fails; the old file then stays."""
     text = HEAD + encoding.to_yaml(_rounded(msgspec.to_builtins(timeouts)))
     if not files.replace(path, text.encode()):
-        raise ConfigurationError(f"{path} could not be written; check the free space and this user's permissions")
+        raise ConfigurationError(f"{path} could not be written; {files.TO_REPLACE}")
 
 
 def read(path: Path) -> Timeouts:

@@ -60,7 +60,7 @@ def write(path: Path, observed: Input, timeouts: Timeouts) -> None:
     if not pools:
         parts.append('<text x="20" y="30">No deadline has enough durations to draw.</text>')
     if not files.replace(path, text("\n".join([*parts, "</svg>"]) + "\n").encode()):
-        raise ConfigurationError(f"cannot write {path}; check free space and permissions")
+        raise ConfigurationError(f"cannot write {path}; {files.TO_REPLACE}")
 
 
 class _Axes:

@@ -126,7 +126,7 @@ class ReportPage:
 def write(path: Path, folder: Path) -> None:
     """Write the page of a run. Raises: ConfigurationError if that fails."""
     if not files.replace(path, text(ReportPage(folder).page()).encode()):
-        raise ConfigurationError(f"cannot write {path}; check free space and permissions")
+        raise ConfigurationError(f"cannot write {path}; {files.TO_REPLACE}")
 
 
 @functools.cache

@@ -128,6 +128,35 @@ def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
     assert names(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_target_of_a_link_is_replaced_and_the_link_stays(is_there: bool, tmp_path: Path) -> None:
+    target, link, first = tmp_path / "folder" / "target", tmp_path / "link", tmp_path / "first"
+    if is_there:
+        assert replace(target, b"old")
+    link.symlink_to("folder/target")
+    first.symlink_to(link)
+    assert replace(first, b"new")
+    assert target.read_bytes() == b"new"
+    assert link.is_symlink() and first.is_symlink()
+    assert names(target.parent) == ["target"]
+
+
+def test_open_file_is_not_replaced_by_a_link_to_its_descriptor(tmp_path: Path) -> None:
+    with (tmp_path / "output").open("w") as output:
+        link = tmp_path / "stdout"
+        link.symlink_to(f"/proc/self/fd/{output.fileno()}")
+        assert not replace(link, b"page")
+        output.write("what was printed")
+    assert (tmp_path / "output").read_text() == "what was printed"
+    assert link.is_symlink()
+
+
+def test_links_in_a_circle_are_answered_not_raised(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert not replace(tmp_path / "a", b"content")
+
+
 def test_created_file_is_the_first_ones(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "job.json"
     assert create(path, b"first")
