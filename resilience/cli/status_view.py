@@ -6,14 +6,14 @@ Single ranks follow in order of staleness, as many as fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import msgspec
 
 from resilience.analysis.status import Group, Now, RankNow, Sort, grouped, order
 from resilience.attribution.advice import ranks_in_words
-from resilience.cli.arguments import ranks_of
+from resilience.cli.arguments import ranges_of
 from resilience.cli.render import Line, brief, count, cut, field, table
 from resilience.core.in_words import seconds
 from resilience.errors import ConfigurationError
@@ -187,7 +187,8 @@ def frame(
     if now is None:
         return ScreenFrame(_filled([(("No records yet …", "dim"),)], height))
     head = [*_head(now, width, rate), ()]
-    ranks = [rank for rank in order(now.ranks, view.sort, len(now.ranks)) if _is_wanted(rank, view)]
+    is_wanted = _filter(view)
+    ranks = [rank for rank in order(now.ranks, view.sort, len(now.ranks)) if is_wanted(rank)]
     room = height - len(head) - 2  # the table's header and the foot
     if view.what == "ranks":
         groups = _few_groups(ranks, width, room) if len(ranks) > room > 0 else []
@@ -237,18 +238,22 @@ def _help(width: int) -> Iterator[Line]:
     yield from field("", text, width, "dim", indent=2, gutter=0)
 
 
-def _is_wanted(rank: RankNow, view: StatusView) -> bool:
-    if view.only_wrong and rank.is_well:
-        return False
-    text = view.text.strip().lower()
+def _filter(view: StatusView) -> Callable[[RankNow], bool]:
+    """Return what decides whether a rank is shown. The text is parsed here, once for all ranks."""
+    matches = _matching(view.text.strip().lower())
+    return lambda rank: not (view.only_wrong and rank.is_well) and matches(rank)
+
+
+def _matching(text: str) -> Callable[[RankNow], bool]:
     if not text:
-        return True
+        return lambda rank: True
     if set(text) <= set("0123456789,- "):
         try:
-            return rank.rank in ranks_of(text.rstrip(",-"))
+            ranges = ranges_of(text.rstrip(",-"))
         except ConfigurationError:
-            return False  # incomplete while the user types
-    return text in f"{rank.node} {rank.state} {_place(rank)}".lower()
+            return lambda rank: False  # incomplete while the user types
+        return lambda rank: any(rank.rank in each for each in ranges)
+    return lambda rank: text in f"{rank.node} {rank.state} {_place(rank)}".lower()
 
 
 # -- tables ------------------------------------------------------------------------------------

@@ -249,11 +249,24 @@ def test_since_counts_back_from_the_last_line_also_in_a_copy(
 
 
 def test_ranks_and_times_are_read_as_people_write_them() -> None:
-    assert ranks_of("0-2, 5") == {0, 1, 2, 5}
+    assert ranks_of("0-2, 5,007") == {0, 1, 2, 5, 7}
     assert since_ns("10m", AT) == AT - 600 * SECOND
     assert since_ns("2023-11-14T23:13:20+01:00", AT) == AT
     with pytest.raises(ConfigurationError):
         since_ns("5 fortnights", AT)
+
+
+@pytest.mark.parametrize("text", [str(2**20 + 1), "0-999999999", "9" * 5000])
+def test_ranks_above_the_largest_world_are_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"at most {2**20}"):
+        ranks_of(text)
+    assert ranks_of(str(2**20)) == {2**20}
+
+
+@pytest.mark.parametrize("text", ["", "3-", "-3", "a", "1,,2", "3-1"])
+def test_what_is_no_list_of_ranks_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="write ranks as 0-7,12"):
+        ranks_of(text)
 
 
 def test_following_tells_what_comes_and_ends_by_ctrl_c(

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from resilience.analysis.status import Now, RankNow, Section, Sort, grouped, order
+from resilience.cli import status_view
+from resilience.cli.arguments import ranges_of
 from resilience.cli.render import plain
 from resilience.cli.status_screen import keys_of
 from resilience.cli.status_view import SORTS, StatusView, What, frame, pressed
@@ -75,7 +77,19 @@ def test_only_some_ranks_can_be_asked_for() -> None:
     assert ranks(text="NODE7") == [str(rank) for rank in range(56, 64)]
     assert ranks(text="checkpoint") == [str(rank) for rank in range(1, 64, 2)]
     assert ranks(text="suspect") == ["5"]
-    assert ranks(text="9-3") == ranks(text="nowhere") == []
+    assert ranks(text="9-3") == ranks(text="nowhere") == ranks(text="0-99999999") == []
+
+
+def test_filter_is_parsed_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def counted(text: str) -> tuple[range, ...]:
+        parsed.append(text)
+        return ranges_of(text)
+
+    monkeypatch.setattr(status_view, "ranges_of", counted)
+    assert "of 1000 ranks" in text_of(now(1000), StatusView(text="0-9999"))
+    assert parsed == ["0-9999"]
 
 
 def test_rows_move_and_stop_at_their_ends() -> None:
