@@ -12,6 +12,7 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -33,6 +34,7 @@ VERBS = {
 }
 WRONG_USE = 2  # exit status
 UNWRITTEN = 1  # exit status: the output could not be written
+CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status: the reader of stdout ended before the command did
 _OF_STDOUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 _TO_FILE = ("-o", "--out", "--html")  # beginnings of options that name a file for the result
 COLLECT_EVERY = 200_000  # net new objects before a collection; Python's default is 700
@@ -84,26 +86,23 @@ def _called(verb: str, call: Callable[[], int], writes_file: bool = False) -> in
     """Call a command. writes_file: its result goes to a file, or it is a job: it needs no stdout."""
     if sys.stdout is None and not writes_file:
         return _unwritten(verb, "it is closed")
+    status = CLOSED_PIPE  # until the command returns one
     try:
-        return _flushed(call)
+        try:
+            status = call()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except ConfigurationError as error:
         return _wrong(f"resilience {verb}: {error}")
     except BrokenPipeError:
         _discard_stdout()  # the reader closed the pipe
-        return 0
     except OSError as error:
         if verb == "run" or error.filename is not None or error.errno not in _OF_STDOUT:
             raise
         _discard_stdout()
         return _unwritten(verb, error.strerror or str(error))
-
-
-def _flushed(call: Callable[[], int]) -> int:
-    try:
-        return call()
-    finally:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+    return status
 
 
 def _discard_stdout() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +52,42 @@ def test_python_looks_for_cycles_rarely_while_a_command_reads_and_as_before_afte
     monkeypatch.setattr("resilience.cli.report.run", run)
     assert main(["report", str(tmp_path)]) == 2
     assert during == [COLLECT_EVERY] and gc.get_threshold() == before
+
+
+@contextlib.contextmanager
+def stdout_without_a_reader() -> Iterator[None]:
+    """stdout is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):
+        yield
+
+
+@pytest.mark.parametrize("verb", ["status", "run"])
+def test_status_of_a_command_is_kept_if_only_its_last_output_is_lost(
+    verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def write(*_: object) -> int:
+        sys.stdout.write("kept in the buffer until the command has returned")
+        return 1
+
+    name = "main" if verb == "run" else "run"
+    monkeypatch.setattr(importlib.import_module(f"resilience.cli.{verb}"), name, write)
+    with stdout_without_a_reader():
+        assert main([verb, str(tmp_path)]) == 1
+
+
+def test_command_whose_reader_ended_has_the_status_of_a_broken_pipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def write(_: object) -> int:
+        sys.stdout.write("the reader is gone")
+        sys.stdout.flush()
+        return 1
+
+    monkeypatch.setattr("resilience.cli.status.run", write)
+    with stdout_without_a_reader():
+        assert main(["status", str(tmp_path)]) == 128 + signal.SIGPIPE
 
 
 def test_value_of_a_switch_is_refused_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
