@@ -24,7 +24,7 @@ from resilience.core.calibration import unlike_runs
 from resilience.core.configuration import differences
 from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
 from resilience.core.in_words import seconds
-from resilience.core.timeouts import Deadline, OutsideLimit, Timeouts
+from resilience.core.timeouts import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.errors import ConfigurationError
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
@@ -349,11 +349,19 @@ def _change_rows(name: str, old_limit: Deadline | None, new_limit: Deadline | No
     old_outside, new_outside = (limit and limit.outside for limit in (old_limit, new_limit))
     if old_outside or new_outside:
         yield _change_row(f"{name} outside phases", old_outside, new_outside)
+    old_groups, new_groups = _groups_of(old_limit), _groups_of(new_limit)
+    for ranks in {**old_groups, **new_groups}:
+        yield _change_row(f"{name} ranks {ranks}", old_groups.get(ranks), new_groups.get(ranks))
 
 
-def _change_row(
-    name: str, old_limit: Deadline | OutsideLimit | None, new_limit: Deadline | OutsideLimit | None
-) -> tuple[str, ...]:
+def _groups_of(limit: Deadline | None) -> dict[str, RankGroupLimit]:
+    return {} if limit is None else {group.ranks: group for group in limit.groups}
+
+
+_AnyLimit = Deadline | OutsideLimit | RankGroupLimit
+
+
+def _change_row(name: str, old_limit: _AnyLimit | None, new_limit: _AnyLimit | None) -> tuple[str, ...]:
     old_s = None if old_limit is None else old_limit.timeout_s
     new_s = None if new_limit is None else new_limit.timeout_s
     states = " → ".join(

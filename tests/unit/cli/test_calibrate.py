@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from resilience.adapters import timeouts_file
 from resilience.analysis import timings
 from resilience.cli import main
 from resilience.core.configuration import Configuration
+from resilience.core.timeouts import RankGroupLimit
 from resilience.errors import ConfigurationError
 from resilience.telemetry.durations import Header, Recorder
 
@@ -156,6 +158,24 @@ def test_limit_outside_known_phases_is_printed_with_its_reach(
     assert "(short), up to occurrence 40 after a cold start" in shown["b"]
     main(["calibrate", "diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
     assert "step outside phases" in capsys.readouterr().out
+
+
+def test_diff_has_a_row_for_each_group_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["calibrate", str(table(tmp_path / "a.csv")), "--out", str(tmp_path / "plain.yaml")])
+    limits = timeouts_file.read(tmp_path / "plain.yaml")
+    for name, groups in (("a", {"0-3": 30.0, "4-7": 20.0}), ("b", {"4-7": 2.0, "8": 5.0})):
+        of_groups = tuple(RankGroupLimit(ranks, limit, "ok", "") for ranks, limit in groups.items())
+        step = msgspec.structs.replace(limits.deadlines["step"], groups=of_groups)
+        of_file = msgspec.structs.replace(limits, deadlines={"step": step})
+        timeouts_file.write(tmp_path / f"{name}.yaml", of_file)
+    capsys.readouterr()
+    assert main(["calibrate", "diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "ranks" in line]
+    assert [row[2:] for row in rows] == [
+        ["0-3", "30", "s", "-", "-", "ok", "→", "-"],
+        ["4-7", "20", "s", "2", "s", "-90.0%", "ok"],
+        ["8", "-", "5", "s", "-", "-", "→", "ok"],
+    ]
 
 
 def test_diff_tells_two_files_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
