@@ -33,6 +33,7 @@ from resilience.telemetry.recording import JOB_FILE
 from resilience.telemetry.timings import Histogram, bucket, upper_bound
 
 FRESH = 30.0  # seconds since the last write of a file; a running monitor writes every 15
+TABLES = (".csv", ".csv.gz")  # endings of their names
 LAST_RECORDS = 8  # of a file, searched for its end
 
 _Place = tuple[int, int, int]  # cycle and iteration of a start, and how many starts there were before with both equal
@@ -54,6 +55,15 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
     """Read run folders (timings of every rank), folders of timings files, and tables (.csv, .csv.gz).
 
     sections: only these; all if empty. Raises: ConfigurationError with file and line."""
+    try:
+        return _read(paths, sections, progress)
+    except OSError as error:
+        if error.filename is None:  # not of an input: the progress could not be written
+            raise
+        raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _read(paths: Sequence[Path], sections: frozenset[str], progress: Progress | None) -> Input:
     timings_files: list[_RankFile] = []
     tables: list[ObservedRun] = []
     sources: list[Path] = []
@@ -68,7 +78,7 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
             timings_files += timings_of_path
             tables += runs
             sources += files_of_path
-        elif path.name.endswith((".csv", ".csv.gz")):
+        elif path.name.endswith(TABLES):
             tables += read_table(path)
             sources.append(path)
         elif path.suffix == ".hist":
@@ -203,11 +213,12 @@ def _by_rank(files: Sequence[_RankFile]) -> list[_Rank]:
 
 
 def _folder(folder: Path) -> tuple[list[_RankFile], list[ObservedRun], list[Path]]:
-    histograms = sorted(folder.glob("*.hist"))
+    names = sorted(folder.iterdir())  # not glob, which shows an unreadable folder as empty
+    histograms = [path for path in names if path.suffix == ".hist"]
     if histograms:
         timings_files, read_files = _files(histograms)
         return timings_files, [], read_files
-    tables = sorted((*folder.glob("*.csv"), *folder.glob("*.csv.gz")))
+    tables = [path for path in names if path.name.endswith(TABLES)]
     if tables:
         return [], [run for table in tables for run in read_table(table)], tables
     run = folder.parent if folder.name == "timings" else folder
@@ -228,7 +239,7 @@ def _files(paths: Sequence[Path]) -> tuple[list[_RankFile], list[Path]]:
     for path in paths:
         try:
             state = durations.read_histograms(path)
-        except (OSError, DecodeError) as error:
+        except DecodeError as error:
             raise ConfigurationError(f"{path}: {error}; not a timings file, or damaged") from error
         single = path.with_suffix(".jsonl")
         timings_files.append(_RankFile(state, single))

@@ -6,6 +6,7 @@ means the newest attempt; `ID@N` means attempt N. Without an argument, commands 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from resilience.adapters.environment import Settings
@@ -40,14 +41,13 @@ def find_run(text: str | None) -> Path:
             return below[0]
         if below:
             raise ConfigurationError(f"{text} contains {count(len(below), 'run')}; name one of them:{_list(below)}")
-        problem = "is not a run folder: it has no records/" if Path(text).exists() else "does not exist"
         existing = runs_in(root)
         hint = (
             f"runs in {root}:{_list(existing)}"
             if existing
             else f"there are no runs in {root} either (RESILIENCE_RUN_DIR)"
         )
-        raise ConfigurationError(f"{text} {problem}; {hint}")
+        raise ConfigurationError(f"{text} {_problem(Path(text))}; {hint}")
     existing = runs_in(root)
     if not existing:
         raise ConfigurationError(
@@ -71,12 +71,29 @@ def refuse_unlisted(folder: Path, *names: str) -> None:
 
 def run_or_file(path: Path) -> Path:
     """Return the run folder that a name means. Return an existing path, or one that names no run, unchanged."""
-    return path if path.exists() else _named(Path(Settings.from_environment().run_dir), str(path)) or path
+    return path if os.path.exists(path) else _named(Path(Settings.from_environment().run_dir), str(path)) or path
 
 
 def _named(root: Path, text: str) -> Path | None:
     candidates = (Path(text), _newest_attempt(root, text), root / text, root / safe_name(text))
     return next((folder for folder in candidates if folder is not None and is_run(folder)), None)
+
+
+def _problem(path: Path) -> str:
+    """Return why a path is not a run folder."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    try:
+        (path / RECORDS).stat()
+    except PermissionError as error:
+        return f"cannot be read: {error.strerror}"
+    except OSError:
+        pass  # not there
+    return f"is not a run folder: it has no {RECORDS}/"
 
 
 def _newest_attempt(root: Path, job_id: str) -> Path | None:
