@@ -133,6 +133,7 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
         raise ConfigurationError(
             "--sql needs DuckDB, which is not installed: pip install 'torch-resilience[analysis]'"
         ) from None
+    folder = folder.absolute()  # the paths of its files begin with its name; those in "." do not
     with tempfile.TemporaryDirectory(prefix="resilience-sql-") as temporary:
         with contextlib.closing(duckdb.connect()) as connection:
             connection.execute(f"SET memory_limit = '{MEMORY}'")

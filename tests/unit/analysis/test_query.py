@@ -118,6 +118,14 @@ def test_timings_have_a_row_for_each_rank_and_section(run: Path) -> None:
     assert most == 3.0
 
 
+def test_files_are_named_the_same_inside_the_run_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "SELECT DISTINCT file FROM records UNION SELECT DISTINCT file FROM logs ORDER BY file"
+    elsewhere = answers(run, names)
+    monkeypatch.chdir(run)
+    assert answers(Path("."), names) == elsewhere
+    assert ("logs/node-1.jsonl",) in elsewhere
+
+
 def test_lines_that_cannot_be_read_are_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(run), "--sql", "SELECT count(*) AS n FROM logs"]) == 0
     said = capsys.readouterr()
