@@ -21,6 +21,7 @@ Piece = tuple[str, str]
 Line = tuple[Piece, ...]
 
 NARROWEST, WIDEST = 60, 120
+NARROWEST_COLUMN = 8  # of a column that is shortened
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -91,13 +92,15 @@ def wrap(text: str, width: int) -> list[str]:
     return lines
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide: int) -> list[Line]:
-    """Return a table. wide: the column that is shortened if the line is too narrow."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide: int, *others: int) -> list[Line]:
+    """Return a table. wide: the column that is shortened first if the line is too narrow; others: the next ones."""
     rows = [tuple(map(printable_line, row)) for row in rows]
     sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    spare = width - 2 - sum(sizes) - 2 * (len(sizes) - 1)
-    if spare < 0:
-        sizes[wide] = max(8, sizes[wide] + spare)
+    excess = sum(sizes) + 2 * len(sizes) - width
+    for column in (wide, *others):
+        cut_off = min(max(0, excess), max(0, sizes[column] - NARROWEST_COLUMN))
+        sizes[column] -= cut_off
+        excess -= cut_off
     lines: list[Line] = []
     for row in (header, *rows):
         cells = [cut(cell, size).ljust(size) for cell, size in zip(row, sizes, strict=True)]

@@ -265,7 +265,7 @@ def incident_table(
                 "?" if incident.cost.lost_steps is None else str(incident.cost.lost_steps),
             )
         )
-    return table(("#", "since", "kind", "first", "where", "cost", "steps"), rows, width, wide=4)
+    return table(("#", "since", "kind", "first", "where", "cost", "steps"), rows, width, 4, 3, 2, 1)
 
 
 def _blamed(incident: Incident) -> str:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -282,13 +283,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
 
 
-def test_reader_that_has_seen_enough_is_no_error(make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_that_has_seen_enough_causes_no_traceback(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     make("mine", [Fault("kill", 1, 0)])
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w", buffering=1) as gone:
         monkeypatch.setattr("sys.stdout", gone)
-        assert main(["report", "mine"]) == 0
+        assert main(["report", "mine"]) == 128 + signal.SIGPIPE
         monkeypatch.undo()
 
 
@@ -349,3 +352,19 @@ def test_table_gives_way_in_its_wide_column() -> None:
     assert max(map(len, lines)) <= 30
     assert lines[1].endswith("…")
     assert cut("abc", 3) == "abc"
+
+
+def test_table_shortens_the_next_columns_if_the_wide_one_is_not_enough() -> None:
+    ranks = "ranks 1024-1026, 1031, … and 3 more"
+    row = ("1", "2026-11-23 04:26:24", "hang, killed", ranks, "data, train.py:24", "12 min 05 s", "310")
+    lines = [
+        plain(line) for line in table(("#", "since", "kind", "first", "where", "cost", "steps"), [row], 80, 4, 3, 2)
+    ]
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("  1  2026-11-23 04:26:24  hang, killed  ranks ")
+    assert "12 min 05 s" in lines[1] and lines[1].endswith("310")
+
+
+def test_narrow_column_is_not_widened_in_a_table_that_does_not_fit() -> None:
+    lines = [plain(line) for line in table(("a", "b"), [("1", "x" * 100)], 40, 0, 1)]
+    assert lines == ["  a  b", f"  1  {'x' * 34}…"]
