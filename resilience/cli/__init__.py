@@ -59,15 +59,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {close[0]!r}?" if close else f"the commands are: {', '.join(VERBS)}"
         return _wrong(f"resilience: unknown command {verb!r}; {hint}")
     module = importlib.import_module(f"resilience.cli.{verb}")
-    if hasattr(module, "main"):  # this subcommand parses its own arguments
-        return _called(verb, lambda: module.main(arguments[1:]), writes_file=verb == "run")
-    parser = Parser(prog=f"resilience {verb}", allow_abbrev=False)
-    module.configure(parser)
-    with _few_collections(), contextlib.ExitStack() as stack:
-        writes_file = any(each.startswith(_TO_FILE) for each in arguments[1:])
-        if sys.stdout is None and writes_file:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        return _called(verb, lambda: module.run(parser.parse_args(arguments[1:])), writes_file)
+    if verb == "run":
+        return _called(verb, lambda: module.main(arguments[1:]), writes_file=True)
+    writes_file = any(each.startswith(_TO_FILE) for each in arguments[1:])
+    with _stdout_unless_closed() if writes_file else contextlib.nullcontext():
+        if hasattr(module, "main"):  # this subcommand parses its own arguments
+            return _called(verb, lambda: module.main(arguments[1:]), writes_file)
+        parser = Parser(prog=f"resilience {verb}", allow_abbrev=False)
+        module.configure(parser)
+        with _few_collections():
+            return _called(verb, lambda: module.run(parser.parse_args(arguments[1:])), writes_file)
+
+
+@contextlib.contextmanager
+def _stdout_unless_closed() -> Iterator[None]:
+    """Let a closed stdout lead to /dev/null: the result goes to a file."""
+    if sys.stdout is not None:
+        yield
+        return
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        yield
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ class ReportPage:
             script=script,
             headline=_headline(condensed, now_ns),
             most_links=MOST_LINKS,
+            detailed={incident.number for incident in condensed.incidents[:MOST_DETAILED]},
             about=f"{', '.join(condensed.functions)} · {world} on "
             f"{_ranks_or(condensed.nodes)} · from {date(condensed.started_wall_ns)} to {date(condensed.last_wall_ns)}",
             lanes=lanes_figure(self.lanes, self._moment),

@@ -120,7 +120,10 @@ def _restart(folder: Path, number: int | None) -> Waterfall:
         if restart is not None:
             trace_id = trace_of(folder, history, incident)
             return msgspec.structs.replace(restart, uncertainty_s=uncertainty_of(folder), trace_id=trace_id)
-    problem = "has no incidents" if not incidents else "has no recorded restart"
+    if number is not None:
+        problem = f"has no recorded restart of incident {number}"
+    else:
+        problem = "has no recorded restart" if incidents else "has no incidents"
     raise ConfigurationError(f"{folder} {problem}; --format perfetto exports the whole run")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from resilience.adapters import timeouts_file
 from resilience.analysis import timings
-from resilience.cli import main
+from resilience.cli import calibrate, main
 from resilience.core.configuration import Configuration
 from resilience.core.timeouts import RankGroupLimit
 from resilience.errors import ConfigurationError
@@ -158,6 +158,15 @@ def test_limit_outside_known_phases_is_printed_with_its_reach(
     assert "(short), up to occurrence 40 after a cold start" in shown["b"]
     main(["calibrate", "diff", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
     assert "step outside phases" in capsys.readouterr().out
+
+
+def test_limits_are_written_to_their_file_though_stdout_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = table(tmp_path / "a.csv", n=2000)
+    monkeypatch.setattr("sys.stdout", None)
+    status = main(["calibrate", str(source), "--out", str(tmp_path / "a.yaml")])
+    assert status == calibrate.status(timeouts_file.read(tmp_path / "a.yaml"))
 
 
 def test_diff_has_a_row_for_each_group_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,3 +191,11 @@ def test_run_without_a_restart_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     folder = job().write(tmp_path / "run")
     assert main(["trace", str(folder)]) == 2
     assert "has no incidents; --format perfetto" in capsys.readouterr().err
+
+
+def test_incident_without_a_restart_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("resilience.cli.trace.waterfall", lambda history, incident: None)
+    assert main(["trace", str(run), "--incident", "2"]) == 2
+    assert "has no recorded restart of incident 2; --format perfetto" in capsys.readouterr().err
