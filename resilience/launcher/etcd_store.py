@@ -1,7 +1,12 @@
 """etcd as the job's store: it survives the loss of any agent.
 
-A request that fails is repeated: etcd may be restarting, or choosing a leader. How long an agent may go on without an
-answer is decided elsewhere (`agent_heartbeat`), as for any other store.
+A request that fails is repeated: etcd may be restarting, or choosing a leader. The given endpoint and the addresses
+that etcd's members advertise take turns. How long an agent may go on without an answer is decided elsewhere
+(`agent_heartbeat`), as for any other store.
+
+python-etcd could change to another member by itself. But it then forgets the given endpoint, and stays at an advertised
+address for good, even if that cannot be reached from here (0.0.0.0, a name inside a container). So each client of
+python-etcd has one server.
 
 Uses etcd's v2 API (`--enable-v2=true`) through python-etcd, as torch does. torch's own EtcdStore reads the whole
 directory to check one key, has no compare_set, and splits keys if their base64 form has a slash."""
@@ -9,12 +14,13 @@ directory to check one key, has no compare_set, and splits keys if their base64 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch.distributed as dist
@@ -28,22 +34,42 @@ from resilience.launcher.rendezvous_conf import choice, number, whole
 T = TypeVar("T")
 FOLDER = "/resilience"
 PAUSE = 0.5  # seconds between two attempts of one request
+CONNECT_LIMIT = 3.0  # seconds for a connection to an advertised address, which may be unreachable from here
+
+
+class Server(NamedTuple):
+    """One address of etcd. host: as in a URL."""
+
+    protocol: str
+    host: str
+    port: int
 
 
 class EtcdStore(dist.Store):
     """A torch Store in a folder of etcd. One thread. Every method raises OSError if etcd does not answer."""
 
-    def __init__(self, connect: Callable[[], Any], folder: str, timeout: timedelta, is_cut: threading.Event) -> None:
-        """connect: creates python-etcd's client, which sends a request itself; timeout: longest time in which a request
-        is repeated; is_cut: set once this agent may send no more requests.
+    def __init__(
+        self,
+        create_client: Callable[[Server], Any],
+        endpoint: Server,
+        folder: str,
+        timeout: timedelta,
+        is_cut: threading.Event,
+    ) -> None:
+        """create_client: returns python-etcd's client of one server, without a request; endpoint: as the user gave it;
+        timeout: longest time in which a request is repeated; is_cut: set once this agent may send no more requests.
 
         Raises: OSError."""
         super().__init__()
         self._timeout = timeout
         self._folder = folder
         self._is_cut = is_cut
+        self._create_client = create_client
+        self._endpoint = self._server = endpoint
+        self._servers: Sequence[Server] = [endpoint]
+        self._has_answered = False
         self._client: Any = None
-        self._client = self._ask(connect)
+        self._ask(lambda: None)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(lambda: self._client.write(self._place(key), _text(value)))
@@ -141,16 +167,37 @@ class EtcdStore(dist.Store):
             return None
 
     def _ask(self, operation: Callable[[], T]) -> T:
-        """Perform an operation, again and again if etcd fails. It may take effect twice, because an answer may be lost;
-        the job's protocols allow that."""
+        """Perform an operation, again and again if etcd fails: at one server after the other, at least once at each.
+
+        It may take effect twice, because an answer may be lost. Only the counts of a cycle's nodes are then wrong: one
+        failed node counts as two, so min-healthy may restart a cycle that could have continued; one finished node
+        counts as two in the text about a premature completion."""
         deadline = time.monotonic() + self._timeout.total_seconds()
+        attempts = 0
         while True:
+            attempts += 1
             try:
-                return _ask_once(operation)
+                return _ask_once(lambda: self._perform(operation))
             except OSError as error:
-                is_wrong_server = isinstance(error, ConnectionRefusedError) and self._client is None
-                if is_wrong_server or time.monotonic() + PAUSE >= deadline or self._is_cut.wait(PAUSE):
+                self._leave_server()
+                is_wrong_server = isinstance(error, ConnectionRefusedError) and not self._has_answered
+                is_last = attempts >= len(self._servers) and time.monotonic() + PAUSE >= deadline
+                if is_wrong_server or is_last or self._is_cut.wait(PAUSE):
                     raise
+
+    def _perform(self, operation: Callable[[], T]) -> T:
+        if self._client is None:
+            client = self._create_client(self._server)
+            self._servers = _servers(self._endpoint, client.machines) or self._servers
+            self._has_answered = True
+            self._client = client
+        return operation()
+
+    def _leave_server(self) -> None:
+        """Let the next attempt go to the next server."""
+        self._client = None
+        position = self._servers.index(self._server) + 1 if self._server in self._servers else 0
+        self._server = self._servers[position % len(self._servers)]
 
     def _place(self, key: str) -> str:
         return f"{self._folder}/{urlsafe_b64encode(text(key).encode()).decode()}"
@@ -193,20 +240,38 @@ def connect(settings: EtcdSettings, host: str, port: int, is_cut: threading.Even
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"a rendezvous on etcd needs python-etcd on every node: {error}") from error
 
+    import urllib3
+
+    endpoint = Server(settings.protocol, host, port)
     certificate, key = settings.certificate, settings.key
 
-    def connect_client() -> Any:
-        return etcd.Client(
-            host=host,
-            port=port,
+    def create_client(server: Server) -> Any:
+        client = etcd.Client(
+            host=server.host,
+            port=server.port,
             read_timeout=settings.timeout,
-            protocol=settings.protocol,
+            protocol=server.protocol,
             cert=(certificate, key) if certificate and key else certificate,
             ca_cert=settings.ca_certificate,
-            allow_reconnect=True,
         )
+        # Otherwise urllib3 repeats a request three times by itself, each time with the full timeout.
+        client.http.connection_pool_kw["retries"] = urllib3.Retry(
+            total=None, connect=0, read=0, other=0, status=0, redirect=3
+        )
+        if server != endpoint:  # the constructor accepts only a number
+            client._read_timeout = urllib3.Timeout(min(CONNECT_LIMIT, settings.timeout), settings.timeout)
+        return client
 
-    return EtcdStore(connect_client, settings.folder, timedelta(seconds=settings.timeout), is_cut or threading.Event())
+    timeout = timedelta(seconds=settings.timeout)
+    return EtcdStore(create_client, endpoint, settings.folder, timeout, is_cut or threading.Event())
+
+
+def _servers(endpoint: Server, urls: Sequence[str]) -> list[Server]:
+    """Return the given endpoint and the members at these URLs. Return an empty list if no URL can be used: a restarted
+    member may not know the others yet."""
+    matches = [re.fullmatch(r"(https?)://(.+):(\d+)/?", url) for url in urls]
+    members = [Server(match[1], match[2], int(match[3])) for match in matches if match]
+    return list(dict.fromkeys([endpoint, *members])) if members else []
 
 
 def _ask_once(operation: Callable[[], T]) -> T:
