@@ -129,6 +129,17 @@ def _target(path: Path) -> Path:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, as hex digits. Raises: OSError."""
+    import hashlib  # late: ranks import this module, and start faster without it
+
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def create(path: Path, content: bytes, is_private: bool = False) -> bool:
     """Write a whole file that must not exist yet. Return False if it exists, or could not be written.
 

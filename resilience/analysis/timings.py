@@ -7,7 +7,6 @@ duration is lost. Invalid input raises an error with file and line: partial data
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections import Counter, defaultdict
@@ -99,7 +98,7 @@ def _read(paths: Sequence[Path], sections: frozenset[str], progress: Progress | 
     for run in runs:
         if sections:
             run.deadlines = {name: deadline for name, deadline in run.deadlines.items() if name in sections}
-    read_from = [SourceFile(str(file), _sha256(file)) for file in sources]
+    read_from = [SourceFile(str(file), files.sha256(file)) for file in sources]
     return Input(runs, read_from, [*notes, *_unfinished(sources)], unmatched)
 
 
@@ -493,14 +492,6 @@ def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tupl
             )
             drifts.append(last - first)
     return half_at, largest, sorted(drifts)[len(drifts) // 2] if drifts else 0.0
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 __all__ = ["Input", "ObservedDeadline", "ObservedRun", "read"]

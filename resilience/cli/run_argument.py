@@ -93,7 +93,7 @@ def _problem(path: Path) -> str:
         return f"cannot be read: {error.strerror}"
     except OSError:
         pass  # not there
-    return f"is not a run folder: it has no {RECORDS}/"
+    return "is not a run folder: it has no records/"
 
 
 def _newest_attempt(root: Path, job_id: str) -> Path | None:
