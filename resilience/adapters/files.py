@@ -99,9 +99,11 @@ def replace(path: Path, content: bytes) -> bool:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield where to write a file that replaces `path` once the block has succeeded; otherwise `path` is unchanged. A
-    link, a device or a pipe is written in place. Raises: OSError."""
+    link, a device, a pipe, and a file in a folder where nothing can be created are written in place.
+
+    Raises: OSError."""
     is_in_place = path.is_symlink() or (path.exists() and not path.is_file())
-    if is_in_place:
+    if is_in_place or (path.exists() and not os.access(path.parent, os.W_OK | os.X_OK)):
         yield path
         return
     temporary = path.with_name(f".{os.urandom(6).hex()}.tmp")  # the name itself may be as long as a name may be
@@ -109,7 +111,12 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         if path.exists():
             shutil.copymode(path, temporary)
-        temporary.replace(path)
+        try:
+            temporary.replace(path)
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # the file is mounted by itself into a container
+                raise
+            shutil.copyfile(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -36,6 +36,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 LONGEST = 1 << 20  # bytes; a longer line, such as a progress bar without newlines, is split
 LAST_LINES = 20  # searched for a complete line
 LISTED = 60  # characters of a list shown in a line of text; for longer lists only the number of items
+_KNOWN_BY = 256  # bytes before the place where reading goes on, which tell a rotated file
 AHEAD_NS = 3600 * 10**9  # a time this much after the file's end comes from a broken clock
 
 LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
@@ -131,6 +132,7 @@ class FileLines:
         self._chunk = chunk
         self._read = 0  # bytes read from the file
         self._inode: int | None = None  # of the file that they were read from
+        self._end = b""  # the last ones of them
         self._rest = b""
         self._at = 0  # start of the next line in `_rest`
         self._number = 0
@@ -196,6 +198,7 @@ class FileLines:
         if not more:
             return False
         self._read += len(more)
+        self._end = (self._end + more[-_KNOWN_BY:])[-_KNOWN_BY:]
         self._rest = self._rest[self._at :] + more
         self._at = 0
         return True
@@ -208,11 +211,11 @@ class FileLines:
                 return b""
             is_shorter = status.st_size < self._read
             if is_shorter or self._inode not in (None, status.st_ino):
-                rest = self._rest_of_rotated()
+                rest = self._rest_of_rotated(is_shorter)
                 if rest:
                     return rest
                 if is_shorter or rest is not None:
-                    self._read = 0
+                    self._read, self._end = 0, b""
                     self._stamps = None if self._stamps is None else Stamps(self._path)
             self._inode = status.st_ino
             file.seek(self._read)
@@ -228,13 +231,17 @@ class FileLines:
             return False
         return (status.st_size, status.st_mtime_ns) != (self._size, self._changed_ns)
 
-    def _rest_of_rotated(self) -> bytes | None:
+    def _rest_of_rotated(self, is_shorter: bool) -> bytes | None:
         """Return the next bytes of the file that was read so far; None unless it is the rotated file now.
 
         Another inode alone proves no rotation: rsync replaces each file that has grown, and some network file systems
-        number a file anew whenever it is opened."""
+        number a file anew whenever it is opened. If the present file is shorter, the rotated one is known by the
+        last bytes that were read."""
         with contextlib.suppress(OSError), open(f"{self._path}{ROTATED}", "rb", buffering=0) as rotated:
-            if os.fstat(rotated.fileno()).st_ino == self._inode:
+            status = os.fstat(rotated.fileno())
+            rotated.seek(self._read - len(self._end))
+            if status.st_ino == self._inode or (is_shorter and self._end and rotated.read(len(self._end)) == self._end):
+                self._inode = status.st_ino
                 rotated.seek(self._read)
                 return rotated.read(self._chunk)
         return None

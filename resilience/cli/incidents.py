@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show(fault_lines(repeated, len(folders), width, most))
     # The list of faults has no place for runs, so this is on stderr with --json too.
-    show(incomplete_lines(known, width, most), sys.stderr)
+    if sys.stderr is not None:  # else it is closed
+        show(incomplete_lines(known, width, most), sys.stderr)
     return 0
 
 

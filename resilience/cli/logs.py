@@ -411,6 +411,8 @@ def _unlisted_notes(folder: Path) -> Iterator[str]:
 
 
 def _print_notes(notes: Iterable[str]) -> None:
+    if sys.stderr is None:  # it is closed
+        return
     paint = may_paint(sys.stderr)
     for note in notes:
         sys.stderr.write(painted(((note, "dim"),), paint) + "\n")

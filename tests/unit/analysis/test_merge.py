@@ -319,6 +319,16 @@ def test_file_that_is_rotated_while_it_is_read_is_read_to_its_end(tmp_path: Path
     assert [line.event for line in seen] == numbered("old", 2000) + numbered("new", new)
 
 
+def test_copy_of_a_file_that_was_rotated_is_read_to_its_end(tmp_path: Path) -> None:
+    """Each file has another inode than before: rsync replaces files, and some network file systems number them anew."""
+    path = write(tmp_path, "0.out", b"a1\na2\n")
+    source = FileLines(path, KnownFile("0.out", "text", 0), 4)
+    assert [line.event for line in iter(source.next, None)] == ["a1", "a2"]
+    write(tmp_path, "0.out.1", b"a1\na2\na3\na4\n")
+    write(tmp_path, ".0.out.new", b"b1\n").replace(path)
+    assert [line.event for line in iter(source.next, None)] == ["a3", "a4", "b1"]
+
+
 def test_file_that_was_rotated_twice_is_read_from_its_beginning(tmp_path: Path) -> None:
     """What was left of the file that was read is gone; the file that follows it has other lines."""
     path = write(tmp_path, "0.out", as_bytes(numbered("old", 10)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import msgspec
@@ -112,6 +113,15 @@ def test_run_with_incomplete_records_is_named(
         "tuesday is incomplete: records of rank 3 are missing",
         "wednesday is incomplete: records are missing",
     ]
+
+
+def test_json_has_no_note_among_its_lines_if_stderr_is_closed(
+    capsys: pytest.CaptureFixture[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs / "tuesday" / "records" / "node-3.jsonl").unlink()
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["incidents", "--json"]) == 0
+    json.loads(capsys.readouterr().out)
 
 
 def test_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:

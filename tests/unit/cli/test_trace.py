@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -157,6 +158,17 @@ def test_output_file_is_kept_if_there_is_nothing_to_write(run: Path, tmp_path: P
     file.write_text("of yesterday")
     assert main(["trace", str(run), "--incident", "9", "-o", str(file)]) == 2
     assert file.read_text() == "of yesterday"
+
+
+def test_output_file_in_a_folder_where_nothing_can_be_created_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "trace.json"
+    output.write_text("old")
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert main(["trace", str(run), "--format", "perfetto", "-o", str(output)]) == 0
+    assert json.loads(output.read_text()) and set(tmp_path.iterdir()) == before
 
 
 def test_output_file_is_replaced_as_a_whole(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
