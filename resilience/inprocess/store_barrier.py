@@ -32,16 +32,19 @@ def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, 
     name = f"barrier/{group_name}"
     done = f"{name}/done"
     remaining = limit - waited
+    given_up: set[str] = set()  # places whose owners were killed before they wrote their ranks, or so it seems
     while True:
         awaited = done
         if arrivals >= count:
-            members, unwritten = yield from _members(name, arrivals)
-            if len(members) >= count:
+            members, unwritten = yield from _members(name, arrivals, count)
+            late = [place for place in unwritten if place not in given_up]
+            # The owner of an earlier place goes before a surplus rank, even if it writes its rank later.
+            if len(members) >= count and (not late or remaining <= 0):
                 yield Set(done, "1")
                 if rank not in members[:count]:
                     raise _overflow(group_name, rank, members.index(rank) + 1, count)
                 return
-            awaited = unwritten or done
+            awaited = (late or unwritten or [done])[0]
         if remaining <= 0:
             break
         pause = min(remaining, LOOK_AGAIN)
@@ -50,8 +53,9 @@ def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, 
                 return
         else:
             remaining -= pause
+            given_up.add(awaited)
         arrivals = yield Add(f"{name}/arrived", 0)
-    members, _ = yield from _members(name, arrivals)
+    members, _ = yield from _members(name, arrivals, count)
     raise BarrierTimeout(
         f"rank {rank} waited {limit:g} s (timeout) in barrier {group_name!r}, and {len(members)} of {count} ranks "
         "came; a rank is lost or late. Raise the timeout if ranks may arrive this far apart",
@@ -63,18 +67,18 @@ def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, 
     )
 
 
-def _members(name: str, arrivals: int) -> Protocol[tuple[list[int], str]]:
-    """Return the ranks that have arrived, each once and in order, and the key of the first place without a rank.
-    The owner of that place is about to write it, or was killed."""
+def _members(name: str, arrivals: int, count: int) -> Protocol[tuple[list[int], list[str]]]:
+    """Return the ranks that have arrived, each once and in order, and the keys of the places without a rank before that
+    of the rank that completes the barrier. Their owners are about to write them, or were killed."""
     members: dict[int, None] = {}
-    unwritten = ""
+    unwritten: list[str] = []
     for first in range(0, arrivals, restart.BLOCK):
         keys = tuple(f"{name}/place/{place}" for place in range(first, min(arrivals, first + restart.BLOCK)))
         for key, value in zip(keys, (yield Read(keys)), strict=True):
-            if value is None:
-                unwritten = unwritten or key
-            else:
+            if value is not None:
                 members.setdefault(int(value))
+            elif len(members) < count:
+                unwritten.append(key)
     return list(members), unwritten
 
 

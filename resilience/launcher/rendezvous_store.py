@@ -203,6 +203,8 @@ def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain:
     try:
         return stores.host(host, port)
     except StoreError as error:
+        if not port:  # no other agent can host it: nobody would know where
+            raise StoreError(f"this node cannot host the rendezvous: {error}") from error
         if is_certain:
             raise StoreError(
                 f"this node cannot host the rendezvous at {host}:{port}: {error}; use another port, or stop the "

@@ -107,9 +107,9 @@ class NodeExports:
             for _ in range(CATCH_UP_LOOKS):
                 if not self._take_added():
                     break
-            self._has_caught_up = True
             self._take_durations()
             self._exports.caught_up()
+            self._has_caught_up = True
         if now >= self._snapshot_at:
             self._snapshot_at = now + SNAPSHOT_EVERY
             self._exports.renew()
@@ -271,6 +271,13 @@ class ExportThread:
         self._thread.join(timeout + LINGER)
 
     def _run(self) -> None:
+        emit = self._place[2]
+        try:
+            self._export()
+        except Exception as error:  # the thread's edge: it must not end without a word
+            emit(events.ExportFailed("prometheus", f"has ended: {type(error).__name__}: {error}"[:500]))
+
+    def _export(self) -> None:
         folder, node, emit, is_agents, asked = self._place
         exports = NodeExports.start(folder, node, emit, is_agents, asked)
         if exports is None:
@@ -336,9 +343,9 @@ class Exports:
 
     def _expose(self, folder: Path, node: str, asked: MetricsOptions) -> None:
         """Set up the requested text file and server for metrics."""
-        from resilience.telemetry import prometheus  # a node without exports loads no server
-
         try:
+            from resilience.telemetry import prometheus  # a node without exports loads no server
+
             exposition = prometheus.Exposition(self.metrics)
             if asked.textfile is not None:
                 self.textfile = prometheus.TextFile(Path(asked.textfile), folder.name, node, exposition, self._emit)

@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from resilience.adapters import collectives, group_aborts, places
 from resilience.adapters.listening_sockets import listen
 from resilience.errors import RankShouldRestart, RestartError
+from tests.support import threads
 
 LIMIT = 20.0  # seconds: far less than the groups' timeout
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -145,7 +146,9 @@ def cut_rounds(rounds: int, shape: bool) -> list[tuple[str, int]]:
     assert len(total) == 3
     deadline = time.monotonic() + LIMIT
     while any(now > then for now, then in zip(resources(), before, strict=True)):  # groups go in the background
-        assert time.monotonic() < deadline, f"descriptors and threads: {resources()}, before the cuts {before}"
+        assert time.monotonic() < deadline, (
+            f"descriptors and threads: {resources()}, before the cuts {before}; {threads.names_of()}"
+        )
         time.sleep(0.01)
     if rank:
         store.add("left", 1)
@@ -175,7 +178,7 @@ def cut_and_drop(rounds: int) -> int:
 
 def resources() -> tuple[int, int]:
     """Descriptors and threads, with one world of groups up."""
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    return len(os.listdir("/proc/self/fd")), threads.count()
 
 
 def wait_and_be_cut(groups: list[Any], number: int, beside: dist.Store, world: int) -> collectives.CutResult:

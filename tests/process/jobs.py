@@ -36,7 +36,7 @@ from resilience.inprocess.rank_assignment import FillGaps, FilterGroupedByKey, S
 from resilience.inprocess.rank_filter import MaxActiveWorldSize, WorldSizeDivisibleBy
 from resilience.inprocess.state import State
 from resilience.inprocess.store import FileStore, StoreMixin
-from tests.support import signs
+from tests.support import signs, threads
 
 STEPS = 12
 RESULT = float(STEPS)  # every step adds the mean of ones
@@ -427,7 +427,7 @@ class Held(NamedTuple):
     @classmethod
     def now(cls) -> Held:
         process = psutil.Process()
-        return cls(process.memory_info().rss // 1024, process.num_threads(), process.num_fds())
+        return cls(process.memory_info().rss // 1024, threads.count(), process.num_fds())
 
 
 def settled(at_most: Held | None = None) -> Held:

@@ -23,6 +23,7 @@ from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
+from tests.support import threads
 
 ELEMENTS_PER_MIB = 1 << 18  # of float32
 BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
@@ -48,7 +49,7 @@ def _entry(models: list[weakref.ref[Any]], entries: list[Entry]) -> Entry:
     alive = sum(model() is not None for model in models)
     deadline = time.monotonic() + SETTLE_LIMIT
     while True:
-        now = {"descriptors": process.num_fds(), "threads": process.num_threads()}
+        now = {"descriptors": process.num_fds(), "threads": threads.count()}
         is_settled = bool(entries) and all(value <= entries[-1][name] for name, value in now.items())
         if len(entries) < MADE_ONCE or is_settled or time.monotonic() >= deadline:
             return now | {"alive": alive}

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from resilience.errors import RestartAbort
 from resilience.inprocess import CallWrapper, Wrapper, monitor_process, session
 from resilience.inprocess.rank_assignment import ShiftRanks
+from tests.support import threads
 
 SETTLE_LIMIT = 20.0  # seconds; a monitor that hosts a store serves until the last rank has left
 
@@ -34,7 +35,7 @@ def snapshot(monitors: list[int]) -> dict[str, Any]:
     status = Path("/proc/self/status").read_text().splitlines()
     return {
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "tasks": len(os.listdir("/proc/self/task")),
+        "tasks": threads.count(),
         "descriptors": sorted(_descriptors()),
         "mappings": sorted(
             line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
@@ -125,7 +126,7 @@ def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict
             errors.append(error)
             return f"raised {type(error).__name__}"
 
-    tasks = len(os.listdir("/proc/self/task"))
+    tasks = threads.count()
     once("restarts")  # what torch and we load and keep for good
     before = snapshot([]) | {"tasks": tasks}  # a thread that was joined may be listed for a moment
     for name in endings:
@@ -149,7 +150,7 @@ def call_and_lose_children(how: str) -> tuple[int, dict[str, Any]]:
         return call.iteration
 
     monitors: list[int] = []
-    tasks = len(os.listdir("/proc/self/task"))
+    tasks = threads.count()
     function()  # what torch and we load and keep for good
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if how == "ignored" else reap_all)
     before = snapshot([]) | {"tasks": tasks}  # a thread that was joined may be listed for a moment

@@ -24,6 +24,7 @@ from resilience.telemetry import prometheus
 from resilience.telemetry.exporters import MetricsOptions, NodeExports
 from tests.process.launching import Launched, launcher
 from tests.process.test_export import STRAIGHT, scrape
+from tests.support import threads
 from tests.support.account import Account
 from tests.support.busy_node import busy_node
 from tests.support.prometheus import MISSING, Prometheus
@@ -284,7 +285,9 @@ def port_of(job: Launched, attempt: str) -> int:
             if isinstance(record.event, events.ExportStarted) and record.event.endpoint.startswith("http"):
                 return urllib.parse.urlsplit(record.event.endpoint).port or 0
         exports = [each.event for each in records.records() if isinstance(each.event, events.ExportFailed)]
-        assert time.monotonic() < deadline, f"no endpoint after {LIMIT} s: {exports}"
+        assert time.monotonic() < deadline, (
+            f"no endpoint after {LIMIT} s: {exports}{job.job.stacks(0)}{job.job.output()}"
+        )
         time.sleep(0.05)
 
 
@@ -347,10 +350,6 @@ def test_what_torchelastic_tells_is_on_record_and_counted(launch: Callable[..., 
 # -- connections that ask for nothing ----------------------------------------------------------
 
 
-def threads_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
 def test_idle_connections_cost_neither_the_job_nor_the_scrape_anything(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
@@ -367,12 +366,12 @@ def test_idle_connections_cost_neither_the_job_nor_the_scrape_anything(
     job.await_worker("up.0.0")
     job.await_worker("up.0.1")
     await_value(port, 0, "resilience_restart_iterations_total")
-    before = threads_of(job.job.pids[0])
+    before = threads.count(job.job.pids[0])
     with ExitStack() as idle:
         for _ in range(300):
             idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT))
         await_value(port, 0, "resilience_restart_iterations_total")
-        assert threads_of(job.job.pids[0]) <= before + prometheus.MOST_CONNECTIONS + prometheus.ENDING
+        assert threads.count(job.job.pids[0]) <= before + prometheus.MOST_CONNECTIONS + prometheus.ENDING
         (tmp_path / "crash").touch()
         job.await_worker("up.1.0")
         job.await_worker("up.1.1")

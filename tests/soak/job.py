@@ -32,6 +32,7 @@ from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
 from tests.soak.plan import from_json
 from tests.soak.striking import Striker
+from tests.support import threads
 
 OPTIONS = {  # seconds
     "soft_timeout": 10.0,
@@ -185,10 +186,10 @@ class Training:
         """Return what this process holds, once it has held the same for a moment."""
         process = psutil.Process()
         began = calm_since = time.monotonic()
-        held = (process.num_fds(), process.num_threads())
+        held = (process.num_fds(), threads.count())
         while time.monotonic() - calm_since < CALM and time.monotonic() - began < CALM_LIMIT:
             time.sleep(0.02)
-            now = (process.num_fds(), process.num_threads())
+            now = (process.num_fds(), threads.count())
             if now != held:
                 held, calm_since = now, time.monotonic()
         return {

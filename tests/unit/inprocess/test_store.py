@@ -74,6 +74,26 @@ def test_arrival_of_a_killed_rank_can_be_repeated(count: int, seed: int, killed_
     assert set(results.values()) == {None}
 
 
+@given(count=st.integers(1, 20), surplus=st.integers(0, 20), seed=st.integers(0, 2**32))
+def test_barrier_lets_no_more_pass_than_it_is_made_for(count: int, surplus: int, seed: int) -> None:
+    begins = {rank: partial(meet, "here", rank, count, 9.0) for rank in range(count + surplus)}
+    results, _ = interleaved(begins, random.Random(seed))
+    assert sorted(type(result).__name__ for result in results.values()) == (
+        ["BarrierOverflow"] * surplus + ["NoneType"] * count
+    )
+
+
+@given(count=st.integers(1, 20), surplus=st.integers(0, 5), seed=st.integers(0, 2**32), killed_after=st.integers(1, 9))
+def test_killed_and_repeated_arrival_costs_no_other_rank_its_place(
+    count: int, surplus: int, seed: int, killed_after: int
+) -> None:
+    victim = random.Random(seed).randrange(count + surplus)
+    begins = {rank: partial(meet, "here", rank, count, 9.0) for rank in range(count + surplus)}
+    results, _ = interleaved(begins, random.Random(seed), kill=(victim, killed_after))
+    told = sum(isinstance(result, BarrierOverflow) for result in results.values())
+    assert told in (surplus, surplus - 1) and set(map(type, results.values())) <= {type(None), BarrierOverflow}
+
+
 def test_more_ranks_than_a_barrier_is_made_for_are_told_so(store: Any) -> None:
     store.barrier(5, "here", 1, SECOND)
     store.barrier(5, "here", 1, SECOND)  # the same one again

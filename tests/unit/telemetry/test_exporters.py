@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,22 @@ def test_host_without_a_thread_exports_nothing_and_says_so(
     for event in emitted:
         assert isinstance(event, events.ExportFailed) and event.is_at_start
         assert event.reason == "cannot start: RuntimeError: can't start new thread"
+
+
+def test_thread_that_cannot_go_on_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emitted: list[events.Event]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    exports = ExportThread.start(tmp_path / "run", "node", emitted.append, MetricsOptions(0))
+    assert exports is not None
+    exports.close()
+    assert [type(event) for event in emitted] == [events.ExportFailed]
+    emitted.clear()
+    monkeypatch.setattr(NodeExports, "start", lambda *_: 1 / 0)
+    exports = ExportThread.start(tmp_path / "run", "node", emitted.append, MetricsOptions(0))
+    assert exports is not None
+    exports.close()
+    assert emitted == [events.ExportFailed("prometheus", "has ended: ZeroDivisionError: division by zero")]
 
 
 def test_counters_of_sections_do_not_fall_while_a_file_is_unreadable(
