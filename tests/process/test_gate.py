@@ -12,13 +12,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from resilience.adapters.health import nvml
 from resilience.launcher import preflight
 from resilience.launcher.preflight import CommandCheck, Devices, Disk, Gate, PeriodicCheck, PreflightFailure, Store
 from tests.process.children import child
+from tests.support.pids import has_ended
 
 LONG = 600.0
 
@@ -64,7 +64,7 @@ def fail() -> str:
 
 
 def is_there(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return not has_ended(pid)
 
 
 def await_end(*pids: int) -> None:

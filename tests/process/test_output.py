@@ -31,6 +31,7 @@ from resilience.launcher.streams import Finished, FinishStreams, OpenStream, Str
 from tests.process.launching import Launched, launcher
 from tests.support import disks
 from tests.support.account import Account
+from tests.support.pids import has_ended
 from tests.support.ranks import Job
 from tests.support.server import ROOT
 
@@ -319,7 +320,7 @@ def test_exception_is_on_record_though_the_drain_process_is_slow_to_keep_what_th
     assert libc.ptrace(PTRACE_ATTACH, drain.pid, None, None) == 0  # its parent does not see that it is stopped
     os.waitpid(drain.pid, 0x40000000)  # __WALL: it has stopped
     (job.folder / "go").touch()
-    await_true(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    await_true(lambda: has_ended(pid))
     time.sleep(0.6)  # its monitor has asked for the last lines; a disk may take a second to have them
     assert libc.ptrace(PTRACE_DETACH, drain.pid, None, None) == 0
     assert job.wait() == [0], job.job.output()

@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.process.launching import launcher
 from tests.process.test_faults import fault
+from tests.support.pids import has_ended
 from tests.support.ranks import Job, free_port
 from tests.support.server import ROOT
 
@@ -246,7 +246,7 @@ if cycle == 0:
 def await_end(pid: int) -> None:
     """Wait until a process has ended, whether its parent has noticed that or not."""
     until = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while not has_ended(pid):
         assert time.monotonic() < until
         time.sleep(0.01)
 
