@@ -27,7 +27,8 @@ class Evidence(msgspec.Struct, frozen=True):
     exceeded no limit. sections: each rank's open sections, if known. collectives: the last ones of each rank. seats:
     initial ranks by torch's ranks, where they differ. returned: ranks whose function had returned by then. signalled:
     ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after
-    the rank had answered the interruption."""
+    the rank had answered the interruption. freed_before_look: ranks whose monitor saw how they hung only after they had
+    answered, when their own abort may have freed them."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -44,16 +45,14 @@ class Evidence(msgspec.Struct, frozen=True):
     signalled: dict[int, str] = {}
     store_lost: frozenset[int] = frozenset()
     after_answer: frozenset[tuple[int, Interruption]] = frozenset()
+    freed_before_look: frozenset[int] = frozenset()
 
 
 def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
     """Return the most telling symptom of each rank, the first reporter's first. Own faults win over echoes."""
     symptoms: dict[int, Symptom] = {}
     for record in evidence.records:
-        if record.hang in (None, "in_call") and evidence.hangs.get(record.rank) == "in_collective":
-            # The rank itself recorded this before anything was cut. Its monitor may have looked after the restart
-            # began, or got no answer from a busy host. Any other finding of the monitor stands: the signal that asks
-            # for stacks may have ended the call in which the rank waited.
+        if _has_waited(evidence, record):
             record = msgspec.structs.replace(record, hang="in_collective")
         rank = record.rank
         later = _symptom(evidence, record)
@@ -100,6 +99,19 @@ def _symptom(evidence: Evidence, record: InterruptionRecord) -> Symptom:
     rank = record.rank
     stack, sections = evidence.stacks.get(rank, ()), evidence.sections.get(rank, ())
     return symptom(record, evidence.signalled.get(rank), stack, sections)
+
+
+def _has_waited(evidence: Evidence, record: InterruptionRecord) -> bool:
+    """Return True if a hung rank waited in a collective, whatever its monitor saw.
+
+    The rank itself recorded that before anything was cut. Its monitor may have looked after the abort had freed the
+    rank, or got no answer from a busy host. A finding from before stands: the signal that asks for stacks may have
+    ended the call in which the rank hung."""
+    if evidence.hangs.get(record.rank) != "in_collective":
+        return False
+    is_torn = record.interruption is Interruption.SOFT_TIMEOUT and record.rank in evidence.freed_before_look
+    # "holds_gil" is found while the rank is asked for its stacks, so it may be from before its answer.
+    return record.hang in (None, "in_call") or (is_torn and record.hang in ("on_lock", "in_loop", "in_kernel"))
 
 
 def waits(evidence: Evidence, rank: int) -> bool:

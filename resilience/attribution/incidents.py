@@ -130,6 +130,7 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         steps={record.rank: record.step for record in iteration.records if record.step is not None} | iteration.steps,
         answered=frozenset(iteration.answered),
         after_answer=frozenset(iteration.after_answer),
+        freed_before_look=iteration.freed_before_look,
         sections=iteration.sections,
         hangs=iteration.hangs,
         collectives=iteration.collectives,

@@ -221,6 +221,7 @@ def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
             hangs=iteration.hangs | evidence.hangs,
             collectives=iteration.collectives | evidence.collectives,
             signalled=iteration.signalled | evidence.signalled,
+            freed_before_look=iteration.freed_before_look | evidence.freed_before_look,
         )
         if evidence.first in iteration.answered:  # the Wrapper was restarting when this rank ended the cycle
             evidence = msgspec.structs.replace(

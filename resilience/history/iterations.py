@@ -34,7 +34,8 @@ class Iteration:
         self.records: list[InterruptionRecord] = []  # each death once, with its position in the order of arrival
         self.arrivals: dict[tuple[int, Interruption], int] = {}
         self.first: Counter[int] = Counter()
-        self.answered: set[int] = set()
+        self.answered: dict[int, int] = {}  # when each rank recorded the decision, before its abort (monotonic ns)
+        self.looked: dict[int, int] = {}  # when a rank's monitor had seen how it hung (monotonic ns of the same host)
         self.after_answer: set[tuple[int, Interruption]] = set()  # records of ranks that had answered by then
         self.stacks: dict[int, tuple[Frame, ...]] = {}
         self.steps: dict[int, int] = {}
@@ -74,6 +75,12 @@ class Iteration:
             outcome != "completed" and not (outcome == "lost" and rank in self.stopped)
             for rank, outcome in self.ended.items()
         )
+
+    @property
+    def freed_before_look(self) -> frozenset[int]:
+        """Return the hung ranks that had answered before their monitor had seen how they hung: their own abort may have
+        freed them by then."""
+        return frozenset(rank for rank, ns in self.looked.items() if self.answered.get(rank, ns) < ns)
 
     def is_stopped(self, record: InterruptionRecord) -> bool:
         """Return True if the launcher caused the recorded end. The Wrapper's monitor could not know that."""
@@ -215,8 +222,11 @@ class IterationHistory:
             else interruption.node
         )
         iteration = self._at(place)
-        if interruption.rank == who[3] and who[3] in iteration.answered:
-            iteration.after_answer.add((interruption.rank, interruption.interruption))
+        if interruption.rank == who[3]:
+            if who[3] in iteration.answered:
+                iteration.after_answer.add((interruption.rank, interruption.interruption))
+            if interruption.interruption is Interruption.SOFT_TIMEOUT:
+                iteration.looked[interruption.rank] = record.mono_ns
         iteration.reported.append(msgspec.structs.replace(interruption, detected_wall_ns=detected, node=node))
 
     def _arrived(self, place: Place, who: _Call, record: Record, event: events.InterruptionArrived, at_ns: int) -> None:
@@ -226,7 +236,7 @@ class IterationHistory:
 
     def _outcome_seen(self, place: Place, who: _Call, record: Record, event: events.OutcomeSeen, at_ns: int) -> None:
         iteration, rank = self._at(place), who[3]
-        iteration.answered.add(rank)
+        iteration.answered.setdefault(rank, record.mono_ns)
         if event.by is not None:
             iteration.first[event.by] += 1
         if event.stack:

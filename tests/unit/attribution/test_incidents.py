@@ -24,8 +24,10 @@ from resilience.core.attribution import (
     Exit,
     FaultOrigin,
     Frame,
+    Hang,
     Interruption,
     InterruptionRecord,
+    ProcessInfo,
     ThreadStack,
 )
 from resilience.core.identity import Origin
@@ -128,6 +130,55 @@ def test_line_of_a_hang_is_where_the_rank_saw_itself_if_its_record_was_made_when
     assert where(1, [late], stacks, first=0) == LOAD
     assert where(1, [late], stacks, first=1) == TRAIN
     assert where(1, [late], {}, first=0) == TRAIN
+
+
+def two_limits(word: Hang, answered_ns: int, looked_ns: int) -> Incident:
+    """Rank 1 is stopped, and rank 0 waits for it. Both exceed their limit at the same moment. Rank 0's own monitor
+    writes what it saw before it takes the message in which rank 0 answers."""
+    origins = [Origin("job", "node", "monitor", 7, initial_rank=rank, rank=rank, iteration=0) for rank in (0, 1)]
+
+    def silent(rank: int, word: Hang, state: str, stack: tuple[Frame, ...] = ()) -> events.Interrupted:
+        stacks = (ThreadStack("MainThread", stack),) if stack else ()
+        process = ProcessInfo(state, 0.0, 0.1)
+        return events.Interrupted(
+            InterruptionRecord(
+                rank,
+                Interruption.SOFT_TIMEOUT,
+                detector=Detector("watchdog", 2.0),
+                iteration=0,
+                stage="run",
+                hang=word,
+                process=process,
+                stacks=stacks,
+            )
+        )
+
+    answer = events.OutcomeSeen(by=1, stack=WAITS, hang="in_collective")
+    stream: list[tuple[int, int, events.Event]] = [
+        (0, 1, events.IterationStarted(2, "active")),
+        (1, 1, events.IterationStarted(2, "active")),
+        (1, 100, silent(1, "stopped", "T")),
+        (1, 101, events.InterruptionArrived(1, Interruption.SOFT_TIMEOUT, 0, 1)),
+        (0, looked_ns, silent(0, word, "S", (TRAIN,))),
+        (0, answered_ns, answer),
+        (0, looked_ns + 20, events.InterruptionArrived(0, Interruption.SOFT_TIMEOUT, 0, 2)),
+    ]
+    (incident,) = fold(Record(number, at, at, origins[rank], event) for number, (rank, at, event) in enumerate(stream))
+    return incident
+
+
+@pytest.mark.parametrize("word", ["on_lock", "in_loop", "in_kernel", "in_call"])
+def test_rank_that_its_monitor_saw_only_after_the_restart_had_freed_it_is_cleared(word: Hang) -> None:
+    incident = two_limits(word, answered_ns=110, looked_ns=120)
+    assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(1, "stopped")]
+    assert any(0 in cleared.ranks for cleared in incident.verdict.exonerated)
+
+
+@pytest.mark.parametrize("word", ["on_lock", "in_loop", "in_kernel", "holds_gil"])
+def test_hang_that_its_monitor_saw_before_the_rank_answered_stands(word: Hang) -> None:
+    """The signal that asks for the stacks may end the hang, and the rank then waits like the others."""
+    incident = two_limits(word, answered_ns=120, looked_ns=110)
+    assert 0 in culprits(incident)
 
 
 def test_hang_has_the_same_fingerprint_wherever_the_code_is_installed() -> None:
