@@ -21,6 +21,13 @@ ORIGIN = Origin("job", "n", "monitor", 1, initial_rank=0, rank=0, world_size=1)
 VIEW = MonitorSide(Page.create()).read()
 
 
+@pytest.fixture(autouse=True)
+def _host_that_has_been_up_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests write down times of long ago. A host that has just started has no such times."""
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 36_000.0)
+
+
 @pytest.fixture
 def keeper(tmp_path: Path) -> DurationRecorder:
     made = DurationRecorder(tmp_path, ORIGIN)
@@ -234,10 +241,10 @@ def test_what_a_rank_did_while_only_its_monitor_stood_still_counts(keeper: Durat
 def test_section_of_a_rank_that_died_after_a_standstill_is_cut_off_there(
     keeper: DurationRecorder, tmp_path: Path
 ) -> None:
-    now = time.monotonic()  # since the host started, which may be a moment ago
-    keeper.stood_still(now - 6.0, now - 1.0)
-    keeper.cut(view(open_sections=(OpenEntry("data", now - 8.0),)), None, 0.0)
-    assert kept(keeper, tmp_path)[1:] == [("data", 2.0, "cut")]
+    now = time.monotonic()
+    keeper.stood_still(now - 7200.0, now - 1.0)
+    keeper.cut(view(open_sections=(OpenEntry("data", now - 7210.0),)), None, 0.0)
+    assert kept(keeper, tmp_path)[1:] == [("data", 10.0, "cut")]
 
 
 def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) -> None:
