@@ -20,7 +20,7 @@ from resilience.analysis.entries import entry_of
 from resilience.analysis.lines import FileLines, Kind, KnownFile, line_text
 from resilience.cli import main
 from resilience.core import attribution, budget, cycle, encoding, events, membership, restart, tracebacks
-from resilience.core.records import Record, from_line, from_wire, to_line, to_wire
+from resilience.core.records import Record, from_line, to_line
 from resilience.core.timeouts import Timeouts
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.inprocess.supervision import Member
@@ -90,7 +90,6 @@ def _decoders() -> list[Target]:
     json, msgpack = encoding.to_json, encoding.to_msgpack
     table: list[tuple[str, int, Sequence[Any], Callable[[bytes], object]]] = [
         ("record line", 180, [to_line(record) for record in records], from_line),
-        ("record message", 120, [to_wire(record) for record in records], from_wire),
         ("message of a rank", 180, list(map(msgpack, of_rank)), messages.decode_for_monitor),
         ("message for a rank", 40, [msgpack(messages.Welcome(1, 4, corpus.LIMITS))], messages.decode_for_rank),
         ("message of an agent", 100, list(map(msgpack, of_agent)), messages.decode_from_agent),
@@ -156,7 +155,6 @@ def _texts(folder: Path) -> list[Target]:
         record = _retold(chance.choice(records), chance)
         expected = encoding.cleaned(record)
         assert from_line(to_line(record)) == expected
-        assert from_wire(to_wire(record)) == expected
 
     def emitted(_: bytes, chance: random.Random) -> None:
         record = _retold(chance.choice(records), chance)
