@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.2  # seconds between two attempts
+REFUSAL_LIMIT = 1.0  # seconds for a host to answer that no process listens
 ATTEMPT_LIMIT = 5.0  # seconds for one attempt: a host that drops packets never answers
 
 
@@ -39,6 +40,19 @@ def await_server(host: str, port: int, limit: float, is_interrupted: Callable[[]
                 raise
         time.sleep(pause)
         pause = min(pause * 1.5, LAST_PAUSE)
+
+
+def is_refused(server: tuple[str, int] | None) -> bool:
+    """Return True if the host answers that no process listens there. False if it does not answer, and for None."""
+    if server is None:
+        return False
+    try:
+        _connect(*server, REFUSAL_LIMIT)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _connect(host: str, port: int, limit: float) -> str:

@@ -11,6 +11,7 @@ import resource
 from collections.abc import Collection
 
 from resilience.adapters.open_sockets import is_listening
+from resilience.adapters.processes import children
 from resilience.errors import StoreError
 
 SPARE = 64  # descriptors for files, pipes and short connections
@@ -74,14 +75,16 @@ def make_room(count: int, purpose: str, pid: int | None = None) -> None:
 
 
 def make_room_in_agent(port: int, count: int, purpose: str) -> None:
-    """Make room in the process that started this one, if it is the agent that hosts the store at `port`.
+    """Make room in the process that hosts the agent's store at `port`: the process that started this one, or a child
+    of it.
 
-    Each rank beside the agent does so before it connects: past its limit the agent closes new connections, or accepts
+    Each rank beside the agent does so before it connects: past its limit the host closes new connections, or accepts
     none and the ranks wait. purpose: as for `make_room`. Raises: StoreError if the hard limit is too low."""
     agent = os.getppid()
-    with contextlib.suppress(OSError):  # it is gone, or belongs to another user
-        if not has_room(count, agent) and is_listening(agent, port):
-            make_room(count, purpose, agent)
+    for process in (agent, *children(agent)):
+        with contextlib.suppress(OSError):  # it is gone, or belongs to another user
+            if not has_room(count, process) and is_listening(process, port):
+                make_room(count, purpose, process)
 
 
 def _needed(count: int, pid: int) -> int:

@@ -122,3 +122,10 @@ def innermost(store: Any) -> Any:
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return store
+
+
+def server_of(store: Any) -> tuple[str, int] | None:
+    """Return host and port of the server of a TCPStore, None for other stores."""
+    client = innermost(store)
+    host, port = getattr(client, "host", None), getattr(client, "port", None)
+    return (host, port) if isinstance(host, str) and isinstance(port, int) else None

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from resilience.adapters.frames import current_frames, is_wrapper
+from resilience.adapters.patience import innermost
 
 
 class Place(NamedTuple):
@@ -58,7 +59,7 @@ def awaited_store(place: Place) -> str:
     """Return the kind of store that a call of torch's process groups uses, "" outside such a call."""
     if not is_in_process_groups(place):
         return ""
-    store = _innermost_store(place.frame.f_locals.get("store"))
+    store = innermost(place.frame.f_locals.get("store"))
     return "" if store is None else type(store).__name__
 
 
@@ -67,12 +68,5 @@ def awaited_port(place: Place | None) -> int | None:
     return _port_of(place.frame.f_locals.get("store")) if place is not None and is_in_process_groups(place) else None
 
 
-def _innermost_store(store: Any) -> Any:
-    """Return the store below any number of prefixes."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return store
-
-
 def _port_of(store: Any) -> int | None:
-    return getattr(_innermost_store(store), "port", None)
+    return getattr(innermost(store), "port", None)

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from resilience.adapters import open_sockets, patience
-from resilience.adapters.client_sockets import short_lookups
+from resilience.adapters.client_sockets import is_refused, short_lookups
 from resilience.adapters.listening_sockets import are_next_free, listen_beside_free_ports, local_address
 from resilience.adapters.patience import Patience
 from resilience.adapters.store import StoreLike, drive, execute
@@ -105,6 +105,7 @@ class MonitorStore:
         self._last_iteration = 0  # of the job, as far as this monitor has followed it
         self._all_left_since: float | None = None  # when this monitor first saw that key
         self._waits = restart.WaitLimits()
+        self._ranks_store: tuple[str, int] | None = None  # the server of the rank's own connection
         self._servers: list[Any] = []
         self._spare: Any = None
         self._final_event: events.Event | None = None
@@ -121,6 +122,8 @@ class MonitorStore:
 
     def begin(self, begin: messages.Begin) -> None:
         self._is_begun = True
+        self._waits = begin.waits
+        self._ranks_store = begin.store
         self._folder = Path(os.fsdecode(begin.folder))
         self._tasks.put(lambda: self._begin(begin))
 
@@ -162,11 +165,12 @@ class MonitorStore:
             self._notice.refusal.await_read()
         if not self._is_begun:
             return None
-        deadline = time.monotonic() + CONNECT_LIMIT
-        while self._base_store is None and self._thread.is_alive() and not self._is_representing:
-            if time.monotonic() >= deadline:
-                return None  # the rank left before this monitor found the store, so nothing is open there
-            self._thread.join(LOOK_EVERY)
+        # The other ranks wait for a dead rank until barrier_timeout. One that has left has nothing open in the store.
+        deadline = time.monotonic() + (self._waits.barrier if self._is_representing else CONNECT_LIMIT)
+        while self._base_store is None and self._thread.is_alive():
+            if time.monotonic() >= deadline or is_refused(self._ranks_store):
+                return None  # this monitor has not found the store, or no process hosts it any more
+            self._thread.join(CONNECT_PAUSE)
         self._tasks.put(self._finish)
         self._tasks.put(None)
         while self._thread.is_alive():
@@ -205,7 +209,6 @@ class MonitorStore:
 
     def _begin(self, begin: messages.Begin) -> None:
         self._call_begin = begin
-        self._waits = begin.waits
         if getattr(self._base_store, "is_hosted_here", False):
             self._emit(events.StoreHosted("wrapper", self._base_store.host, self._base_store.port, self._hosting_s))
         if self._patience is not None:

@@ -181,6 +181,7 @@ class Session:
             heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
             interval=wrapper.monitor_process_interval.total_seconds(),
             base_host=LauncherRendezvous.from_environment().server_host,
+            store=patience.server_of(self._base),
             job=job_of(origin, function) if state.initial_rank == 0 else None,
         )
         if not self._monitor.send(begin):

@@ -26,7 +26,8 @@ DESCRIPTION = 2000  # characters of a request's description that are passed on
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """A call begins: the sender, the limits in force, and the run folder.
 
-    folder: encoded with `os.fsencode`, because a path may not be UTF-8. prefix: of the call's keys in the store."""
+    folder: encoded with `os.fsencode`, because a path may not be UTF-8. prefix: of the call's keys in the store.
+    store: host and port of the server that the rank is connected to, if its store is a TCPStore."""
 
     origin: Origin
     folder: bytes
@@ -36,6 +37,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     heartbeat_timeout: float
     interval: float
     base_host: str = ""
+    store: tuple[str, int] | None = None
     job: Job | None = None  # from rank 0
 
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.store import TCPStore
+from tests.support import signs
 
 
 def restart_once(
@@ -37,6 +39,32 @@ def restart_once(
         return call.iteration
 
     return {"iteration": train(), "soft": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
+
+
+def monitor_finds_no_store(barrier: float) -> None:
+    """Wait in the function. The monitor of rank 1 never gets an answer from the store's host."""
+    rank_pid = os.getpid()
+
+    def factory(**kwargs: Any) -> dist.Store:
+        if os.getpid() != rank_pid and os.environ["RANK"] == "1":
+            time.sleep(3600)
+        return TCPStore(**kwargs)
+
+    longest = timedelta(seconds=barrier)  # all other limits must be shorter
+
+    @Wrapper(
+        store_factory=factory,
+        soft_timeout=longest / 3,
+        hard_timeout=longest / 2,
+        heartbeat_timeout=longest / 2,
+        barrier_timeout=longest,
+    )
+    def train() -> None:
+        signs.show("entered", int(os.environ["RANK"]))
+        while True:
+            time.sleep(0.1)
+
+    train()
 
 
 def some_meet_by_url(port: int) -> int:

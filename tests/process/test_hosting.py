@@ -100,14 +100,21 @@ def test_monitor_that_cannot_host_in_a_plain_environment_tells_all_ranks_why(sta
 
 
 SHORT_OF_FILES = """
-import os, pathlib, resource, sys, time
+import os, pathlib, psutil, resource, sys, time
 from resilience.inprocess import CallWrapper, Wrapper
 
-agent, is_lowered = os.getppid(), pathlib.Path(sys.argv[1])
+agent, is_lowered = psutil.Process(os.getppid()), pathlib.Path(sys.argv[1])
 if os.environ["RANK"] == "0":
-    most = len(os.listdir(f"/proc/{agent}/fd")) + 4  # and three connections of each rank are to come
-    _, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
-    resource.prlimit(agent, resource.RLIMIT_NOFILE, (most, most if sys.argv[2] == "hard" else hard))
+    port = int(os.environ["MASTER_PORT"])
+    (host,) = {
+        process.pid
+        for process in (agent, *agent.children())
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    }
+    most = len(os.listdir(f"/proc/{host}/fd")) + 4  # and three connections of each rank are to come
+    _, hard = resource.prlimit(host, resource.RLIMIT_NOFILE)
+    resource.prlimit(host, resource.RLIMIT_NOFILE, (most, most if sys.argv[2] == "hard" else hard))
     is_lowered.touch()
 while not is_lowered.exists():
     time.sleep(0.01)
@@ -127,11 +134,13 @@ train()
     ("limit", "status", "words"),
     [pytest.param("soft", 0, "", marks=pytest.mark.slow), ("hard", 1, "has to host the store of 3 ranks and needs")],
 )
-def test_limit_of_open_files_of_torchruns_agent_is_raised_or_named(
-    tmp_path: Path, limit: str, status: int, words: str
+@pytest.mark.parametrize("launcher", ["torch.distributed.run", "resilience.launcher"])
+def test_limit_of_open_files_of_the_process_that_hosts_a_launchers_store_is_raised_or_named(
+    tmp_path: Path, launcher: str, limit: str, status: int, words: str
 ) -> None:
     (tmp_path / "script.py").write_text(SHORT_OF_FILES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "script.py"]
+    options = ["--standalone", "--nproc-per-node=3", "--max-restarts=0"]
+    command = [sys.executable, "-m", launcher, *options, "script.py"]
     env = dict(os.environ, RESILIENCE_RUN_DIR=str(tmp_path / "runs"), OMP_NUM_THREADS="1")
     with (tmp_path / "output").open("w+") as output:
         agent = subprocess.Popen(
@@ -179,6 +188,26 @@ def test_start_without_a_host_says_what_was_tried_and_is_an_incident(start: Star
     (record,) = job.of(events.StoreLost)
     assert record.origin.initial_rank == 1 and f"127.0.0.1:{port}" in record.event.error
     assert record.origin.job_id.startswith("unstarted-127.0.0.1-")
+
+
+@pytest.mark.parametrize(
+    ("barrier", "is_host_lost"), [pytest.param(30.0, False, marks=pytest.mark.slow), (3600.0, True)]
+)
+def test_monitor_that_finds_no_store_outlives_a_stopped_job_by_no_more_than_a_barrier(
+    start: Start, barrier: float, is_host_lost: bool
+) -> None:
+    """It ends at once if the store that its rank used is gone, for then no rank waits for it."""
+    job = start(2, "tests.process.hosted:monitor_finds_no_store", barrier=barrier)
+    for rank in (0, 1):
+        job.await_sign("entered", rank)
+    host = job.monitor_pid(0)
+    for rank in (0, 1):
+        job.signal(rank, signal.SIGKILL)
+    if is_host_lost:
+        os.kill(host, signal.SIGKILL)
+    job.wait_ranks()
+    _, alive = psutil.wait_procs(job.left_behind(), 100.0)
+    assert alive == []
 
 
 def test_start_whose_host_never_publishes_says_who_should(start: Start, agent: dict[str, str]) -> None:
