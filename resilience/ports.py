@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from resilience.core.records import Record
+from resilience.facts.records import Record
 
 
 class Clock(Protocol):

@@ -8,9 +8,9 @@ import argparse
 import itertools
 from typing import NoReturn
 
-from resilience.core.identity import LARGEST_WORLD
-from resilience.core.printable import usage_error
 from resilience.errors import ConfigurationError
+from resilience.facts.identity import LARGEST_WORLD
+from resilience.facts.printable import usage_error
 
 
 class Parser(argparse.ArgumentParser):

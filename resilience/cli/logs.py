@@ -14,22 +14,31 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-from resilience.analysis.entries import entry_of, folded_entry, utc
-from resilience.analysis.folding import FoldedLine, fold, template, templates
-from resilience.analysis.lines import LEVELS, Line, line_text, shown_fields
-from resilience.analysis.load import RECORDS, unlisted_in
-from resilience.analysis.merge import LOGS, OUTPUT, LineFilter, MergedLines, history_of, last_ns, window
-from resilience.analysis.query import QueryResult, run_query
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.incidents import incidents_of
 from resilience.cli.arguments import ranks_of, refuse_together
-from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, printable_pieces, width_of_terminal, wrap
-from resilience.cli.render import Line as Row
 from resilience.cli.run_argument import add_run, find_run, refuse_unlisted
-from resilience.core import encoding
-from resilience.core.in_words import seconds
-from resilience.core.printable import printable_json, printable_line
 from resilience.errors import ConfigurationError
+from resilience.facts import encoding
+from resilience.facts.in_words import seconds
+from resilience.facts.printable import printable_json, printable_line
+from resilience.logs.folding import FoldedLine, fold, template, templates
+from resilience.run_folder.entries import entry_of, folded_entry, utc
+from resilience.run_folder.lines import LEVELS, Line, line_text, shown_fields
+from resilience.run_folder.load import RECORDS, unlisted_in
+from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, history_of, last_ns, window
+from resilience.run_folder.query import QueryResult, run_query
+from resilience.system.render import (
+    NARROWEST,
+    count,
+    cut,
+    may_paint,
+    painted,
+    printable_pieces,
+    width_of_terminal,
+    wrap,
+)
+from resilience.system.render import Line as Row
 
 NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines

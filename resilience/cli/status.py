@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.analysis.status import Now, Watcher
-from resilience.cli.render import NARROWEST, say, say_json, show
 from resilience.cli.run_argument import add_run, find_readable_run
-from resilience.cli.status_screen import Screen, is_possible
-from resilience.cli.status_view import StatusView, frame, pressed, status_lines
-from resilience.core import encoding
 from resilience.errors import ConfigurationError
+from resilience.facts import encoding
+from resilience.status.screen import Screen, is_possible
+from resilience.status.state import Now, Watcher
+from resilience.status.view import StatusView, frame, pressed, status_lines
+from resilience.system.render import NARROWEST, say, say_json, show
 from resilience.telemetry import rank_snapshot
 
 EVERY = 1.0  # seconds between two reads with --watch, and between two frames

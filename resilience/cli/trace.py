@@ -14,19 +14,19 @@ from typing import Any, TextIO
 
 import msgspec
 
-from resilience.adapters import files
-from resilience.analysis.merge import history_of, uncertainty_of
-from resilience.analysis.trace import otlp, parent_of, perfetto, trace_of
-from resilience.analysis.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall, waterfall
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
+from resilience.attribution.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall, waterfall
 from resilience.cli.arguments import refuse_together
-from resilience.cli.render import Line, cut, date, phase_name, say_json, show, width_of_terminal, wrap
 from resilience.cli.run_argument import add_run, find_readable_run
-from resilience.core import encoding
-from resilience.core.in_words import seconds
 from resilience.errors import ConfigurationError
+from resilience.facts import encoding
+from resilience.facts.in_words import seconds
 from resilience.history.phases import Who
+from resilience.run_folder.merge import history_of, uncertainty_of
+from resilience.system import files
+from resilience.system.render import Line, cut, date, phase_name, say_json, show, width_of_terminal, wrap
+from resilience.trace.export import otlp, parent_of, perfetto, trace_of
 
 FORMATS = ("text", "perfetto", "otlp-json")
 _NAME = 14

@@ -3,7 +3,7 @@
 Each rank of an iteration runs `iterate`. `stand_in` represents a dead or leaving rank; its monitor, a sibling's monitor
 or the leaving rank itself runs it. Both are generators: they *yield* an operation on the shared store, or `RunStage`
 for a stage of the wrapped call, and are *sent* the result. So the same code runs against a real store
-(`adapters.store.drive`) and under the virtual clock of `testing.cluster`, which may stop any rank between any two
+(`system.store.drive`) and under the virtual clock of `testing.cluster`, which may stop any rank between any two
 operations.
 
 A rank may be killed at any point, because:
@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from resilience.core.attribution import FaultOrigin, missed_completion
-from resilience.core.encoding import from_json, to_json_text
 from resilience.errors import BarrierOverflow, BarrierTimeout
+from resilience.facts.encoding import from_json, to_json_text
+from resilience.facts.interruptions import FaultOrigin, missed_completion
 
 T = TypeVar("T")
 

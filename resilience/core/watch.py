@@ -13,10 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core import deadlines
-from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_limit, of_section
-from resilience.core.phases import Phases
 from resilience.core.silences import Rule, Silence
+from resilience.facts import deadlines
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_limit, of_section
+from resilience.facts.phases import Phases
 
 Seconds = float
 
@@ -53,7 +53,7 @@ class First(msgspec.Struct, frozen=True):
 
 
 class OfRanks(msgspec.Struct, frozen=True):
-    """A learned limit of a group of similar ranks (`core.rank_groups`)."""
+    """A learned limit of a group of similar ranks (`calibration.rank_groups`)."""
 
     ranks: str
     limit: Limit
@@ -85,7 +85,7 @@ class Limits(msgspec.Struct, frozen=True):
     another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off
     the rule, and the one between heartbeats applies only if heartbeats were announced. groups: learned limits of groups
     of ranks, by deadline, valid in a world of `group_world` ranks; a monitor picks its rank's
-    (`core.timeouts.of_rank`). outside: learned limits outside known phases, by deadline. ends_suspects: a rank that all
+    (`calibration.limits_file.of_rank`). outside: learned limits outside known phases, by deadline. ends_suspects: a rank that all
     others wait for is ended before its learned limit (`core.suspicion`)."""
 
     watchdog: Limit = NO_LIMIT

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resilience.adapters.store import StoreLike, drive
 from resilience.core import assignment, restart
 from resilience.core.restart import Add, CompareSet, Protocol, Read, Seat, Set
 from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
@@ -22,6 +21,7 @@ from resilience.inprocess import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.store import CHUNK
+from resilience.system.store import StoreLike, drive
 
 
 class RankAssignment(ABC):

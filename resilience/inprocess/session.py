@@ -21,30 +21,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.adapters import attempts, collective_calls, patience, private, processes
-from resilience.adapters.attempts import Launch
-from resilience.adapters.channel import LIMIT
-from resilience.adapters.environment import (
-    Launcher,
-    LauncherRendezvous,
-    Settings,
-    has_agent,
-    launched_folder,
-    node_name,
-)
-from resilience.adapters.interrupt import Swallow
-from resilience.adapters.patience import Patience
-from resilience.adapters.signal_handlers import Deferred
-from resilience.adapters.store import StoreLike, drive, execute
-from resilience.core import events, restart, watch
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.configuration import Configuration
-from resilience.core.identity import Origin
+from resilience.core import restart, watch
 from resilience.core.restart import CompareSet, Seat
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
 from resilience.errors import MonitorError, ResilienceError
+from resilience.facts import events
+from resilience.facts.configuration import Configuration
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore
@@ -56,6 +42,21 @@ from resilience.inprocess.progress import forget_request, request_tick
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
 from resilience.monitor.page import RankSide
+from resilience.system import attempts, collective_calls, patience, private, processes
+from resilience.system.attempts import Launch
+from resilience.system.channel import LIMIT
+from resilience.system.environment import (
+    Launcher,
+    LauncherRendezvous,
+    Settings,
+    has_agent,
+    launched_folder,
+    node_name,
+)
+from resilience.system.interrupt import Swallow
+from resilience.system.patience import Patience
+from resilience.system.signal_handlers import Deferred
+from resilience.system.store import StoreLike, drive, execute
 from resilience.telemetry import log, standard
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, configuration_of
@@ -459,7 +460,7 @@ def _add_learned(
     """Add learned limits, if there are any. Past one, all ranks restart; later the rank is ended."""
     if settings.timeouts is None:
         return limits, None
-    from resilience.adapters import timeouts_file  # reads YAML, which no other code here does
+    from resilience.system import timeouts_file  # reads YAML, which no other code here does
 
     margin = (wrapper.hard_timeout - wrapper.soft_timeout).total_seconds()
     return timeouts_file.learned(settings.timeouts, folder.parent, limits, own, settings.timeouts_shadow, margin)

@@ -22,13 +22,14 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from resilience.adapters import private, processes
-from resilience.adapters.store import StoreLike, drive, execute
-from resilience.core import encoding, events, restart
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord
+from resilience.core import restart
 from resilience.core.peer_liveness import Neighbour, Peer, next_node, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
+from resilience.facts import encoding, events
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.monitor import messages
+from resilience.system import private, processes
+from resilience.system.store import StoreLike, drive, execute
 
 EXPORT_LIMIT = 2.0  # seconds for the remaining exports when this monitor leaves
 BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store operation a second by default

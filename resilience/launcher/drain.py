@@ -20,10 +20,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters import channel as lines
-from resilience.adapters import descriptors, titles
-from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.adapters.processes import ignore_job_signals
 from resilience.errors import DecodeError
 from resilience.launcher.kept import Keeper
 from resilience.launcher.shown import LONGEST_LINE, Shower
@@ -38,6 +34,10 @@ from resilience.launcher.streams import (
     decode_for_drain,
     encode,
 )
+from resilience.system import channel as lines
+from resilience.system import descriptors, titles
+from resilience.system.channel import Channel, ChannelClosed, close_all
+from resilience.system.processes import ignore_job_signals
 
 CHUNK = 1 << 16  # bytes per read: the capacity of a pipe
 MOST_ASKING = 256  # monitors with a pending request

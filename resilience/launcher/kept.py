@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from resilience.adapters import files
 from resilience.launcher.streams import StreamLost
+from resilience.system import files
 
 if TYPE_CHECKING:
     from resilience.launcher.drain import Stream

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from resilience.adapters import terminal
-from resilience.core.printable import printable_line
+from resilience.facts.printable import printable_line
 from resilience.launcher.streams import StreamLost
+from resilience.system import terminal
 
 if TYPE_CHECKING:
     from resilience.launcher.drain import Stream

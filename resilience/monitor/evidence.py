@@ -14,15 +14,16 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from resilience.adapters import files, processes, stacks
-from resilience.adapters.background import READ_LIMIT, WRITER, asked
-from resilience.adapters.channel import connect
-from resilience.core import events, hang_kind, watch
-from resilience.core.attribution import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
-from resilience.core.identity import Origin
+from resilience.core import hang_kind, watch
 from resilience.core.watch import Doing
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, PageView
+from resilience.system import files, processes, stacks
+from resilience.system.background import READ_LIMIT, WRITER, asked
+from resilience.system.channel import connect
 
 SAMPLE_EVERY = 0.5  # at least these seconds between two samples of the CPU time; the monitor wakes once a second
 SAMPLE = 0.06  # seconds between two samples for one measurement: six ticks of the CPU time clock

@@ -9,14 +9,14 @@ from typing import Literal
 
 import msgspec
 
-from resilience.adapters.channel import LIMIT
 from resilience.core import restart, watch
-from resilience.core.attribution import Exit, Hang, InterruptionRecord
-from resilience.core.encoding import reader, to_msgpack
-from resilience.core.events import HangSuspected
-from resilience.core.identity import Job, Origin
-from resilience.core.records import Record
 from resilience.errors import DecodeError
+from resilience.facts.encoding import reader, to_msgpack
+from resilience.facts.events import HangSuspected
+from resilience.facts.identity import Job, Origin
+from resilience.facts.interruptions import Exit, Hang, InterruptionRecord
+from resilience.facts.records import Record
+from resilience.system.channel import LIMIT
 
 DESCRIPTION = 2000  # characters of a request's description that are passed on
 

@@ -15,18 +15,20 @@ from typing import Any
 
 import msgspec
 
-from resilience.adapters import files, timeouts_file
-from resilience.analysis.entries import entry_of
-from resilience.analysis.lines import FileLines, Kind, KnownFile, line_text
+from resilience.calibration.limits_file import Timeouts
 from resilience.cli import main
-from resilience.core import attribution, budget, cycle, encoding, events, membership, restart, tracebacks
-from resilience.core.records import Record, from_line, from_wire, to_line, to_wire
-from resilience.core.timeouts import Timeouts
+from resilience.core import budget, cycle, membership, restart
 from resilience.errors import ConfigurationError, DecodeError
+from resilience.facts import encoding, events, tracebacks
+from resilience.facts import interruptions as attribution
+from resilience.facts.records import Record, from_line, from_wire, to_line, to_wire
 from resilience.inprocess.supervision import Member
 from resilience.launcher import stores, zygote
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig
+from resilience.run_folder.entries import entry_of
+from resilience.run_folder.lines import FileLines, Kind, KnownFile, line_text
+from resilience.system import files, timeouts_file
 from resilience.telemetry import durations, rank_snapshot, single_durations
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.emitter import Emitter

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.health import cuda
-from resilience.core import events, restart
+from resilience.core import restart
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
+from resilience.facts import events
 from resilience.inprocess.finalize import ThreadedFinalize
 from resilience.inprocess.health_check import CudaHealthCheck
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
+from resilience.system.health import cuda
 from tests.support.ranks import Job
 
 SHORT = timedelta(seconds=0.05)

@@ -13,7 +13,7 @@ from resilience.attribution.advice import advise
 from resilience.attribution.culprits import NAMED, SURE
 from resilience.attribution.evidence import Evidence
 from resilience.attribution.verdict import judge
-from resilience.core.attribution import (
+from resilience.facts.interruptions import (
     Collective,
     Detector,
     ExceptionInfo,

@@ -17,8 +17,8 @@ from dashboards.generator import collecting
 from resilience.cli import main
 from resilience.cli.arguments import ranks_of
 from resilience.cli.logs import since_ns
-from resilience.core import events
 from resilience.errors import ConfigurationError
+from resilience.facts import events
 from tests.fixtures.jobs import unpacked
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job

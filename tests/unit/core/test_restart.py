@@ -13,8 +13,6 @@ import msgspec
 import pytest
 
 from resilience.core import restart
-from resilience.core.attribution import FaultOrigin
-from resilience.core.encoding import to_json_text
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -36,6 +34,8 @@ from resilience.core.restart import (
     WaitLimits,
 )
 from resilience.errors import BarrierOverflow, BarrierTimeout
+from resilience.facts.encoding import to_json_text
+from resilience.facts.interruptions import FaultOrigin
 from resilience.testing.store import MemoryStore
 
 LIMITS = WaitLimits()

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from resilience.core import watch
-from resilience.core.phases import Phases
 from resilience.core.silences import Rule, Silence
 from resilience.core.watch import (
     AskRestart,
@@ -39,6 +38,7 @@ from resilience.core.watch import (
     Suspicion,
     Watch,
 )
+from resilience.facts.phases import Phases
 
 SOFT, HARD, GRACE = 5.0, 9.0, 2.0
 BOTH = Limit(SOFT, HARD)
