@@ -1,8 +1,8 @@
 """Which limits do these runs support?  From observed durations to one limit for each deadline.
 
 Runs of one configuration are combined. The warm-up after each start is a separate deadline. The target is divided
-among all deadlines, and `calibration.fitting` fits each. The backtest checks the result: it fits on all runs but one and
-counts exceeded limits on the one left out, next to the rule of thumb."""
+among all deadlines, and `calibration.fitting` fits each. The backtest checks the result: it fits on all runs but one
+and counts exceeded limits on the one left out, next to the rule of thumb."""
 
 from __future__ import annotations
 

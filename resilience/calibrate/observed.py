@@ -1,9 +1,9 @@
 """The observed durations of each deadline of a run, in the form that the fit needs.
 
-Run folders and tables are read into the same form (`calibrate.timings`, `calibrate.tables`), so the same data of one rank
-give the same limits from either source. With several ranks, a folder shows the slowest rank only of large and first
-occurrences. The durations of all ranks stand for the others, so the median is lower than that of a table, and the tail
-is never shorter."""
+Run folders and tables are read into the same form (`calibrate.timings`, `calibrate.tables`), so the same data of one
+rank give the same limits from either source. With several ranks, a folder shows the slowest rank only of large and
+first occurrences. The durations of all ranks stand for the others, so the median is lower than that of a table, and the
+tail is never shorter."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class Limits(msgspec.Struct, frozen=True):
     another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off
     the rule, and the one between heartbeats applies only if heartbeats were announced. groups: learned limits of groups
     of ranks, by deadline, valid in a world of `group_world` ranks; a monitor picks its rank's
-    (`calibration.limits_file.of_rank`). outside: learned limits outside known phases, by deadline. ends_suspects: a rank that all
-    others wait for is ended before its learned limit (`core.suspicion`)."""
+    (`calibration.limits_file.of_rank`). outside: learned limits outside known phases, by deadline. ends_suspects: a
+    rank that all others wait for is ended before its learned limit (`core.suspicion`)."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT

@@ -13,9 +13,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
+from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import LEVELS, Line, line_text
 
 MOMENT_NS = 2 * 10**9
@@ -251,3 +253,18 @@ def _range(tokens: tuple[str, ...]) -> str:
     except ValueError:
         return "*"
     return f"{numbers[0]}…{numbers[-1]}"
+
+
+def folded_entry(folded: FoldedLine) -> dict[str, Any]:
+    """Return a folded line as plain values."""
+    return {
+        "ts": utc(folded.line.at_ns),
+        "until": utc(folded.until_ns),
+        "level": folded.line.level,
+        "event": folded.line.event if folded.line.kind in ("record", "log") else folded.text,
+        "text": folded.text,
+        "ranks": folded.ranks,
+        "nodes": folded.nodes,
+        "count": folded.count,
+        "stands_out": folded.stands_out,
+    }

@@ -1,36 +1,26 @@
-"""`resilience report RUN`: what broke, where, since when, what it cost, what to do next.
+"""How does a report look on a terminal?  What broke, where, since when, what it cost, what to do next.
 
-Reads a run folder, even while the job runs. Prints the report as text, or as JSON with --json. `incident_lines`
-formats a single incident; the demonstration uses it too."""
+`report_lines` formats the whole report. `incident_lines` formats a single incident; the page and the demonstration use
+it too."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-
-import msgspec
 
 from resilience.attribution.advice import named, ranks_in_words
 from resilience.attribution.culprits import RULES
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
-from resilience.cli.arguments import refuse_together
-from resilience.cli.run_argument import add_run, find_run
 from resilience.core.hang_kind import WORDS as HANGS
-from resilience.errors import ConfigurationError
-from resilience.facts import encoding
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame
 from resilience.history.completeness import Completeness
-from resilience.report.condensed import Report, as_json, report
+from resilience.report.condensed import Report
 from resilience.report.counterfactual import WhatIf, what_if_in_words
 from resilience.report.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
-from resilience.run_folder.load import Reader
 from resilience.system.render import (
     Line,
     clock,
@@ -40,12 +30,8 @@ from resilience.system.render import (
     field,
     moments,
     phase_name,
-    say,
-    say_json,
     short_path,
-    show,
     table,
-    width_of_terminal,
 )
 
 LISTED = 12  # missing items and notes; the others are only counted
@@ -65,48 +51,6 @@ _KINDS: dict[str, str] = {
     "monitor_process_exception": "monitor died",
     "store_lost": "store lost",
 }
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.description = "Show what broke in a run, where, since when, what it cost, and what to do next."
-    add_run(parser)
-    parser.add_argument("--incident", type=int, metavar="N", help="show this incident only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the report to this file as one self-contained HTML page"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the report; return the exit status.
-
-    Raises: ConfigurationError for an argument that names no run or no incident."""
-    if arguments.html is not None:
-        refuse_together("--html", incident=arguments.incident, json=arguments.json)
-    folder = find_run(arguments.run)
-    if arguments.html is not None:
-        from resilience.report import page as report_html  # it imports this module
-
-        report_html.write(arguments.html, folder)
-        say(f"wrote {arguments.html}")
-        return 0
-    condensed = report(Reader(folder))
-    if arguments.incident is not None:
-        chosen = tuple(incident for incident in condensed.incidents if incident.number == arguments.incident)
-        if not chosen:
-            numbers = f"has incidents 1 to {len(condensed.incidents)}" if condensed.incidents else "has no incidents"
-            raise ConfigurationError(f"--incident {arguments.incident}: {folder} {numbers}")
-        condensed = msgspec.structs.replace(condensed, incidents=chosen)
-    if arguments.json:
-        say_json(encoding.to_json_page(as_json(condensed)))
-        return 0
-    width = width_of_terminal()
-    if arguments.incident is not None:
-        show(incident_lines(condensed.incidents[0], width, is_whole=True))
-    else:
-        show(report_lines(condensed, width, time.time_ns()))
-    return 0
 
 
 # -- the whole report --------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import msgspec
 from resilience.errors import DecodeError
 from resilience.facts.identity import Role
 from resilience.facts.records import from_line
-from resilience.logs.folding import FoldedLine
 from resilience.run_folder.clocks import NodeClock
 from resilience.run_folder.lines import Kind, Line, fields_of
 from resilience.telemetry.log import line_of
@@ -70,21 +69,6 @@ def entry_of(line: Line, clocks: Sequence[NodeClock] = ()) -> dict[str, Any]:
             if clock.uncertainty_ns is not None:
                 entry["clock_uncertainty_s"] = clock.uncertainty_ns / 1e9
     return entry | {name: value for name, value in plain.items() if name not in entry}
-
-
-def folded_entry(folded: FoldedLine) -> dict[str, Any]:
-    """Return a folded line as plain values."""
-    return {
-        "ts": utc(folded.line.at_ns),
-        "until": utc(folded.until_ns),
-        "level": folded.line.level,
-        "event": folded.line.event if folded.line.kind in ("record", "log") else folded.text,
-        "text": folded.text,
-        "ranks": folded.ranks,
-        "nodes": folded.nodes,
-        "count": folded.count,
-        "stands_out": folded.stands_out,
-    }
 
 
 def utc(at_ns: int) -> str:

@@ -5,8 +5,8 @@ thousand small buffers and no handles. It yields every line. A line that is neit
 last line, is passed on unchanged and counted. Only the parts that ordering and filters need are decoded; `fields_of`
 decodes the rest when a line is shown.
 
-A plain line has the time at its beginning, if any, else the time at which the launcher read it (`run_folder.stamps`). If
-neither is known, it has the time of the previous line in its file. Otherwise its position between the start of its
+A plain line has the time at its beginning, if any, else the time at which the launcher read it (`run_folder.stamps`).
+If neither is known, it has the time of the previous line in its file. Otherwise its position between the start of its
 process and the file's last change gives an estimate (`is_placed`). `run_folder.merge` orders lines between files."""
 
 from __future__ import annotations

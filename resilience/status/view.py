@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import msgspec
 
 from resilience.attribution.advice import ranks_in_words
-from resilience.cli.arguments import ranges_of
 from resilience.errors import ConfigurationError
 from resilience.facts.in_words import seconds
+from resilience.run_folder.rank_ranges import ranges_of
 from resilience.status.state import Group, Now, RankNow, Sort, grouped, order
 from resilience.system.render import Line, brief, count, cut, field, table
 

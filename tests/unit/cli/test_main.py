@@ -49,7 +49,7 @@ def test_python_looks_for_cycles_rarely_while_a_command_reads_and_as_before_afte
         during.append(gc.get_threshold()[0])
         raise ConfigurationError("something is wrong")
 
-    monkeypatch.setattr("resilience.report.terminal.run", run)
+    monkeypatch.setattr("resilience.cli.report.run", run)
     assert main(["report", str(tmp_path)]) == 2
     assert during == [COLLECT_EVERY] and gc.get_threshold() == before
 

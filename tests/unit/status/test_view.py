@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from resilience.cli.arguments import ranges_of
+from resilience.run_folder.rank_ranges import ranges_of
 from resilience.status import view as status_view
 from resilience.status.screen import keys_of
 from resilience.status.state import Now, RankNow, Section, Sort, grouped, order
