@@ -7,7 +7,11 @@ from collections.abc import Iterable
 
 from resilience.facts.interruptions import Frame
 
-_OURS = re.compile(r"/resilience/(adapters|attribution|cli|core|history|inprocess|launcher|monitor|telemetry)/")
+# Stacks are also read from runs that were recorded when `system` was called adapters.
+_OURS = re.compile(
+    r"/resilience/"
+    r"(adapters|attribution|calibration|cli|core|facts|history|inprocess|launcher|monitor|system|telemetry)/"
+)
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
 _ENTRY = re.compile(r"/s?bin/(resilience|torchrun)$")  # the script that pip installs for a command
 _DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # counts as user code, wherever it is installed

@@ -16,7 +16,7 @@ _WRAPPERS = "/resilience/system/collective_calls.py"
 _STANDARD = os.path.join(os.path.dirname(threading.__file__), "")
 _OURS = tuple(
     os.path.join(os.path.dirname(os.path.dirname(__file__)), layer, "")
-    for layer in ("adapters", "core", "inprocess", "monitor", "telemetry")
+    for layer in ("calibration", "core", "facts", "inprocess", "monitor", "system", "telemetry")
 )
 
 

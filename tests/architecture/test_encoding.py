@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "resilience"
-ENCODING = PACKAGE / "core" / "encoding.py"
+ENCODING = PACKAGE / "facts" / "encoding.py"
 CODECS = {
     ("msgspec", "json"), ("msgspec", "msgpack"), ("msgspec", "yaml"), ("msgspec", "toml"), ("msgspec", "convert"),
     ("msgspec", "DecodeError"), ("msgspec", "ValidationError"), ("msgspec", "MsgspecError"),

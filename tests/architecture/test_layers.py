@@ -51,7 +51,7 @@ def test_no_folder_is_hidden_from_the_contracts() -> None:
     [
         ("core/watch.py", "import time", "The core decides", "resilience.core.watch -> time"),
         ("core/restart.py", "import resilience.system.clock", "A module imports from the rows", "core.restart -> "),
-        ("system/files.py", "import resilience.telemetry.emitter", "A module imports from", "adapters.files -> "),
+        ("system/files.py", "import resilience.telemetry.emitter", "A module imports from", "system.files -> "),
         ("monitor/server.py", "import logging", "Only telemetry logs", "resilience.monitor.server -> logging"),
         ("nowhere.py", "", "A module imports from the rows", "- resilience.nowhere"),
     ],

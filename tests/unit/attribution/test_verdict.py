@@ -181,7 +181,7 @@ def test_no_decision_of_a_running_job_rests_on_a_verdict() -> None:
     package = Path(resilience.__file__).parent
     readers = {
         str(path.relative_to(package))
-        for layer in ("core", "inprocess", "launcher", "monitor", "adapters")
+        for layer in ("core", "facts", "calibration", "inprocess", "launcher", "monitor", "system")
         for path in (package / layer).glob("*.py")
         if re.search(r"attribution\.(verdict|incident|incidents|launch_incidents) import", path.read_text())
     }
