@@ -26,6 +26,7 @@ import msgspec
 from resilience.errors import BarrierOverflow, BarrierTimeout
 from resilience.facts.encoding import from_json, to_json_text
 from resilience.facts.interruptions import FaultOrigin, missed_completion
+from resilience.facts.seats import Seat
 
 T = TypeVar("T")
 
@@ -137,21 +138,6 @@ Protocol = Generator[Operation, Any, T]
 
 
 # -- values ------------------------------------------------------------------------------------
-
-
-class Seat(msgspec.Struct, frozen=True):
-    """A rank's position in one iteration. Ranks are 0 … world_size-1; the first active_world_size of them are active.
-    `initial_rank` identifies the rank for the whole call."""
-
-    initial_rank: int
-    rank: int
-    world_size: int
-    active_world_size: int
-    iteration: int
-
-    @property
-    def is_active(self) -> bool:
-        return self.rank < self.active_world_size
 
 
 class WaitLimits(msgspec.Struct, frozen=True):

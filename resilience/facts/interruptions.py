@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from resilience.errors import DecodeError
 from resilience.facts.encoding import reader, to_json_text
 from resilience.facts.identity import Nanoseconds, Seconds
-
-if TYPE_CHECKING:
-    from resilience.core.restart import Seat
+from resilience.facts.seats import Seat
 
 SCHEMA = 1
 

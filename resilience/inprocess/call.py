@@ -29,7 +29,6 @@ from resilience.core.restart import (
     Keys,
     Result,
     RunStage,
-    Seat,
     Settle,
     Stage,
     WaitLimits,
@@ -47,6 +46,7 @@ from resilience.errors import (
 from resilience.facts import events
 from resilience.facts.events import StageName
 from resilience.facts.interruptions import FaultOrigin, Interruption, InterruptionRecord, decode, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess import failure
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.assigning import assign, nobody_active, seat_after, seat_of

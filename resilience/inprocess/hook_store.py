@@ -15,10 +15,11 @@ import msgspec
 import torch.distributed as dist
 
 from resilience.core import restart
-from resilience.core.restart import ENTRY, Add, Check, Keys, Read, Seat, seat_key
+from resilience.core.restart import ENTRY, Add, Check, Keys, Read, seat_key
 from resilience.errors import ConfigurationError, StoreError
 from resilience.facts import encoding, events
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord, decode, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import PrefixStore, StoreMixin
 from resilience.system.store import StoreLike, drive, execute

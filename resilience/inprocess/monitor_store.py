@@ -25,7 +25,6 @@ from resilience.core.restart import (
     Check,
     Keys,
     Read,
-    Seat,
     Set,
     Unassigned,
     arrive,
@@ -41,6 +40,7 @@ from resilience.errors import ResilienceError, StoreError
 from resilience.facts import encoding, events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import InterruptionRecord, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess import telling
 from resilience.inprocess.assigning import Hooks, seat_after
 from resilience.inprocess.hook_store import CallStore

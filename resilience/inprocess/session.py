@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.core import restart, watch
-from resilience.core.restart import CompareSet, Seat
+from resilience.core.restart import CompareSet
 from resilience.core.silences import Rule
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
@@ -31,6 +31,7 @@ from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts.seats import Seat
 from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from resilience.core.restart import ENTRY, Seat
+from resilience.core.restart import ENTRY
+from resilience.facts.seats import Seat
 from resilience.inprocess.later_releases import missing
 from resilience.system.environment import rank_and_world_size
 

@@ -27,6 +27,7 @@ from resilience.core.peer_liveness import Neighbour, Peer, next_node, take_place
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.facts import encoding, events
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts.seats import Seat
 from resilience.monitor import messages
 from resilience.system import private, processes
 from resilience.system.store import StoreLike, drive, execute
@@ -176,7 +177,7 @@ class Supervisor:
             self._represented.add(member.initial_rank)  # it left cleanly
             return
         (text,) = execute(Read((restart.seat_key(member.initial_rank),)), self._store)
-        seat = None if text is None else encoding.from_json(text, restart.Seat)
+        seat = None if text is None else encoding.from_json(text, Seat)
         record = InterruptionRecord(
             rank=member.initial_rank,
             interruption=kind,

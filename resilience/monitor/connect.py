@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 
 from resilience.core import watch
-from resilience.core.restart import ENTRY, Seat
+from resilience.core.restart import ENTRY
 from resilience.core.watch import Doing
 from resilience.errors import DecodeError, MonitorError
+from resilience.facts.seats import Seat
 from resilience.monitor import messages
 from resilience.monitor.page import Page, RankSide
 from resilience.system import collective_calls, environment, stacks

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds on a monotonic clock, and wall time for display only."""
+
+    def monotonic(self) -> float: ...
+
+    def wall_ns(self) -> int: ...
 
 
 class SystemClock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,7 +16,19 @@ from resilience.facts.encoding import cleaned
 from resilience.facts.events import Event, TelemetryDropped
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record
-from resilience.ports import LossySink, Sink
+
+
+class Sink(Protocol):
+    """Takes records. Never raises and never blocks. `take` returns True if the sink took the record."""
+
+    def take(self, record: Record) -> bool: ...
+
+
+@runtime_checkable
+class LossySink(Protocol):
+    """A sink that may lose a record after taking it. `take_lost` returns the number lost since its last call."""
+
+    def take_lost(self) -> int: ...
 
 
 class Emitter:

@@ -28,7 +28,6 @@ from resilience.core.restart import (
     CompareSet,
     Operation,
     RunStage,
-    Seat,
     Set,
     Settle,
     Unassigned,
@@ -37,6 +36,7 @@ from resilience.core.restart import (
 from resilience.core.watch import Doing
 from resilience.errors import BarrierTimeout
 from resilience.facts.interruptions import missed_completion
+from resilience.facts.seats import Seat
 from resilience.testing import invariants
 from resilience.testing.actors import Actor, Errand, Monitor, Rank
 from resilience.testing.clock import VirtualClock

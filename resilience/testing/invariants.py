@@ -18,13 +18,13 @@ from resilience.core.restart import (
     End,
     Keys,
     Result,
-    Seat,
     Set,
     Stage,
     WaitLimits,
 )
 from resilience.errors import InternalError
 from resilience.facts.interruptions import FaultOrigin
+from resilience.facts.seats import Seat
 from resilience.testing.store import MemoryStore
 
 LIMITS = WaitLimits()  # limits of waits between ranks

@@ -11,10 +11,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from resilience.core import watch
-from resilience.core.restart import ENTRY, Keys, Operation, Read, Seat, seat_key
+from resilience.core.restart import ENTRY, Keys, Operation, Read, seat_key
 from resilience.core.watch import Limit
 from resilience.errors import BarrierTimeout
 from resilience.facts import encoding
+from resilience.facts.seats import Seat
 from resilience.testing import invariants
 from resilience.testing.actors import Errand, Monitor, Rank
 

@@ -22,6 +22,7 @@ from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding, events, tracebacks
 from resilience.facts import interruptions as attribution
 from resilience.facts.records import Record, from_line, from_wire, to_line, to_wire
+from resilience.facts.seats import Seat
 from resilience.inprocess.supervision import Member
 from resilience.launcher import stores, zygote
 from resilience.monitor import messages
@@ -107,7 +108,7 @@ def _decoders() -> list[Target]:
             lambda data: membership.decode_formation(data),
         ),  # type: ignore[arg-type]
         ("member in the store", 40, [json(Member(1, (2, 3), (4, 5)))], encoding.reader(Member)),
-        ("seat in the store", 40, [json(restart.Seat(1, 1, 4, 4, 0))], encoding.reader(restart.Seat)),
+        ("seat in the store", 40, [json(Seat(1, 1, 4, 4, 0))], encoding.reader(Seat)),
         ("failure in the store", 40, [json(verdict.failure)], encoding.reader(budget.Failure)),
         (
             "request for a store",

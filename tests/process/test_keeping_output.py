@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from resilience.launcher import kept
-from resilience.launcher.drain import Drain, Stream
+from resilience.launcher.drain import Drain
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
 from resilience.run_folder.stamps import Stamps

@@ -23,7 +23,8 @@ import pytest
 
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
-from resilience.launcher.drain import Drain, Stream
+from resilience.launcher.drain import Drain
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
 from resilience.system import files

@@ -28,7 +28,6 @@ from resilience.core.restart import (
     Read,
     Result,
     RunStage,
-    Seat,
     Settle,
     Stage,
     WaitLimits,
@@ -36,6 +35,7 @@ from resilience.core.restart import (
 from resilience.errors import BarrierOverflow, BarrierTimeout
 from resilience.facts.encoding import to_json_text
 from resilience.facts.interruptions import FaultOrigin
+from resilience.facts.seats import Seat
 from resilience.testing.store import MemoryStore
 
 LIMITS = WaitLimits()

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from resilience.ports import Clock
-from resilience.system.clock import SystemClock
+from resilience.system.clock import Clock, SystemClock
 
 
 def test_each_time_is_its_own_clocks(monkeypatch: pytest.MonkeyPatch) -> None:

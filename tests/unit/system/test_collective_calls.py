@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from resilience.core.restart import ENTRY, Seat
+from resilience.core.restart import ENTRY
+from resilience.facts.seats import Seat
 from resilience.inprocess import failure
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, Page, RankSide
