@@ -20,12 +20,13 @@ from resilience.calibrate.observed import ObservedDeadline, ObservedRun, pool_of
 from resilience.calibrate.outside import outside_phases
 from resilience.calibrate.timings import Input
 from resilience.calibration import fitting, limits_file
+from resilience.calibration.differences import differences, harmless, serious
 from resilience.calibration.fitting import FACTOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.calibration.quantiles import chi2
 from resilience.calibration.tails import quantile
 from resilience.errors import ConfigurationError
-from resilience.facts.configuration import Configuration, differences, harmless, serious
+from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, first_of
 
 RESTARTS_PER_MONTH = 100.0  # expected restarts, the default

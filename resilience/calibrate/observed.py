@@ -16,10 +16,11 @@ import msgspec
 from resilience.calibration import fitting
 from resilience.calibration.episodes import RUN, START, Tops
 from resilience.calibration.fitting import Cut, Pool
+from resilience.calibration.recurring_phases import Course
 from resilience.calibration.tails import quantile
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import INITIAL_HEARTBEAT, Start
-from resilience.facts.phases import Course, Phases
+from resilience.facts.phases import Phases
 from resilience.telemetry import durations
 from resilience.telemetry.timings import Histogram, upper_bound
 

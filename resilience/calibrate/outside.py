@@ -15,7 +15,8 @@ import msgspec
 from resilience.calibrate.observed import ObservedDeadline, pool_of
 from resilience.calibration.fitting import FEWEST, SHORT, Pool, Timeout
 from resilience.calibration.limits_file import OutsideLimit
-from resilience.facts.phases import ENOUGH_RUNS, Phases, recurring
+from resilience.calibration.recurring_phases import ENOUGH_RUNS, recurring
+from resilience.facts.phases import Phases
 
 PAYS = 0.67  # of the usual limit; a longer limit outside phases is not worth storing the positions of the phases
 MOST_FOLDS = 8  # runs on which a limit outside phases is tested

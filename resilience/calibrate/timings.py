@@ -23,9 +23,9 @@ from resilience.calibration import rank_groups
 from resilience.calibration.fitting import FEWEST
 from resilience.calibration.limits_file import SourceFile
 from resilience.calibration.rank_groups import RankPace
+from resilience.calibration.recurring_phases import BEGINNING
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts.deadlines import Start
-from resilience.facts.phases import BEGINNING
 from resilience.system import files
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.recording import JOB_FILE

@@ -13,10 +13,9 @@ import msgspec
 
 from resilience.calibration import rank_groups
 from resilience.calibration.fitting import FACTOR, MONTH, Mode, Status, Timeout
-from resilience.core import watch
-from resilience.core.watch import NO_LIMIT, First, Learned, Limit, Limits, OfRanks
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, section_of, split
+from resilience.facts.limits import NO_LIMIT, First, Learned, Limit, Limits, OfRanks, Outside
 from resilience.facts.phases import Phases
 
 SCHEMA = 2
@@ -304,7 +303,7 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
     changes: dict[str, Limit] = {}
     learned: dict[str, Learned] = {}
     groups: dict[str, tuple[OfRanks, ...]] = {}
-    outside: dict[str, watch.Outside] = {}
+    outside: dict[str, Outside] = {}
     first = _first(found, limits, base, margin)
     for name, seconds in limits.items():
         deadline, start = split(name)
@@ -320,7 +319,7 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
         learned[name] = _learned(seconds, known, occurrences)
         if known.outside is not None and is_equal:
             outside_s = min(known.outside.timeout_s, seconds)
-            outside[name] = watch.Outside(_limit(outside_s, margin), known.outside.phases)
+            outside[name] = Outside(_limit(outside_s, margin), known.outside.phases)
             learned[name] = msgspec.structs.replace(learned[name], outside_s=outside_s)
         if known.groups:
             groups[name] = tuple(

@@ -16,13 +16,13 @@ from resilience.calibrate import backtest as calibrate_backtest
 from resilience.calibrate import plot as calibrate_plot
 from resilience.calibrate import timings
 from resilience.calibrate.limits import DEFAULT, Target, calibrate, unlike
+from resilience.calibration.differences import differences
 from resilience.calibration.fitting import unlike_runs
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.cli.arguments import Parser
 from resilience.cli.run_argument import run_or_file
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
-from resilience.facts.configuration import differences
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
 from resilience.facts.in_words import seconds
 from resilience.system import timeouts_file

@@ -13,10 +13,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from resilience.core.watch import First, Limit, Limits
 from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
 from resilience.facts.deadlines import EARLY, OUT_OF_SECTION, Start, of_section, recorded_name
 from resilience.facts.encoding import from_builtins
+from resilience.facts.limits import First, Limit, Limits
 
 _PEERS = "current_timeouts"  # the one key in the state of nvidia-resiliency-ext's client
 SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take much of it

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.core import restart, watch
+from resilience.core import restart
 from resilience.core.restart import CompareSet
-from resilience.core.silences import Rule
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
 from resilience.errors import MonitorError, ResilienceError
@@ -31,6 +30,7 @@ from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
 from resilience.facts.seats import Seat
 from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
@@ -427,20 +427,20 @@ def _raise_factory_error(wrapper: Wrapper, notice: Notice, message: str) -> NoRe
     raise MonitorError(f"the monitor could not create the store, but this process can: {message}")
 
 
-def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
+def _limits(wrapper: Wrapper, settings: Settings) -> Limits:
     """Return the limits that the monitor enforces, from the wrapper's options and the environment."""
     soft, hard = wrapper.soft_timeout.total_seconds(), wrapper.hard_timeout.total_seconds()
-    both = watch.Limit(soft, hard)
-    only_hard = watch.Limit(None, hard)
+    both = Limit(soft, hard)
+    only_hard = Limit(None, hard)
     # The rank itself gives up at barrier_timeout; this limit is for a rank that cannot.
-    store = watch.Limit(None, wrapper.barrier_timeout.total_seconds() + hard - soft)
+    store = Limit(None, wrapper.barrier_timeout.total_seconds() + hard - soft)
 
-    def soft_and_hard(limit: float | None) -> watch.Limit:
-        return watch.NO_LIMIT if limit is None else watch.Limit(limit, limit + hard - soft)
+    def soft_and_hard(limit: float | None) -> Limit:
+        return NO_LIMIT if limit is None else Limit(limit, limit + hard - soft)
 
     # To this launcher, a rank that ends by SIGTERM looks preempted by a scheduler.
     restarts_all_workers = Launcher.from_environment().policy == "any-failed"
-    return watch.Limits(
+    return Limits(
         signal="SIGKILL" if restarts_all_workers else "SIGTERM",
         watchdog=both,
         store=store,
@@ -456,8 +456,8 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
 
 
 def _add_learned(
-    limits: watch.Limits, wrapper: Wrapper, settings: Settings, folder: Path, own: Configuration
-) -> tuple[watch.Limits, events.TimeoutsLoaded | None]:
+    limits: Limits, wrapper: Wrapper, settings: Settings, folder: Path, own: Configuration
+) -> tuple[Limits, events.TimeoutsLoaded | None]:
     """Add learned limits, if there are any. Past one, all ranks restart; later the rank is ended."""
     if settings.timeouts is None:
         return limits, None

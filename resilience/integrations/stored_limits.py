@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from resilience.calibration.differences import differences, serious
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
-from resilience.facts.configuration import Configuration, differences, serious
+from resilience.facts.configuration import Configuration
 from resilience.system import files
 from resilience.system.environment import Settings, launched_folder
 from resilience.telemetry.recording import configuration_of

@@ -21,12 +21,11 @@ from resilience.core.budget import Budget, table
 from resilience.core.control import Policy, Request
 from resilience.core.cycle import CycleDecision
 from resilience.core.job_budget import failure_of
-from resilience.core.silences import Rule
 from resilience.core.supervision import Rules, Supervision, WorkerStates
-from resilience.core.watch import Limits
 from resilience.errors import LaunchError, StoreError
 from resilience.facts import events
 from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.limits import Limits, Rule
 from resilience.launcher import program
 from resilience.launcher.driving import T
 from resilience.launcher.stopping import NodeSignals

@@ -30,13 +30,12 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
 from resilience.core.group_ranks import Choice, choose
-from resilience.core.silences import Rule
-from resilience.core.watch import Limits
 from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.encoding import text
+from resilience.facts.limits import Limits, Rule
 from resilience.facts.masking import masked
 from resilience.launcher import program, telling, worker_main
 from resilience.launcher.agent import Agent

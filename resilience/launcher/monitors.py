@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.core.watch import Limits
 from resilience.errors import MonitorError
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit
+from resilience.facts.limits import Limits
 from resilience.monitor import messages
 from resilience.monitor.starting import MonitorProcess
 from resilience.system import private, processes

@@ -14,9 +14,9 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import Worker
 
 from resilience.core.control import Request
-from resilience.core.watch import Limits
 from resilience.facts import events
 from resilience.facts.interruptions import Detector, Exit, Hang, Interruption, InterruptionRecord
+from resilience.facts.limits import Limits
 from resilience.launcher.monitors import MonitorGone
 from resilience.launcher.unkillable import Killed
 from resilience.monitor import messages

@@ -16,13 +16,15 @@ from statistics import median_low
 import msgspec
 
 from resilience.calibration.limits_file import SeenInJob, fallback, staleness
-from resilience.core.watch import Doing, Finding, Learned
+from resilience.calibration.recurring_phases import BEGINNING, SLOW
+from resilience.core.watch import Doing, Finding
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, encoding
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
 from resilience.facts.identity import Origin
-from resilience.facts.phases import BEGINNING, SLOW, Phases
+from resilience.facts.limits import Learned
+from resilience.facts.phases import Phases
 from resilience.monitor.page import Closed, OpenEntry, PageView
 from resilience.system.background import READ_LIMIT, WRITER
 from resilience.telemetry.durations import End, Header, Recorder

@@ -19,6 +19,7 @@ from resilience.core.watch import Doing
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, PageView
 from resilience.system import files, processes, stacks
@@ -89,7 +90,7 @@ class Witness:
         self,
         record: InterruptionRecord,
         seen: watch.Observation,
-        limits: watch.Limits,
+        limits: Limits,
         process: Literal["now", "seen", "none"] = "now",
     ) -> InterruptionRecord:
         """Add the present state of the rank to a record, from the page and the system. process: its state now, the last
@@ -157,7 +158,7 @@ class Witness:
         return True
 
     def _with_signs_of_life(
-        self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: watch.Limits
+        self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: Limits
     ) -> InterruptionRecord:
         """Add the signs of life that the page shows."""
         now = time.monotonic()
@@ -210,6 +211,6 @@ class Witness:
         return lines
 
 
-def shortest(limit: watch.Limit) -> float | None:
+def shortest(limit: Limit) -> float | None:
     """Return the seconds after which a limit fires first, None if it never does."""
     return limit.soft if limit.soft is not None else limit.hard

@@ -9,12 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core import restart, watch
+from resilience.core import restart
 from resilience.errors import DecodeError
 from resilience.facts.encoding import reader, to_msgpack
 from resilience.facts.events import HangSuspected
 from resilience.facts.identity import Job, Origin
 from resilience.facts.interruptions import Exit, Hang, InterruptionRecord
+from resilience.facts.limits import Limits
 from resilience.facts.records import Record
 from resilience.system.channel import LIMIT
 
@@ -31,7 +32,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     origin: Origin
     folder: bytes
     prefix: str
-    limits: watch.Limits
+    limits: Limits
     waits: restart.WaitLimits
     heartbeat_timeout: float
     interval: float
@@ -102,7 +103,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     rank: int
     world_size: int
-    limits: watch.Limits
+    limits: Limits
 
 
 class ShowStacks(msgspec.Struct, frozen=True, tag="stacks"):
@@ -143,7 +144,7 @@ class Attachment(msgspec.Struct, frozen=True, tag="link"):
     pid: int
     is_locked: bool
     heartbeats_from: float | None = None
-    limits: watch.Limits | None = None  # limits that the rank has set itself
+    limits: Limits | None = None  # limits that the rank has set itself
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
@@ -153,7 +154,7 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     job_id: str
     node: str
     folder: bytes
-    limits: watch.Limits
+    limits: Limits
     attempt: int = 0
 
 
@@ -170,7 +171,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     start_time: int
     origin: Origin
     folder: bytes
-    limits: watch.Limits
+    limits: Limits
     output: tuple[bytes, ...] = ()
     drain: str = ""
     link: Attachment | None = None
@@ -181,7 +182,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
 class NewLimits(msgspec.Struct, frozen=True, tag="limited"):
     """These limits apply from now on. The rank may send it too."""
 
-    limits: watch.Limits
+    limits: Limits
 
 
 class Dismissed(msgspec.Struct, frozen=True, tag="dismissed"):

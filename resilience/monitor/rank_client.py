@@ -17,9 +17,9 @@ import msgspec
 
 from resilience.core import limits as calculation
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
-from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError, RankMonitorClientError
 from resilience.facts.deadlines import recorded_name
+from resilience.facts.limits import Limits
 from resilience.monitor import connect, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
 from resilience.monitor.page import RankSide

@@ -12,11 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
+from resilience.calibration.differences import differences, serious
 from resilience.calibration.episodes import Tops
 from resilience.calibration.fitting import MONTH, Pool, fit_pool, trial_probability
 from resilience.calibration.tails import quantile
 from resilience.errors import DecodeError
-from resilience.facts.configuration import Configuration, differences, serious
+from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import OUT_OF_SECTION, section_of
 from resilience.facts.identity import attempt_of
 from resilience.system import rank_reductions

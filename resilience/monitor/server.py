@@ -30,6 +30,7 @@ from resilience.facts import deadlines, encoding, events, tracebacks
 from resilience.facts.identity import Job, Origin
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Detector, Exit, Hang, Interruption, InterruptionRecord
+from resilience.facts.limits import Limits
 from resilience.facts.records import Record
 from resilience.monitor import messages
 from resilience.monitor.collectives import last_collectives
@@ -113,7 +114,7 @@ class RankMonitor:
         self._is_cold: bool | None = None  # None: unknown
         self._shadowed = shadow.NOTHING
         self._suspected = shadow.NOTHING
-        self._suspicion: watch.Limits | None = None
+        self._suspicion: Limits | None = None
         self._suspect: suspicion.Suspect | None = None
         self._sought_at = 0.0  # when the others' positions were last asked for
         self._listener = Listener()
@@ -308,7 +309,7 @@ class RankMonitor:
             case _:
                 self._refuse(f"unexpected message: {type(message).__name__}")
 
-    def open(self, origin: Origin, folder: Path, limits: watch.Limits, job: Job | None = None) -> None:
+    def open(self, origin: Origin, folder: Path, limits: Limits, job: Job | None = None) -> None:
         """Write this rank's records to `folder` from now on, and apply these limits."""
         limits = with_recorded_names(of_rank(limits, origin.initial_rank, origin.world_size))
         self._watch = Watch(limits=limits)

@@ -19,7 +19,6 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core import watch
 from resilience.core.limits import with_recorded_names
 from resilience.core.silences import Shown
 from resilience.core.watch import Doing, Observation
@@ -27,6 +26,7 @@ from resilience.errors import DecodeError
 from resilience.facts import encoding, events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit, InterruptionRecord
+from resilience.facts.limits import Limits
 from resilience.monitor import messages
 from resilience.monitor.duration_recorder import Position
 from resilience.monitor.listening import Listener
@@ -167,7 +167,7 @@ class WorkerMonitor(RankMonitor):
         """Return the silences that the job has shown on this rank."""
         return self._listener.shown
 
-    def limit(self, limits: watch.Limits) -> None:
+    def limit(self, limits: Limits) -> None:
         """Apply these limits from now on."""
         self._watch = msgspec.structs.replace(self._watch, limits=with_recorded_names(limits))
 

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from resilience.calibration import rank_groups
+from resilience.calibration.differences import advice, differences, harmless, serious
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
-from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding
-from resilience.facts.configuration import Configuration, advice, differences, harmless, serious
+from resilience.facts.configuration import Configuration
 from resilience.facts.events import TimeoutsLoaded
+from resilience.facts.limits import Limits
 from resilience.system import files
 
 NAME = "timeouts.yaml"

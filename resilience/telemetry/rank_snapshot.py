@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.core.watch import Limits
 from resilience.errors import DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, of_section
 from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
 from resilience.system import files
 
 ALIVE_EVERY = 10.0

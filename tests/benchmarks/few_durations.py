@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.calibration.fitting import FEW_FLOOR, FEWEST, MONTH, fit_pool, pooled
-from resilience.facts.phases import ENOUGH_RUNS
+from resilience.calibration.recurring_phases import ENOUGH_RUNS
 from tests.support.stalled_runs import SEVERITIES, Stalls, run
 
 Run = Sequence[float]

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.core.watch import Limits
 from resilience.facts import events
 from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
 from resilience.monitor import loader_workers, messages
 from resilience.monitor.evidence import SAMPLE_EVERY
 from resilience.monitor.program import Program

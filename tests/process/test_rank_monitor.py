@@ -16,10 +16,10 @@ import pytest
 
 from resilience.attribution.symptoms import Class, symptom
 from resilience.core import hang_kind
-from resilience.core.watch import Limit, Limits
 from resilience.errors import MonitorError
 from resilience.facts import events
 from resilience.facts.interruptions import Hang, Interruption
+from resilience.facts.limits import Limit, Limits
 from resilience.launcher.monitors import MonitorGone
 from resilience.monitor import connect, messages
 from resilience.system import processes
@@ -431,7 +431,7 @@ def test_long_temporary_folder_does_not_make_sockets_unreachable(
 AGENT = """
 import os, pathlib, subprocess, sys, time
 from resilience.facts.identity import Origin
-from resilience.core.watch import Limits
+from resilience.facts.limits import Limits
 from resilience.launcher.monitors import Monitors
 folder = pathlib.Path(sys.argv[1])
 monitors = Monitors(folder, "node", 3)

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilience.core.watch import Limits
 from resilience.facts.events import Event, MonitorEnded
 from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
 from resilience.facts.records import Record
 from resilience.launcher.monitors import Message, Monitors
 from resilience.monitor import messages

@@ -15,9 +15,9 @@ from resilience.calibrate import timings
 from resilience.calibrate.limits import Target, backtest, calibrate
 from resilience.calibrate.observed import pool_of
 from resilience.calibration.limits_file import Deadline, SeenInJob, Timeouts, in_force, of_rank, staleness
-from resilience.core.watch import Limits
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start
+from resilience.facts.limits import Limits
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Header, Recorder
 

@@ -16,8 +16,8 @@ from resilience.calibration.limits_file import (
     of_rank,
     succeed,
 )
-from resilience.core.watch import Limit, Limits, Outside
 from resilience.facts.configuration import Configuration
+from resilience.facts.limits import Limit, Limits, Outside
 from resilience.facts.phases import Phases
 
 PHASES = Phases((10, 20), 30)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from resilience.core import watch
-from resilience.core.silences import Rule, Silence
+from resilience.core.silences import Silence
 from resilience.core.watch import (
     AskRestart,
     CaptureEvidence,
@@ -23,14 +23,9 @@ from resilience.core.watch import (
     Doing,
     Finding,
     Finish,
-    First,
     Kill,
-    Learned,
-    Limit,
-    Limits,
     NoteUnknown,
     Observation,
-    Outside,
     Represent,
     SendSignal,
     Sign,
@@ -38,6 +33,7 @@ from resilience.core.watch import (
     Suspicion,
     Watch,
 )
+from resilience.facts.limits import First, Learned, Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 
 SOFT, HARD, GRACE = 5.0, 9.0, 2.0

@@ -25,6 +25,7 @@ from resilience.facts.deadlines import (
     section_of,
     split,
 )
+from resilience.facts.limits import Limit, Limits
 from tests.support.server import ROOT
 
 NAMES = (
@@ -57,10 +58,8 @@ def test_first_occurrences_are_told_apart_by_their_start(section: str, start: St
 
 
 def test_limits_that_the_watch_enforces_have_the_names_of_deadlines() -> None:
-    both = watch.Limit(1.0, 2.0)
-    limits = watch.Limits(
-        step=both, heartbeat=both, initial_heartbeat=both, out_of_section=both, sections={"train": both}
-    )
+    both = Limit(1.0, 2.0)
+    limits = Limits(step=both, heartbeat=both, initial_heartbeat=both, out_of_section=both, sections={"train": both})
     running = watch.Observation(doing=watch.Doing.FUNCTION)
     told = set()
     for signs in (

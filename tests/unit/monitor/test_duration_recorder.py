@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilience.core.watch import Doing, Finding, Learned
+from resilience.core.watch import Doing, Finding
 from resilience.facts.identity import Origin
+from resilience.facts.limits import Learned
 from resilience.facts.phases import Phases
 from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.page import Closed, MonitorSide, OpenEntry, Page, PageView

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.watch import Limit, Limits
 from resilience.errors import DecodeError
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Frame, Interruption, InterruptionRecord, ThreadStack
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor import messages
 from resilience.system.channel import LIMIT
 

@@ -13,9 +13,9 @@ import pytest
 
 from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
 from resilience.core.restart import ENTRY
-from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError, RankMonitorClientError
 from resilience.facts.deadlines import NAME_BYTES
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor import client, connect, messages, refit
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient, WorkloadAction, WorkloadControlRequest

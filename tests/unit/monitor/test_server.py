@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core.silences import Rule, Shown
-from resilience.core.watch import Doing, Learned, Limit, Limits, Watch, exceeded
+from resilience.core.silences import Shown
+from resilience.core.watch import Doing, Watch, exceeded
 from resilience.facts import events
 from resilience.facts.deadlines import NAME_BYTES
 from resilience.facts.events import TelemetryDropped
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.limits import Learned, Limit, Limits, Rule
 from resilience.facts.records import Record
 from resilience.monitor import messages, page, server
 from resilience.monitor.connect import WorkerLink

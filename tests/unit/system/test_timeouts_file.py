@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from resilience.calibration.limits_file import SCHEMA, Deadline, OutsideLimit, RankGroupLimit, Timeouts
-from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
+from resilience.facts.limits import Limits
 from resilience.facts.phases import Phases
 from resilience.system import timeouts_file
 

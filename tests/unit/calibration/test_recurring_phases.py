@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 import pytest
 
-from resilience.core.watch import Doing, First, Limit, Limits, Observation, Outside, exceeded
-from resilience.facts.phases import Course, Phases, recurring
+from resilience.calibration.recurring_phases import Course, recurring
+from resilience.core.watch import Doing, Observation, exceeded
+from resilience.facts.limits import First, Limit, Limits, Outside
+from resilience.facts.phases import Phases
 
 
 def course(reach: int, *slow: int) -> Course:
