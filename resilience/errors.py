@@ -5,7 +5,7 @@
     ├─ ProtocolError          a peer, or a bug in this package, violated a protocol
     ├─ DecodeError (also ValueError)   bytes do not have the expected format
     ├─ MonitorError ── RankMonitorClientError
-    ├─ LaunchError ── UnhealthyNodeError
+    ├─ LaunchError            the launcher could not start or continue
     ├─ StoreError             the key-value store is gone or does not answer
     ├─ CorruptCheckpoint      a checkpoint of the demonstration does not contain what was written
     └─ RestartError           this rank no longer takes part in the restart
@@ -60,10 +60,6 @@ class RankMonitorClientError(MonitorError):
 
 class LaunchError(ResilienceError):
     """The launcher could not start or continue."""
-
-
-class UnhealthyNodeError(LaunchError):
-    """A node failed its preflight checks."""
 
 
 class StoreError(ResilienceError):

@@ -15,7 +15,6 @@ from resilience.facts.identity import Seconds, WorldSize
 from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
 
 Level = Literal["debug", "info", "warning", "error"]
-Layer = Literal["inprocess", "launcher"]
 StageName = Literal[
     "initialize",
     "health_check",
@@ -770,81 +769,6 @@ class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
     fallback_s: Seconds
 
 
-CATALOGUE: tuple[type[Event], ...] = (
-    CallStarted,
-    ConfigurationAdvised,
-    CallEnded,
-    IterationStarted,
-    IterationEnded,
-    StageStarted,
-    StageEnded,
-    RestartEnded,
-    FirstStepTaken,
-    Interrupted,
-    InterruptionArrived,
-    OutcomeSeen,
-    RankFellSilent,
-    HangsWatched,
-    HangSuspected,
-    RankSuspected,
-    SuspicionCompared,
-    ProgressUnknown,
-    RankSignalled,
-    RankExited,
-    LoaderWorkersKilled,
-    RankLeft,
-    RankStoodInFor,
-    EvidenceCaptured,
-    CollectivesCut,
-    GarbageCollected,
-    AbortStuck,
-    GroupAborted,
-    AbortDelayed,
-    AbortFailed,
-    InterruptDelivered,
-    InterruptSwallowed,
-    SignalDeferred,
-    HookFailed,
-    MonitorStarted,
-    MonitorLost,
-    MonitorEnded,
-    NodeFellSilent,
-    StoreHosted,
-    StoreLost,
-    TelemetryDropped,
-    ExportStarted,
-    ExportFailed,
-    CycleStarted,
-    CycleEnded,
-    CyclePhaseStarted,
-    CyclePhaseEnded,
-    RendezvousCompleted,
-    WorkerStarted,
-    WorkerExited,
-    WorkerProgressed,
-    WorkerSeen,
-    OthersSeen,
-    RestartDecided,
-    IncidentJudged,
-    JobEnded,
-    StopRequested,
-    ControlRequested,
-    NodeExcluded,
-    NodeUnhealthy,
-    NodeWarned,
-    OutputLost,
-    DrainLost,
-    DrainStopped,
-    ZygoteLost,
-    ModulesPreloaded,
-    VariablesTooLate,
-    ElasticMeasured,
-    ElasticTold,
-    TimeoutsLoaded,
-    TimeoutExceededInShadow,
-    TimeoutsStale,
-)
-
 AnyEvent = (
     CallStarted
     | ConfigurationAdvised
@@ -919,4 +843,5 @@ AnyEvent = (
     | TimeoutExceededInShadow
     | TimeoutsStale
 )
-assert set(get_args(AnyEvent)) == set(CATALOGUE)
+CATALOGUE: tuple[type[Event], ...] = get_args(AnyEvent)
+"""All events, in the order of the pages."""

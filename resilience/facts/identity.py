@@ -21,7 +21,6 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # as UTC up to t
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 LARGEST_WORLD = 2**20  # ranks
 WorldSize = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_WORLD)]
-ROLES: tuple[Role, ...] = ("rank", "monitor", "agent")
 LONGEST_NAME = 200  # bytes of a safe name; a file system takes 255, and files beside a folder have longer names
 _UNSAFE = re.compile(r"[/%@\x00-\x1f\x7f]|^\.")
 

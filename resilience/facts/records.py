@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from resilience.facts.encoding import lines_reader, reader, to_json, to_msgpack
+from resilience.facts.encoding import lines_reader, reader, to_json
 from resilience.facts.events import AnyEvent, Event
 from resilience.facts.identity import Nanoseconds, Natural, Origin
 
@@ -30,7 +30,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 _from_line = reader(Record)
 _from_lines = lines_reader(Record)
-_from_wire = reader(Record, "msgpack")
 
 
 def to_line(record: Record) -> bytes:
@@ -51,13 +50,3 @@ def from_lines(lines: bytes) -> list[Record]:
 def beginnings(*kinds: type[Event]) -> tuple[bytes, ...]:
     """Return the bytes with which events of these kinds begin in a line."""
     return tuple(EVENT + f'"event":"{kind.__struct_config__.tag}"'.encode() for kind in kinds)
-
-
-def to_wire(record: Record) -> bytes:
-    """Return the record as one message of the channel."""
-    return to_msgpack(record)
-
-
-def from_wire(message: bytes) -> Record:
-    """Read a message back. Raises: DecodeError."""
-    return _from_wire(message)

@@ -16,7 +16,6 @@ class RankState:
     def __init__(self) -> None:
         self.state = "inactive"
         self.is_shown = False
-        self.is_spare = False  # in the present iteration
         self.place: Place = (0, 0, 0, 0)  # of its last iteration
         self.monitored_ns = self.unmonitored_ns = 0  # when a monitor began, and when a monitor was lost
 
@@ -56,9 +55,7 @@ class RankState:
         match event:
             case events.IterationStarted():
                 self.place = place_of(record)
-                self.is_shown, self.state, self.is_spare = True, event.state, event.state == "inactive"
-            case events.IterationEnded():
-                self.is_spare = False
+                self.is_shown, self.state = True, event.state
             case events.RankStoodInFor() if event.initial_rank == rank and event.result != "completed":
                 self.state = "excluded"
             case events.RankLeft():
@@ -74,7 +71,6 @@ OF_STATES = frozenset(
         events.MonitorStarted,
         events.MonitorLost,
         events.IterationStarted,
-        events.IterationEnded,
         events.RankStoodInFor,
         events.NodeFellSilent,
         events.RankLeft,

@@ -199,7 +199,6 @@ class _MonitorSlot:
         self._started_at = 0.0
         self._losses = 0
         self._probe = 0
-        self._probed_at = 0.0
         self._unanswered_since: float | None = None
         self.tend_at = 0.0
 
@@ -213,7 +212,7 @@ class _MonitorSlot:
         """Start a monitor, and let it continue with the present worker. Raises: OSError."""
         self.monitor = MonitorProcess(self._listener)
         self._is_ready = False
-        self._started_at = self._probed_at = time.monotonic()
+        self._started_at = time.monotonic()
         self._unanswered_since = None
         self.tend_at = self._started_at + PROBE_EVERY
         if self._assigned is not None:

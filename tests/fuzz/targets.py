@@ -21,7 +21,7 @@ from resilience.core import budget, cycle, membership, restart
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding, events, tracebacks
 from resilience.facts import interruptions as attribution
-from resilience.facts.records import Record, from_line, from_wire, to_line, to_wire
+from resilience.facts.records import Record, from_line, to_line
 from resilience.facts.seats import Seat
 from resilience.inprocess.supervision import Member
 from resilience.launcher import stores, zygote
@@ -93,7 +93,6 @@ def _decoders() -> list[Target]:
     json, msgpack = encoding.to_json, encoding.to_msgpack
     table: list[tuple[str, int, Sequence[Any], Callable[[bytes], object]]] = [
         ("record line", 180, [to_line(record) for record in records], from_line),
-        ("record message", 120, [to_wire(record) for record in records], from_wire),
         ("message of a rank", 180, list(map(msgpack, of_rank)), messages.decode_for_monitor),
         ("message for a rank", 40, [msgpack(messages.Welcome(1, 4, corpus.LIMITS))], messages.decode_for_rank),
         ("message of an agent", 100, list(map(msgpack, of_agent)), messages.decode_from_agent),
@@ -159,7 +158,6 @@ def _texts(folder: Path) -> list[Target]:
         record = _retold(chance.choice(records), chance)
         expected = encoding.cleaned(record)
         assert from_line(to_line(record)) == expected
-        assert from_wire(to_wire(record)) == expected
 
     def emitted(_: bytes, chance: random.Random) -> None:
         record = _retold(chance.choice(records), chance)

@@ -22,6 +22,13 @@ ORIGIN = Origin("job", "n", "monitor", 1, initial_rank=0, rank=0, world_size=1)
 VIEW = MonitorSide(Page.create()).read()
 
 
+@pytest.fixture(autouse=True)
+def _host_that_has_been_up_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests write down times of long ago. A host that has just started has no such times."""
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 36_000.0)
+
+
 @pytest.fixture
 def keeper(tmp_path: Path) -> DurationRecorder:
     made = DurationRecorder(tmp_path, ORIGIN)
