@@ -20,14 +20,14 @@ from pathlib import Path
 import msgspec
 
 from resilience import __version__
-from resilience.adapters.environment import settings_table
-from resilience.analysis.entries import Entry
 from resilience.cli import VERBS
-from resilience.core.events import CATALOGUE
-from resilience.core.records import Record
+from resilience.facts.events import CATALOGUE
+from resilience.facts.records import Record
 from resilience.launcher import ft_options
 from resilience.launcher.arguments import MAX_RESTARTS, Options
 from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
+from resilience.run_folder.entries import Entry
+from resilience.system.environment import settings_table
 from resilience.telemetry.catalogue import METRICS
 from resilience.telemetry.log import LogLine
 
@@ -76,7 +76,7 @@ def events_page() -> str:
     lines = [
         "# Events\n",
         MADE,
-        "Every fact the toolkit states, in the order of the catalogue `resilience/core/events.py`. A record is "
+        "Every fact the toolkit states, in the order of the catalogue `resilience/facts/events.py`. A record is "
         "an event with its place: `sequence`, `wall_ns`, `mono_ns`, `origin`. Log line, span and metric are views of "
         "records. "
         "Durations are seconds, names that end in `_s`.\n",
@@ -320,7 +320,7 @@ def _doc(thing: object) -> str:
 
 def _type(hint: object) -> str:
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-    text = text.replace("typing.", "").replace("resilience.core.attribution.", "")
+    text = text.replace("typing.", "").replace("resilience.facts.interruptions.", "")
     text = re.sub(r"^Optional\[(\w+)\]$", r"\1 or None", text)  # so an alias with bounds is written
     return "`" + text.replace("|", "or") + "`"
 

@@ -42,7 +42,7 @@ IN_SDIST = {
     "pyproject.toml",
 }
 IN_SDIST |= {"tests/README.md", "tests/conftest.py", "examples/launch.py", ".ci/constraints.txt", ".ci/run"}
-IN_WHEEL = {"resilience/py.typed", *(f"resilience/cli/report.{suffix}" for suffix in ("css", "html.j2", "js"))}
+IN_WHEEL = {"resilience/py.typed", *(f"resilience/report/report.{suffix}" for suffix in ("css", "html.j2", "js"))}
 IN_WHEEL |= {"resilience/dashboards/grafana/overview.json", "resilience/dashboards/prometheus/tests/JobGone.yaml"}
 
 

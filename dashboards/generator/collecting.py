@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 
-from resilience.analysis.lines import LEVELS
-from resilience.core.events import CATALOGUE
+from resilience.facts.events import CATALOGUE
+from resilience.run_folder.lines import LEVELS
 from resilience.telemetry.log import LogLine
 
 _NOT_SHOWN = (

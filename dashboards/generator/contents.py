@@ -13,7 +13,7 @@ from dashboards.generator import collecting, rules, scenarios
 from dashboards.generator.boards import BOARDS
 from dashboards.generator.examples import unit_tests
 from dashboards.generator.grafana import board_json, runbooks_json
-from resilience.analysis.dashboard_files import DATASOURCE, GRAFANA, yaml_text
+from resilience.telemetry.dashboard_files import DATASOURCE, GRAFANA, yaml_text
 from resilience.telemetry.targets import FOLDER
 
 

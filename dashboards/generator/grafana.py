@@ -14,7 +14,7 @@ from typing import Any
 from dashboards.generator.panels import Board, GridPlace, Panel, places
 from dashboards.generator.queries import JOB, fold, select, stepped
 from dashboards.generator.rules import ALERTS, RUNBOOKS_UID, runbook_place
-from resilience.analysis.dashboard_files import DATASOURCE, json_text
+from resilience.telemetry.dashboard_files import DATASOURCE, json_text
 
 with warnings.catch_warnings():
     # The SDK warns about a newer dashboard format, which Grafana before 12 cannot read.

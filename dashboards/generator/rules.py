@@ -29,7 +29,7 @@ RUNBOOKS_UID = "resilience-runbooks"
 EVERY, SLOW = "30s", "2m"  # between two evaluations
 GROUPS = ("resilience.recording", "resilience.recording.slow", "resilience.alerts")  # evaluated in this order
 NO_SCOPE = ()
-NEAR = 0.67  # share of a limit; from here on `core.timeouts.NEAR_MISS` considers the limit too short
+NEAR = 0.67  # share of a limit; from here on `calibration.limits_file.NEAR_MISS` considers the limit too short
 START_LIMIT_S = 3600  # healthy jobs were observed with a first step of 960 s
 ENOUGH = 500  # samples of a section; enough to learn a limit
 

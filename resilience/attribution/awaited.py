@@ -12,10 +12,10 @@ from collections.abc import Mapping, Set
 from resilience.attribution.culprits import SURE, UNSURE, Culprit
 from resilience.attribution.evidence import Evidence, waits
 from resilience.attribution.symptoms import Class, Symptom, hung_in, is_inside, main_stack
-from resilience.core.attribution import Frame, Hang
 from resilience.core.hang_kind import in_collective
-from resilience.core.user_frames import user_frame
 from resilience.core.wait_for import Walk, are_together, walk
+from resilience.facts.interruptions import Frame, Hang
+from resilience.facts.user_frames import user_frame
 
 _HUNG: Class = "hung"
 HANGS: Mapping[Hang, Class] = {

@@ -11,9 +11,9 @@ from collections.abc import Set
 import msgspec
 
 from resilience.attribution.symptoms import Symptom, symptom
-from resilience.core.attribution import HANGS, Collective, Frame, Hang, Interruption, InterruptionRecord
-from resilience.core.deadlines import limited
 from resilience.core.hang_kind import in_backward, in_collective
+from resilience.facts.deadlines import limited
+from resilience.facts.interruptions import HANGS, Collective, Frame, Hang, Interruption, InterruptionRecord
 
 RESTART_STAGES = ("finalize", "health_check", "barrier")
 """What a rank does in a restart, between its abort and the next iteration."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from resilience.attribution.launch_incidents import WISHED
 from resilience.attribution.symptoms import category_of, gives_up, symptom
-from resilience.core import events
-from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, NodeCycle
 from resilience.history.phases import Place
 

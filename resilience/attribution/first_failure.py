@@ -9,10 +9,10 @@ from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES
 from resilience.attribution.verdict import Verdict
-from resilience.core import events
-from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.hang_kind import WORDS as HANGS
-from resilience.core.in_words import seconds
+from resilience.facts import events
+from resilience.facts.in_words import seconds
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 
 LONGEST = 120  # characters of a cause
 NOBODY = "no rank is to blame"

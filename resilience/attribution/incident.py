@@ -15,9 +15,9 @@ from resilience.attribution.advice import advise, named
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
-from resilience.core.attribution import HANGS, Category, Frame, InterruptionRecord
-from resilience.core.fingerprints import of_exception, of_parts, place_of
-from resilience.core.user_frames import user_frame
+from resilience.facts.fingerprints import of_exception, of_parts, place_of
+from resilience.facts.interruptions import HANGS, Category, Frame, InterruptionRecord
+from resilience.facts.user_frames import user_frame
 from resilience.history.cycles import Cycle
 from resilience.history.phases import Place, TimedPhase, Who, seconds_of
 

@@ -16,9 +16,9 @@ from resilience.attribution.evidence import Evidence, broken_in_restart
 from resilience.attribution.incident import Incident, Progress, Status, completed, evidence_in_words, spreads
 from resilience.attribution.symptoms import gives_up, symptom
 from resilience.attribution.verdict import Verdict, judge
-from resilience.core import events
-from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration

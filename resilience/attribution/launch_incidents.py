@@ -24,8 +24,8 @@ from resilience.attribution.incident import (
     spreads,
 )
 from resilience.attribution.verdict import judge
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord
 from resilience.core.watch import AGENT_LOST
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, restarts_of
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration

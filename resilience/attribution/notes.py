@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resilience.core import events
-from resilience.core.deadlines import limited
-from resilience.core.in_words import seconds
 from resilience.core.watched import watched_in_words
+from resilience.facts import events
+from resilience.facts.deadlines import limited
+from resilience.facts.in_words import seconds
 
 _MISSING = {
     "file": "could not be kept",

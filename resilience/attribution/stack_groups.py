@@ -12,7 +12,7 @@ import msgspec
 
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import main_stack
-from resilience.core.attribution import Frame
+from resilience.facts.interruptions import Frame
 from resilience.history.history import History
 
 

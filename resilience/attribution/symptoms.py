@@ -13,17 +13,17 @@ from typing import Literal
 import msgspec
 
 from resilience.core import hang_kind
-from resilience.core.attribution import (
+from resilience.core.communication import left_communication, lost_loader_process
+from resilience.core.watch import AGENT_LOST
+from resilience.facts.deadlines import limited
+from resilience.facts.interruptions import (
     Category,
     FaultOrigin,
     Frame,
     Interruption,
     InterruptionRecord,
 )
-from resilience.core.communication import left_communication, lost_loader_process
-from resilience.core.deadlines import limited
-from resilience.core.user_frames import is_ours, is_users
-from resilience.core.watch import AGENT_LOST
+from resilience.facts.user_frames import is_ours, is_users
 
 Class = Literal[
     "exception",  # user code raised

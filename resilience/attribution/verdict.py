@@ -34,8 +34,8 @@ from resilience.attribution.symptoms import (
     is_inside,
     main_stack,
 )
-from resilience.core.attribution import Category, Interruption
-from resilience.core.user_frames import user_frame
+from resilience.facts.interruptions import Category, Interruption
+from resilience.facts.user_frames import user_frame
 
 NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
 SHORTEST_TIMEOUT_S = 1.0  # of a process group: no job waits less for a collective

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from resilience.cli.arguments import Parser
-from resilience.cli.render import say
 from resilience.errors import ConfigurationError
+from resilience.system.render import say
 
 VERBS = {
     "run": "run a job like torchrun, and replace ranks that die or hang",

@@ -12,20 +12,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from resilience.adapters import timeouts_file
-from resilience.analysis import timings
-from resilience.analysis.calibrate import DEFAULT, Target, calibrate, unlike
-from resilience.cli import calibrate_backtest, calibrate_plot
+from resilience.calibrate import backtest as calibrate_backtest
+from resilience.calibrate import plot as calibrate_plot
+from resilience.calibrate import timings
+from resilience.calibrate.limits import DEFAULT, Target, calibrate, unlike
+from resilience.calibration.differences import differences
+from resilience.calibration.fitting import unlike_runs
+from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.cli.arguments import Parser
-from resilience.cli.render import Line, cut, say, say_json, show, table, width_of_terminal, wrap
 from resilience.cli.run_argument import run_or_file
-from resilience.core import encoding
-from resilience.core.calibration import unlike_runs
-from resilience.core.configuration import differences
-from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
-from resilience.core.in_words import seconds
-from resilience.core.timeouts import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.errors import ConfigurationError
+from resilience.facts import encoding
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
+from resilience.facts.in_words import seconds
+from resilience.system import timeouts_file
+from resilience.system.render import Line, cut, say, say_json, show, table, width_of_terminal, wrap
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 DEFAULT_FORMAT = "resilience"

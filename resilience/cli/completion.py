@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 
 from resilience.cli.arguments import Parser
-from resilience.cli.render import say
+from resilience.system.render import say
 
 SHELLS = ("bash", "zsh")
 ZSH_HEAD = "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n"

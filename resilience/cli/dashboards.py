@@ -7,8 +7,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from resilience.analysis.dashboard_files import DATASOURCE, GRAFANA, write
-from resilience.cli.render import say
+from resilience.system.render import say
+from resilience.telemetry.dashboard_files import DATASOURCE, GRAFANA, write
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

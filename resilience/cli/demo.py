@@ -17,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from resilience.adapters.environment import Settings
 from resilience.cli.demo_faults import HANG_LIMIT, checked, schedule, span
 from resilience.cli.demo_screen import DemoScreen
-from resilience.cli.exit_signals import ended_by_signals
+from resilience.system.environment import Settings
+from resilience.system.exit_signals import ended_by_signals
 
 INTERRUPTED = 128 + signal.SIGINT  # exit status
 RANKS, STEPS = range(2, 17), range(20, 100_001)  # allowed values

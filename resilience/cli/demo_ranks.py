@@ -23,18 +23,18 @@ import msgspec
 import psutil
 from torch import Tensor
 
-from resilience.adapters.listening_sockets import listen_beside_free_ports
 from resilience.cli.demo_board import DemoActivity, DemoBoard
 from resilience.cli.demo_faults import HANG_LIMIT, DemoFault
 from resilience.cli.demo_train import Task, Trained, train
-from resilience.cli.exit_signals import ENDING_SIGNALS, signals_deferred
-from resilience.core import encoding
+from resilience.facts import encoding
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.initialize import Initialize, RetryController
 from resilience.inprocess.rank_filter import MaxActiveWorldSize
 from resilience.inprocess.state import State
 from resilience.inprocess.wrap import Wrapper
+from resilience.system.exit_signals import ENDING_SIGNALS, signals_deferred
+from resilience.system.listening_sockets import listen_beside_free_ports
 
 SOFT_TIMEOUT = timedelta(seconds=HANG_LIMIT)
 STEP_LIMIT = 5 * HANG_LIMIT  # seconds without a step; a loop without progress still sends signs of life

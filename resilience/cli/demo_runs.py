@@ -11,16 +11,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from resilience.analysis.load import load
-from resilience.analysis.report import report
 from resilience.attribution.incident import Incident
 from resilience.cli.demo_faults import DemoFault, Kind
 from resilience.cli.demo_ranks import DemoPlan, Team
 from resilience.cli.demo_screen import DemoScreen, DemoView, FaultProgress, fault_line, name_of, picture, progress
 from resilience.cli.demo_train import Task, Trained, Transformer, load_text
-from resilience.cli.render import count, width_of_terminal
-from resilience.cli.report import incident_lines
-from resilience.core.in_words import seconds
+from resilience.facts.in_words import seconds
+from resilience.report.condensed import report
+from resilience.report.terminal import incident_lines
+from resilience.run_folder.load import load
+from resilience.system.render import count, width_of_terminal
 
 FRAME = 0.1  # seconds between two reads of the board
 KIND_ON_RECORD: dict[Kind, str] = {"exception": "exception", "kill": "terminated", "hang": "soft_timeout"}

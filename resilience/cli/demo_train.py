@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import resilience
-from resilience.core import encoding
 from resilience.errors import CorruptCheckpoint
+from resilience.facts import encoding
 from resilience.inprocess.call import CallWrapper
 
 VOCABULARY = 128  # ASCII

@@ -10,16 +10,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from resilience.adapters.environment import Settings
-from resilience.analysis.load import is_run, runs_in
-from resilience.analysis.repeats import KnownRun, RepeatedFault, as_json, faults, known_runs
 from resilience.attribution.symptoms import CLASSES
-from resilience.cli.render import Line, count, cut, date, field, say_json, show, width_of_terminal, wrap
-from resilience.cli.report import incomplete_in_words
 from resilience.cli.run_argument import find_run
-from resilience.core import encoding
-from resilience.core.in_words import seconds
 from resilience.errors import ConfigurationError
+from resilience.facts import encoding
+from resilience.facts.in_words import seconds
+from resilience.report.repeats import KnownRun, RepeatedFault, as_json, faults, known_runs
+from resilience.report.terminal import incomplete_in_words
+from resilience.run_folder.load import is_run, runs_in
+from resilience.system.environment import Settings
+from resilience.system.render import Line, count, cut, date, field, say_json, show, width_of_terminal, wrap
 
 LISTED = 20  # faults; the others are only counted
 NAMED = 4  # runs, nodes or ranks of one fault; the others are only counted

@@ -14,50 +14,40 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-from resilience.analysis.entries import entry_of, folded_entry, utc
-from resilience.analysis.folding import FoldedLine, fold, template, templates
-from resilience.analysis.lines import LEVELS, Line, line_text, shown_fields
-from resilience.analysis.load import RECORDS, unlisted_in
-from resilience.analysis.merge import LOGS, OUTPUT, LineFilter, MergedLines, history_of, last_ns, window
-from resilience.analysis.query import QueryResult, run_query
-from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.incidents import incidents_of
-from resilience.cli.arguments import ranks_of, refuse_together
-from resilience.cli.render import NARROWEST, count, cut, may_paint, painted, printable_pieces, width_of_terminal, wrap
-from resilience.cli.render import Line as Row
+from resilience.cli.arguments import refuse_together
 from resilience.cli.run_argument import add_run, find_run, refuse_unlisted
-from resilience.core import encoding
-from resilience.core.in_words import seconds
-from resilience.core.printable import printable_json, printable_line
 from resilience.errors import ConfigurationError
+from resilience.facts import encoding
+from resilience.facts.printable import printable_json, printable_line
+from resilience.logs.folding import fold, folded_entry, template, templates
+from resilience.logs.notes import clock_notes, unlisted_notes, unparsed_notes
+from resilience.logs.terminal import COLUMNS, folded_rows, rows_of
+from resilience.run_folder.entries import entry_of, utc
+from resilience.run_folder.lines import LEVELS, Line, line_text
+from resilience.run_folder.load import RECORDS
+from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, history_of, last_ns, window
+from resilience.run_folder.query import QueryResult, run_query
+from resilience.run_folder.rank_ranges import ranks_of
+from resilience.system.render import (
+    NARROWEST,
+    count,
+    may_paint,
+    painted,
+    printable_pieces,
+    width_of_terminal,
+    wrap,
+)
+from resilience.system.render import Line as Row
 
 NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
-COLUMNS = (
-    "time",
-    "date",
-    "level",
-    "who",
-    "text",
-    "rank",
-    "node",
-    "role",
-    "cycle",
-    "iteration",
-    "kind",
-    "event",
-    "file",
-)
 SELECTION = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")  # options
 DEFAULT = ("time", "level", "who", "text")
-_WHO = 12
-_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
-_SHORT = {"warning": "warn", "critical": "crit"}
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SIZED = 200  # leading rows that determine a table's column widths
-_NAMED = 5  # files named in a note
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     matches = _pattern(arguments.grep)
     timeline = MergedLines(folder, _choice(arguments, folder))
     known_templates = None if arguments.diff is None else _templates_of(find_run(arguments.diff))
-    _print_notes(_clock_notes(timeline))
+    _print_notes(clock_notes(timeline))
     lines: Iterable[Line | None] = timeline.follow(_wait) if arguments.follow else timeline
     if known_templates is not None:
         lines = (line for line in lines if line is None or hash(template(line)) not in known_templates)
@@ -137,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         pass  # Ctrl-C ends --follow
     if not counted.lines:
         refuse_unlisted(folder, RECORDS, LOGS, OUTPUT)
-    _print_notes(_unparsed_notes(timeline))
+    _print_notes(unparsed_notes(timeline))
     if counted.lines:
         return 0
     filters = _filters(arguments, timeline.choice)
@@ -174,7 +164,7 @@ def _filters(arguments: argparse.Namespace, choice: LineFilter) -> str:
 
 def _query(folder: Path, sql: str, as_json: bool) -> int:
     """Print the result of an SQL query."""
-    _print_notes(_unlisted_notes(folder))
+    _print_notes(unlisted_notes(folder))
     with run_query(folder, sql) as answer:
         if as_json:
             rows = (dict(zip(answer.columns, row, strict=True)) for row in answer.rows)
@@ -193,77 +183,6 @@ def _table(answer: QueryResult) -> Iterator[str]:
     sizes = [max(len(row[column]) for row in (answer.columns, *first)) for column in range(len(answer.columns))]
     for row in itertools.chain([answer.columns], first, rows):
         yield "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
-
-
-def folded_rows(lines: Iterable[FoldedLine]) -> Iterator[Row]:
-    """Yield folded lines for a terminal. Lines of a minority of ranks are marked."""
-    day = ""
-    for folded in lines:
-        if (today := utc(folded.line.at_ns)[:10]) != day:
-            day = today
-            yield ((f"{day} UTC", "dim"),)
-        style = _STYLES.get(folded.line.level, "")
-        if folded.stands_out:
-            style = f"bold {style}".strip() if "bold" not in style else style
-        yield (
-            (_time(folded.line) + ("! " if folded.stands_out else "  "), style if folded.stands_out else "dim"),
-            (f"{_SHORT.get(folded.line.level, folded.line.level):5}  ", style),
-            (f"{_speakers(folded):{_WHO}}  ", "cyan"),
-            (folded.text, style),
-        )
-
-
-def rows_of(lines: Iterable[Line], columns: tuple[str, ...]) -> Iterator[Row]:
-    """Yield every line for a terminal, in these columns."""
-    day = ""
-    for line in lines:
-        if (today := utc(line.at_ns)[:10]) != day and "time" in columns:
-            day = today
-            yield ((f"{day} UTC", "dim"),)
-        style = _STYLES.get(line.level, "")
-        fields = {} if set(columns) <= set(COLUMNS) else shown_fields(line)
-        cells = [_cell(line, name, fields) for name in columns]
-        yield ((f"{'  '.join(cells[:-1])}  " if len(cells) > 1 else "", "dim"), (cells[-1].rstrip(), style))
-
-
-def _cell(line: Line, name: str, fields: dict[str, object]) -> str:
-    match name:
-        case "time":
-            return _time(line)
-        case "date":
-            return utc(line.at_ns) + ("~" if line.is_placed else " ")
-        case "level":
-            return f"{_SHORT.get(line.level, line.level):5}"
-        case "who":
-            return f"{_speaker(line):{_WHO}}"
-        case "text":
-            return line_text(line)
-        case "rank" | "cycle" | "iteration":
-            value = getattr(line, name)
-            return f"{'-' if value is None else value:>4}"
-        case "node" | "role" | "kind" | "event":
-            return f"{getattr(line, name) or '-':8}"
-        case "file":
-            return f"{line.file}:{line.number}"
-        case _:
-            return str(fields.get(name, "-"))
-
-
-def _time(line: Line) -> str:
-    return utc(line.at_ns)[11:23] + ("~" if line.is_placed else " ")
-
-
-def _speaker(line: Line) -> str:
-    if line.rank is None:
-        return f"{line.role or ''} {line.node or line.file}".strip()
-    return f"{'monitor' if line.role == 'monitor' else 'rank'} {line.rank}"
-
-
-def _speakers(folded: FoldedLine) -> str:
-    if not folded.ranks:
-        return f"{folded.line.role or ''} {','.join(folded.nodes[:_NAMED])}".strip()
-    role = "monitor" if folded.line.role == "monitor" else "rank"
-    return f"{role}{'s' if len(folded.ranks) > 1 else ''} {ranks_in_words(folded.ranks, 4).replace(', ', ',')}"
 
 
 def _texts(rows: Iterable[Row]) -> Iterator[str]:
@@ -360,54 +279,6 @@ def _wait() -> bool:
     sys.stdout.flush()
     time.sleep(POLL_S)
     return True
-
-
-# -- notes -------------------------------------------------------------------------------------
-
-
-def _clock_notes(timeline: MergedLines) -> Iterator[str]:
-    """Yield notes on clock corrections and on how far the order of lines can be trusted."""
-    if not timeline.clocks:
-        return
-    corrected = [clock for clock in timeline.clocks if clock.offset_ns]
-    for clock in corrected[:_NAMED]:
-        bound = "" if clock.uncertainty_ns is None else f" ± {seconds(clock.uncertainty_ns / 1e9)}"
-        direction = "ahead" if clock.offset_ns > 0 else "behind"
-        yield f"the clock of {clock.node} was {seconds(abs(clock.offset_ns) / 1e9)}{bound} {direction}; corrected"
-    if len(corrected) > _NAMED:
-        yield f"… and {count(len(corrected) - _NAMED, 'more clock')}"
-    unknown = [clock.node for clock in timeline.clocks if clock.uncertainty_ns is None]
-    bounds = [clock.uncertainty_ns for clock in timeline.clocks if clock.uncertainty_ns is not None]
-    if len(bounds) > 1:
-        precision = f"to within {seconds(max(bounds) / 1e9)}"
-        compared = f"{len(bounds)} of " if unknown else ""
-        nodes = f"{compared}{count(len(timeline.clocks), 'node')}"
-        yield f"{nodes}: their clocks agree {precision}, by {_barriers(timeline)}"
-    if unknown:
-        named = cut(", ".join(unknown), 60)
-        yield f"the clock of {named} cannot be compared: its lines are placed by its own time"
-
-
-def _barriers(timeline: MergedLines) -> str:
-    return count(max(clock.meetings for clock in timeline.clocks), "barrier") + " of all ranks"
-
-
-def _unparsed_notes(timeline: MergedLines) -> Iterator[str]:
-    """Yield notes on lines that could not be parsed, and on folders and files that could not be read."""
-    bad = timeline.bad
-    if bad:
-        names = ", ".join(f"{name} ({number})" for name, number in sorted(bad.items())[:_NAMED])
-        more = f" and {count(len(bad) - _NAMED, 'more file')}" if len(bad) > _NAMED else ""
-        yield f"{count(sum(bad.values()), 'line')} could not be parsed, shown unchanged: {names}{more}"
-    yield from _unlisted_notes(timeline.folder)
-    for name, reason in sorted(timeline.unreadable.items())[:_NAMED]:
-        yield f"{name} {reason}"
-
-
-def _unlisted_notes(folder: Path) -> Iterator[str]:
-    """Yield notes on folders of a run that could not be read."""
-    for unlisted in unlisted_in(folder, RECORDS, LOGS, OUTPUT):
-        yield f"{unlisted.file} {unlisted.what}"
 
 
 def _print_notes(notes: Iterable[str]) -> None:

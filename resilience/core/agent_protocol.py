@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from resilience.core import restart
-from resilience.core.events import Event
+from resilience.facts.events import Event
 
 T = TypeVar("T")
 Seconds = float

@@ -5,7 +5,7 @@ message is needed. All remaining ranks are active; a filter may lower their numb
 
 from __future__ import annotations
 
-from resilience.core.restart import Seat
+from resilience.facts.seats import Seat
 
 
 def shift(seat: Seat, terminated: frozenset[int]) -> Seat | None:

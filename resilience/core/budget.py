@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resilience.core.attribution import InterruptionRecord
+from resilience.facts.interruptions import InterruptionRecord
 
 FAILED = 1
 _HANG, _EXCEPTION = "limit:", "exception:"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from resilience.core.attribution import Cause, ExceptionInfo
+from resilience.facts.interruptions import Cause, ExceptionInfo
 
 _GROUPS = "torch.distributed.Dist"  # DistError and its kind: DistBackendError, DistNetworkError, DistStoreError
 _CONNECTIONS = frozenset(

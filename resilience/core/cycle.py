@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from resilience.core.budget import Failure
-from resilience.core.encoding import reader, to_json_text
-from resilience.core.events import CycleOutcome, CycleReason
+from resilience.facts.encoding import reader, to_json_text
+from resilience.facts.events import CycleOutcome, CycleReason
 
 FAILED = 1  # exit statuses of the launcher, besides 0, 2 for wrong use, and 128 + signal
 SHUT_DOWN = 94

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from resilience.core.attribution import Frame, Hang, ProcessInfo
+from resilience.facts.interruptions import Frame, Hang, ProcessInfo
 
 WORDS: Mapping[Hang, str] = {
     "stopped": "the process is stopped",

@@ -9,11 +9,12 @@ import math
 
 import msgspec
 
-from resilience.core import budget, encoding
+from resilience.core import budget
 from resilience.core.agent_protocol import Protocol, ReadClock, Seconds
-from resilience.core.attribution import InterruptionRecord
 from resilience.core.budget import Answer, Budget, Failure
 from resilience.core.shared_list import SharedList
+from resilience.facts import encoding
+from resilience.facts.interruptions import InterruptionRecord
 
 _read = encoding.reader(Failure)
 

@@ -1,7 +1,7 @@
 """Must a stuck rank get a new process?  The short rung of the abort ladder.
 
 If an abort cannot free a rank's main thread, the rank is replaced after a short limit, because every other rank waits
-for it. That is right only for a place that nothing can free. The shell names such a place or none (`adapters.places`),
+for it. That is right only for a place that nothing can free. The shell names such a place or none (`system.places`),
 and time counts only while the thread sleeps at exactly that place. All other code has until `hard_timeout` to leave the
 function."""
 

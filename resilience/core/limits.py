@@ -1,7 +1,7 @@
 """Which limits follow from a rank's observed durations?  The largest duration times a safety factor.
 
 This is the rule of the compatible API. It is simple, and equal on all ranks once their maxima are combined. It is
-generous, because its rate of false alarms is unknown (`core.calibration` states one). A recalculated limit rises at
+generous, because its rate of false alarms is unknown (`calibration.fitting` states one). A recalculated limit rises at
 once but falls only half the way, so one quiet hour does not make it tight. The observations come from the shared page;
 `monitor.rank_client` sends the limits to the monitor."""
 
@@ -13,10 +13,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from resilience.core.deadlines import EARLY, OUT_OF_SECTION, Start, of_section, recorded_name
-from resilience.core.encoding import from_builtins
-from resilience.core.watch import First, Limit, Limits
 from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
+from resilience.facts.deadlines import EARLY, OUT_OF_SECTION, Start, of_section, recorded_name
+from resilience.facts.encoding import from_builtins
+from resilience.facts.limits import First, Limit, Limits
 
 _PEERS = "current_timeouts"  # the one key in the state of nvidia-resiliency-ext's client
 SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may take much of it
@@ -93,7 +93,7 @@ def section_timeouts(
 ) -> SectionTimeouts:
     """Return limits that cover the observed durations. Limits that are not calculated stay unchanged.
 
-    fitted: limits with a stated rate (`core.calibration`), used instead where they exist. They exclude the first
+    fitted: limits with a stated rate (`calibration.fitting`), used instead where they exist. They exclude the first
     occurrences after a start, which keep limits that cover all observed durations.
 
     selected: names of sections, by default the observed ones. with_outside: also the time between two sections.

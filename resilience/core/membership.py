@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from resilience.core.encoding import reader, to_json_text
+from resilience.facts.encoding import reader, to_json_text
 
 FIRST = -1  # cycle number before the first cycle
 

@@ -3,7 +3,7 @@
 Each rank of an iteration runs `iterate`. `stand_in` represents a dead or leaving rank; its monitor, a sibling's monitor
 or the leaving rank itself runs it. Both are generators: they *yield* an operation on the shared store, or `RunStage`
 for a stage of the wrapped call, and are *sent* the result. So the same code runs against a real store
-(`adapters.store.drive`) and under the virtual clock of `testing.cluster`, which may stop any rank between any two
+(`system.store.drive`) and under the virtual clock of `testing.cluster`, which may stop any rank between any two
 operations.
 
 A rank may be killed at any point, because:
@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from resilience.core.attribution import FaultOrigin, missed_completion
-from resilience.core.encoding import from_json, to_json_text
 from resilience.errors import BarrierOverflow, BarrierTimeout
+from resilience.facts.encoding import from_json, to_json_text
+from resilience.facts.interruptions import FaultOrigin, missed_completion
+from resilience.facts.seats import Seat
 
 T = TypeVar("T")
 
@@ -137,21 +138,6 @@ Protocol = Generator[Operation, Any, T]
 
 
 # -- values ------------------------------------------------------------------------------------
-
-
-class Seat(msgspec.Struct, frozen=True):
-    """A rank's position in one iteration. Ranks are 0 … world_size-1; the first active_world_size of them are active.
-    `initial_rank` identifies the rank for the whole call."""
-
-    initial_rank: int
-    rank: int
-    world_size: int
-    active_world_size: int
-    iteration: int
-
-    @property
-    def is_active(self) -> bool:
-        return self.rank < self.active_world_size
 
 
 class WaitLimits(msgspec.Struct, frozen=True):

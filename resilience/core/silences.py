@@ -23,6 +23,8 @@ from typing import Literal
 
 import msgspec
 
+from resilience.facts.limits import Rule
+
 Seconds = float
 
 FACTOR = 10.0  # a learned limit is this many times the longest silence of its kind
@@ -36,15 +38,6 @@ SAFE = 2.0  # times the longest silence of its kind: no limit is shorter, learne
 SAME = 1e-8  # seconds: signs this close are one sign, reported twice
 SUSPECT = 0.75  # of the limit: a suspicion is reported then at the latest
 STANDSTILL = 30.0  # seconds between two looks: the monitor did not run, so the rank may not have run either
-
-
-class Rule(msgspec.Struct, frozen=True):
-    """The settings, in seconds. first: the limit until enough is known. least: the shortest learned limit. margin: time
-    between asking all ranks to restart and ending the rank; None ends it at once."""
-
-    first: Seconds = 600.0
-    least: Seconds = 60.0
-    margin: Seconds | None = None
 
 
 class SignOfLife(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resilience.core import control, cycle, events
+from resilience.core import control, cycle
 from resilience.core.agent_protocol import Emit, HighestStep, IsInterrupted, NodeProtocol, Protocol, ReadClock, Seconds
 from resilience.core.budget import Budget, Failure
 from resilience.core.control import Nodes, Policy, Request
@@ -26,6 +26,7 @@ from resilience.core.restart import CompareSet
 from resilience.core.shared_list import SharedList
 from resilience.core.stopping import Asked, Mode, on_signal
 from resilience.errors import DecodeError
+from resilience.facts import events
 
 
 class Rules(msgspec.Struct, frozen=True):

@@ -15,9 +15,10 @@ from typing import get_args
 
 import msgspec
 
-from resilience.core.attribution import Frame, Hang
-from resilience.core.deadlines import Start, section_of
-from resilience.core.watch import NO_LIMIT, Finding, First, Learned, Limit, Limits, Seconds
+from resilience.core.watch import Finding, Seconds
+from resilience.facts.deadlines import Start, section_of
+from resilience.facts.interruptions import Frame, Hang
+from resilience.facts.limits import NO_LIMIT, First, Learned, Limit, Limits
 
 LATE = 1.25  # times the longest healthy duration
 LEAST = 0.25  # of the limit: a look costs time, and short pauses of a busy host are normal

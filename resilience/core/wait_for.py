@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 import msgspec
 
-from resilience.core.attribution import Collective
+from resilience.facts.interruptions import Collective
 
 _BITS = 20
 _MOST = 1 << _BITS

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
-from resilience.core.events import HangSuspected, HangsWatched
 from resilience.core.hang_kind import WORDS
-from resilience.core.in_words import seconds
 from resilience.core.silences import FACTOR
-from resilience.core.watch import NO_LIMIT, Limit, Limits, defaults
+from resilience.core.watch import defaults
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
+from resilience.facts.events import HangSuspected, HangsWatched
+from resilience.facts.in_words import seconds
+from resilience.facts.limits import NO_LIMIT, Limit, Limits
 
 MOST = 8  # limits named in one line
 OFF = "RESILIENCE_DETECT_HANGS=0"

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from resilience.core import events, tracebacks
-from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.records import Record
+from resilience.facts import events, tracebacks
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from resilience.history.phases import TimedPhase
 from resilience.history.processes import AgentProcess, Sign, Worker
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory
 from resilience.history.iterations import Iteration, IterationHistory
 from resilience.history.phases import Place, TimedPhase

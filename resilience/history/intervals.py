@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.attribution import InterruptionRecord
-from resilience.core.deadlines import limited
-from resilience.core.identity import Key, Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.deadlines import limited
+from resilience.facts.identity import Key, Origin
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.records import Record
 from resilience.history.cycles import Cycle
 
 Fact = str | int | float | bool

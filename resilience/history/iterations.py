@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.attribution import Collective, Frame, Hang, Interruption, InterruptionRecord
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
 from resilience.history.phases import PhaseTimes, Place, TimedPhase
 

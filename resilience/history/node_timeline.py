@@ -6,10 +6,10 @@ from collections import Counter
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import JOB, ROOT, Key, Origin, node_key, restart_key
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import JOB, ROOT, Key, Origin, node_key, restart_key
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, EndedPhase, NodeCycle, restarts_of
 from resilience.history.history import History
 from resilience.history.intervals import Fact, Interval, Noted, Open, anchor, hang, instant

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 
 Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
 

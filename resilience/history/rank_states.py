@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from resilience.history.phases import Place
 
 HEALTHY = ("active", "inactive")

@@ -20,8 +20,8 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory, NodeCycle
 from resilience.history.processes import Worker
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from resilience.core import events
-from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import ROOT, Key, iteration_key, node_key
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import ROOT, Key, iteration_key, node_key
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.records import Record
 from resilience.history.intervals import Fact, Interval, Open, anchor, ended, hang, instant
 
 

@@ -19,8 +19,8 @@ record."""
 
 from __future__ import annotations
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from resilience.history.history import History
 from resilience.history.intervals import Interval
 from resilience.history.node_timeline import NodeTimeline

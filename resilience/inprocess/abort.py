@@ -2,7 +2,7 @@
 
 The main thread may be blocked in a collective that will never end. The abort hook runs in a thread beside it and cuts
 the connections that it waits for. The watcher (`inprocess.watcher`) then makes the main thread leave the function.
-`adapters.collectives` cuts groups, `adapters.group_aborts` aborts those of accelerators."""
+`system.collectives` cuts groups, `system.group_aborts` aborts those of accelerators."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from resilience.adapters import checkpoint_writers, collectives, group_aborts
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
 from resilience.inprocess.state import State
+from resilience.system import checkpoint_writers, collectives, group_aborts
 
 
 def abort_wait(given: float | None, soft_timeout: float, hard_timeout: float) -> float:

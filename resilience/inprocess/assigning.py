@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from resilience.core.restart import ENTRY, Assign, Seat, Unassigned
+from resilience.core.restart import ENTRY, Assign, Unassigned
 from resilience.errors import InternalError, RankDiscarded, RestartAbort, RestartError
+from resilience.facts.seats import Seat
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
 

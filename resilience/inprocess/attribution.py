@@ -1,5 +1,5 @@
-"""Why did an iteration end?  Names of the compatible API; the values are `core.attribution`'s."""
+"""Why did an iteration end?  Names of the compatible API; the values are `facts.interruptions`'s."""
 
-from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 
 __all__ = ["Interruption", "InterruptionRecord"]

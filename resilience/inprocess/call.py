@@ -17,15 +17,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from resilience.adapters import collectives, garbage, store_constructor
-from resilience.adapters.environment import keep_nccl_watchdog_from_raising, scoped_environment
-from resilience.adapters.interrupt import Atomic, Interrupter
-from resilience.adapters.store import drive, execute
-from resilience.adapters.tcp_urls import meeting_at_own_store
-from resilience.adapters.torch_modes import modes, restore
-from resilience.core import events, restart
-from resilience.core.attribution import FaultOrigin, Interruption, InterruptionRecord, decode, encode
-from resilience.core.events import StageName
+from resilience.core import restart
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -37,7 +29,6 @@ from resilience.core.restart import (
     Keys,
     Result,
     RunStage,
-    Seat,
     Settle,
     Stage,
     WaitLimits,
@@ -52,6 +43,10 @@ from resilience.errors import (
     ResilienceError,
     StoreError,
 )
+from resilience.facts import events
+from resilience.facts.events import StageName
+from resilience.facts.interruptions import FaultOrigin, Interruption, InterruptionRecord, decode, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess import failure
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.assigning import assign, nobody_active, seat_after, seat_of
@@ -63,6 +58,12 @@ from resilience.inprocess.initialize import prepared
 from resilience.inprocess.operations import await_server, note_arrival
 from resilience.inprocess.state import State, Status
 from resilience.inprocess.watcher import LOST, IterationWatcher
+from resilience.system import collectives, garbage, store_constructor
+from resilience.system.environment import keep_nccl_watchdog_from_raising, scoped_environment
+from resilience.system.interrupt import Atomic, Interrupter
+from resilience.system.store import drive, execute
+from resilience.system.tcp_urls import meeting_at_own_store
+from resilience.system.torch_modes import modes, restore
 
 if TYPE_CHECKING:
     from resilience.inprocess.initialize import Initialize

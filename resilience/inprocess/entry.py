@@ -14,8 +14,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from resilience.adapters import collectives
 from resilience.errors import ConfigurationError
+from resilience.system import collectives
 
 
 def check_alone(name: str) -> None:

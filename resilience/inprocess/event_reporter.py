@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from resilience.core.attribution import FaultOrigin, InterruptionRecord
-from resilience.core.events import (
+from resilience.facts.events import (
     Event,
     FirstStepTaken,
     Interrupted,
@@ -27,6 +26,7 @@ from resilience.core.events import (
     StageName,
     StageStarted,
 )
+from resilience.facts.interruptions import FaultOrigin, InterruptionRecord
 
 if TYPE_CHECKING:
     from resilience.inprocess.state import State

@@ -16,10 +16,10 @@ import traceback
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from resilience.adapters.environment import rank_and_world_size
-from resilience.adapters.frames import current_frames, is_wrapper
-from resilience.core import fingerprints
-from resilience.core.attribution import (
+from resilience.core.communication import left_communication
+from resilience.errors import RankShouldRestart
+from resilience.facts import fingerprints
+from resilience.facts.interruptions import (
     Cause,
     Detector,
     ExceptionInfo,
@@ -28,8 +28,8 @@ from resilience.core.attribution import (
     Interruption,
     InterruptionRecord,
 )
-from resilience.core.communication import left_communication
-from resilience.errors import RankShouldRestart
+from resilience.system.environment import rank_and_world_size
+from resilience.system.frames import current_frames, is_wrapper
 
 if TYPE_CHECKING:
     from resilience.inprocess.state import State

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from resilience.adapters.call_with_timeout import returns_within
 from resilience.errors import ConfigurationTypeError, TimeoutError
 from resilience.inprocess import options
 from resilience.inprocess.state import State
+from resilience.system.call_with_timeout import returns_within
 
 
 class Finalize(ABC):
@@ -72,7 +72,7 @@ class ThreadedFinalize(Finalize):
 
 def _note(state: State, name: str, error: BaseException) -> None:
     """Record and log an exception that ended the thread of a function."""
-    from resilience.core import events  # a call has loaded them
+    from resilience.facts import events  # a call has loaded them
     from resilience.inprocess.hook_store import IterationStore
     from resilience.telemetry import standard
 

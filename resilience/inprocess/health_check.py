@@ -8,12 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from datetime import timedelta
 
-from resilience.adapters.environment import local_rank
-from resilience.adapters.health import cuda
 from resilience.errors import FaultCounterExceeded, TimeoutError
 from resilience.inprocess import options
 from resilience.inprocess.failure import left_communication_call
 from resilience.inprocess.state import State
+from resilience.system.environment import local_rank
+from resilience.system.health import cuda
 
 
 class HealthCheck(ABC):

@@ -14,13 +14,15 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from resilience.adapters.store import StoreLike, drive, execute
-from resilience.core import encoding, events, restart
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord, decode, encode
-from resilience.core.restart import ENTRY, Add, Check, Keys, Read, Seat, seat_key
+from resilience.core import restart
+from resilience.core.restart import ENTRY, Add, Check, Keys, Read, seat_key
 from resilience.errors import ConfigurationError, StoreError
+from resilience.facts import encoding, events
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord, decode, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import PrefixStore, StoreMixin
+from resilience.system.store import StoreLike, drive, execute
 
 _RANKS = "rank_assignment and rank_filter decide which rank gets which place"
 _LEFT = "state.world_size is the number of ranks that take part, and state.initial_world_size that at the call"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from resilience.adapters.environment import Exporting, LauncherRendezvous, Settings
-from resilience.core.configuration import abridged
-from resilience.core.identity import Job, Origin
-from resilience.core.masking import masked
 from resilience.errors import DecodeError
+from resilience.facts.configuration import abridged
+from resilience.facts.identity import Job, Origin
+from resilience.facts.masking import masked
+from resilience.system.environment import Exporting, LauncherRendezvous, Settings
 from resilience.telemetry.recording import configuration_of, read_job
 
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resilience.adapters import patience
-from resilience.adapters.open_sockets import Connection
-from resilience.adapters.store import wait
 from resilience.errors import ServerGone, StoreError
 from resilience.inprocess.store import Notice, hosting
+from resilience.system import patience
+from resilience.system.open_sockets import Connection
+from resilience.system.store import wait
 
 SERVING_PAUSE = 0.1  # seconds between two checks whether this call's store has replaced an earlier one
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resilience.adapters.environment import Launcher
+from resilience.system.environment import Launcher
 
 
 def advice(launcher: Launcher, hard_timeout: float) -> Iterator[str]:

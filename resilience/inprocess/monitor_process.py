@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
-from resilience.adapters import background, collective_calls, descriptors, processes, stacks, terminal, titles
-from resilience.adapters.background import WRITER
-from resilience.adapters.channel import Channel, ChannelClosed, close_all, pair
-from resilience.core.encoding import text
-from resilience.core.events import Interrupted
-from resilience.core.printable import printable
-from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError, MonitorError
+from resilience.facts.encoding import text
+from resilience.facts.events import Interrupted
+from resilience.facts.printable import printable
+from resilience.facts.records import Record
 from resilience.inprocess.monitor_store import MonitorStore
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.server import RankMonitor
+from resilience.system import background, collective_calls, descriptors, processes, stacks, terminal, titles
+from resilience.system.background import WRITER
+from resilience.system.channel import Channel, ChannelClosed, close_all, pair
 from resilience.telemetry import standard
 
 if TYPE_CHECKING:

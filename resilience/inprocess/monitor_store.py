@@ -17,22 +17,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from resilience.adapters import open_sockets, patience
-from resilience.adapters.client_sockets import is_refused, short_lookups
-from resilience.adapters.listening_sockets import are_next_free, listen_beside_free_ports, local_address
-from resilience.adapters.patience import Patience
-from resilience.adapters.store import StoreLike, drive, execute
 from resilience.attribution.symptoms import symptom
-from resilience.core import encoding, events, restart, watch
-from resilience.core.attribution import InterruptionRecord, encode
-from resilience.core.identity import Origin
+from resilience.core import restart, watch
 from resilience.core.restart import (
     Add,
     Assign,
     Check,
     Keys,
     Read,
-    Seat,
     Set,
     Unassigned,
     arrive,
@@ -45,6 +37,10 @@ from resilience.core.restart import (
 )
 from resilience.core.watched import suspicion_in_words
 from resilience.errors import ResilienceError, StoreError
+from resilience.facts import encoding, events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import InterruptionRecord, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess import telling
 from resilience.inprocess.assigning import Hooks, seat_after
 from resilience.inprocess.hook_store import CallStore
@@ -53,6 +49,11 @@ from resilience.inprocess.operations import note_arrival
 from resilience.inprocess.store import Notice, hosting
 from resilience.inprocess.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.monitor import messages
+from resilience.system import open_sockets, patience
+from resilience.system.client_sockets import is_refused, short_lookups
+from resilience.system.listening_sockets import are_next_free, listen_beside_free_ports, local_address
+from resilience.system.patience import Patience
+from resilience.system.store import StoreLike, drive, execute
 from resilience.telemetry import standard
 from resilience.telemetry.restart_lines import RestartLine
 

@@ -1,6 +1,6 @@
 """How does one thread make another one raise?  Names of the compatible API.
 
-The wrapper itself interrupts by signal (`adapters.interrupt`). An exception that is set on a thread is raised only
+The wrapper itself interrupts by signal (`system.interrupt`). An exception that is set on a thread is raised only
 when that thread next runs bytecode: not inside `sleep`, a lock or a queue. These functions remain for threads
 other than main, and for code written against that API."""
 

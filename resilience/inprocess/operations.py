@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from resilience.adapters.store import StoreLike, execute, wait
-from resilience.core import events, restart
-from resilience.core.attribution import InterruptionRecord
+from resilience.core import restart
 from resilience.core.restart import Keys, Read
 from resilience.errors import StoreError
+from resilience.facts import events
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.system.store import StoreLike, execute, wait
 
 
 def note_arrival(

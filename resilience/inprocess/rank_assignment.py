@@ -14,14 +14,15 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from resilience.adapters.store import StoreLike, drive
 from resilience.core import assignment, restart
-from resilience.core.restart import Add, CompareSet, Protocol, Read, Seat, Set
+from resilience.core.restart import Add, CompareSet, Protocol, Read, Set
 from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
+from resilience.facts.seats import Seat
 from resilience.inprocess import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.store import CHUNK
+from resilience.system.store import StoreLike, drive
 
 
 class RankAssignment(ABC):

@@ -21,30 +21,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resilience.adapters import attempts, collective_calls, patience, private, processes
-from resilience.adapters.attempts import Launch
-from resilience.adapters.channel import LIMIT
-from resilience.adapters.environment import (
-    Launcher,
-    LauncherRendezvous,
-    Settings,
-    has_agent,
-    launched_folder,
-    node_name,
-)
-from resilience.adapters.interrupt import Swallow
-from resilience.adapters.patience import Patience
-from resilience.adapters.signal_handlers import Deferred
-from resilience.adapters.store import StoreLike, drive, execute
-from resilience.core import events, restart, watch
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord
-from resilience.core.configuration import Configuration
-from resilience.core.identity import Origin
-from resilience.core.restart import CompareSet, Seat
-from resilience.core.silences import Rule
+from resilience.core import restart
+from resilience.core.restart import CompareSet
 from resilience.core.watch import Doing
 from resilience.core.watched import watched
 from resilience.errors import MonitorError, ResilienceError
+from resilience.facts import events
+from resilience.facts.configuration import Configuration
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
+from resilience.facts.seats import Seat
 from resilience.inprocess import launcher_check, supervision, unstarted
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore
@@ -56,6 +43,21 @@ from resilience.inprocess.progress import forget_request, request_tick
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
 from resilience.monitor.page import RankSide
+from resilience.system import attempts, collective_calls, patience, private, processes
+from resilience.system.attempts import Launch
+from resilience.system.channel import LIMIT
+from resilience.system.environment import (
+    Launcher,
+    LauncherRendezvous,
+    Settings,
+    has_agent,
+    launched_folder,
+    node_name,
+)
+from resilience.system.interrupt import Swallow
+from resilience.system.patience import Patience
+from resilience.system.signal_handlers import Deferred
+from resilience.system.store import StoreLike, drive, execute
 from resilience.telemetry import log, standard
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, configuration_of
@@ -426,20 +428,20 @@ def _raise_factory_error(wrapper: Wrapper, notice: Notice, message: str) -> NoRe
     raise MonitorError(f"the monitor could not create the store, but this process can: {message}")
 
 
-def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
+def _limits(wrapper: Wrapper, settings: Settings) -> Limits:
     """Return the limits that the monitor enforces, from the wrapper's options and the environment."""
     soft, hard = wrapper.soft_timeout.total_seconds(), wrapper.hard_timeout.total_seconds()
-    both = watch.Limit(soft, hard)
-    only_hard = watch.Limit(None, hard)
+    both = Limit(soft, hard)
+    only_hard = Limit(None, hard)
     # The rank itself gives up at barrier_timeout; this limit is for a rank that cannot.
-    store = watch.Limit(None, wrapper.barrier_timeout.total_seconds() + hard - soft)
+    store = Limit(None, wrapper.barrier_timeout.total_seconds() + hard - soft)
 
-    def soft_and_hard(limit: float | None) -> watch.Limit:
-        return watch.NO_LIMIT if limit is None else watch.Limit(limit, limit + hard - soft)
+    def soft_and_hard(limit: float | None) -> Limit:
+        return NO_LIMIT if limit is None else Limit(limit, limit + hard - soft)
 
     # To this launcher, a rank that ends by SIGTERM looks preempted by a scheduler.
     restarts_all_workers = Launcher.from_environment().policy == "any-failed"
-    return watch.Limits(
+    return Limits(
         signal="SIGKILL" if restarts_all_workers else "SIGTERM",
         watchdog=both,
         store=store,
@@ -455,12 +457,12 @@ def _limits(wrapper: Wrapper, settings: Settings) -> watch.Limits:
 
 
 def _add_learned(
-    limits: watch.Limits, wrapper: Wrapper, settings: Settings, folder: Path, own: Configuration
-) -> tuple[watch.Limits, events.TimeoutsLoaded | None]:
+    limits: Limits, wrapper: Wrapper, settings: Settings, folder: Path, own: Configuration
+) -> tuple[Limits, events.TimeoutsLoaded | None]:
     """Add learned limits, if there are any. Past one, all ranks restart; later the rank is ended."""
     if settings.timeouts is None:
         return limits, None
-    from resilience.adapters import timeouts_file  # reads YAML, which no other code here does
+    from resilience.system import timeouts_file  # reads YAML, which no other code here does
 
     margin = (wrapper.hard_timeout - wrapper.soft_timeout).total_seconds()
     return timeouts_file.learned(settings.timeouts, folder.parent, limits, own, settings.timeouts_shadow, margin)

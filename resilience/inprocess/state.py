@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from resilience.adapters.environment import rank_and_world_size
-from resilience.core.restart import ENTRY, Seat
+from resilience.core.restart import ENTRY
+from resilience.facts.seats import Seat
 from resilience.inprocess.later_releases import missing
+from resilience.system.environment import rank_and_world_size
 
 
 class Status(Enum):

@@ -23,14 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
-from resilience.adapters import descriptors
-from resilience.adapters.client_sockets import await_server, short_lookups
-from resilience.adapters.environment import LauncherRendezvous, local_world_size, rank_and_world_size
-from resilience.adapters.listening_sockets import listen, local_address
-from resilience.adapters.store import StoreLike, drive, execute, wait
 from resilience.core import restart
-from resilience.core.attribution import InterruptionRecord, decode, encode
-from resilience.core.encoding import text
 from resilience.core.restart import Add, Check, Read, Set
 from resilience.errors import (
     BarrierError,
@@ -39,9 +32,16 @@ from resilience.errors import (
     ConfigurationError,
     StoreError,
 )
+from resilience.facts.encoding import text
+from resilience.facts.interruptions import InterruptionRecord, decode, encode
 from resilience.inprocess import options
 from resilience.inprocess.store_barrier import LOOK_AGAIN, gather
 from resilience.inprocess.store_refusal import RefusedStore, accept, raise_if_refused
+from resilience.system import descriptors
+from resilience.system.client_sockets import await_server, short_lookups
+from resilience.system.environment import LauncherRendezvous, local_world_size, rank_and_world_size
+from resilience.system.listening_sockets import listen, local_address
+from resilience.system.store import StoreLike, drive, execute, wait
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 CHUNK = 5.0  # seconds; longest single wait by default: no interrupt ends a wait, and torch warns about each timeout

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from resilience.adapters.client_sockets import short_lookups
-from resilience.adapters.store import execute, wait
 from resilience.core.restart import Check, Read, Set
 from resilience.errors import ServerGone, StoreError
+from resilience.system.client_sockets import short_lookups
+from resilience.system.store import execute, wait
 
 KEY = "resilience/hosted"
 HOSTED = "yes"

@@ -22,13 +22,15 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from resilience.adapters import private, processes
-from resilience.adapters.store import StoreLike, drive, execute
-from resilience.core import encoding, events, restart
-from resilience.core.attribution import Detector, Interruption, InterruptionRecord
+from resilience.core import restart
 from resilience.core.peer_liveness import Neighbour, Peer, next_node, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
+from resilience.facts import encoding, events
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts.seats import Seat
 from resilience.monitor import messages
+from resilience.system import private, processes
+from resilience.system.store import StoreLike, drive, execute
 
 EXPORT_LIMIT = 2.0  # seconds for the remaining exports when this monitor leaves
 BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store operation a second by default
@@ -175,7 +177,7 @@ class Supervisor:
             self._represented.add(member.initial_rank)  # it left cleanly
             return
         (text,) = execute(Read((restart.seat_key(member.initial_rank),)), self._store)
-        seat = None if text is None else encoding.from_json(text, restart.Seat)
+        seat = None if text is None else encoding.from_json(text, Seat)
         record = InterruptionRecord(
             rank=member.initial_rank,
             interruption=kind,

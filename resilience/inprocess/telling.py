@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters.environment import has_agent, is_quiet, torchrun_restarts_left
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 from resilience.history.iterations import AT_ENTRY
+from resilience.system.environment import has_agent, is_quiet, torchrun_restarts_left
 from resilience.telemetry.restart_lines import Hurry, Make, RestartLine, incident
 
 Emit = Callable[[events.Event], object]

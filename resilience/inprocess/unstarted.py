@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters import files
-from resilience.adapters.environment import LauncherRendezvous, Settings, launched_folder
-from resilience.core import encoding, events
-from resilience.core.identity import Job, Origin, safe_name
+from resilience.facts import encoding, events
+from resilience.facts.identity import Job, Origin, safe_name
+from resilience.system import files
+from resilience.system.environment import LauncherRendezvous, Settings, launched_folder
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 

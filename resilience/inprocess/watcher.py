@@ -15,20 +15,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from resilience.adapters import (
-    collective_calls,
-    collectives,
-    gloo_timeouts,
-    group_aborts,
-    places,
-    processes,
-    store_constructor,
-)
-from resilience.adapters.environment import nvls_may_be_used
-from resilience.adapters.patience import Patience, bounded
-from resilience.adapters.store import StoreLike, drive, execute, wait
-from resilience.core.attribution import HANGS, Interruption, InterruptionRecord, decode, load_decoder
-from resilience.core.events import (
+from resilience.core.ladder import Ladder, look
+from resilience.core.restart import COMPLETED, Keys, Read, witness
+from resilience.core.watch import EVIDENCE
+from resilience.errors import StoreError
+from resilience.facts.events import (
     AbortDelayed,
     AbortFailed,
     AbortStuck,
@@ -38,17 +29,26 @@ from resilience.core.events import (
     InterruptDelivered,
     OutcomeSeen,
 )
-from resilience.core.ladder import Ladder, look
-from resilience.core.restart import COMPLETED, Keys, Read, witness
-from resilience.core.watch import EVIDENCE
-from resilience.errors import StoreError
+from resilience.facts.interruptions import HANGS, Interruption, InterruptionRecord, decode, load_decoder
 from resilience.inprocess import failure
 from resilience.inprocess.state import Status
+from resilience.system import (
+    collective_calls,
+    collectives,
+    gloo_timeouts,
+    group_aborts,
+    places,
+    processes,
+    store_constructor,
+)
+from resilience.system.environment import nvls_may_be_used
+from resilience.system.patience import Patience, bounded
+from resilience.system.store import StoreLike, drive, execute, wait
 
 if TYPE_CHECKING:
-    from resilience.adapters.interrupt import Interrupter
     from resilience.inprocess.abort import Abort
     from resilience.inprocess.state import State
+    from resilience.system.interrupt import Interrupter
 
 END_LIMIT = 2.0  # seconds for a call's last watcher to end; its iteration is decided, so it needs almost none
 LOST = "lost"  # the outcome of an iteration whose store is gone

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from resilience.adapters.environment import Settings
 from resilience.errors import ConfigurationError
+from resilience.system.environment import Settings
 
 _SIGNALS = {"rank_killed": signal.SIGKILL, "rank_hung": signal.SIGSTOP}
 KINDS = (*_SIGNALS, "random")

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from resilience.adapters import files
-from resilience.adapters.environment import Settings, launched_folder
-from resilience.core import encoding
-from resilience.core.configuration import Configuration, differences, serious
+from resilience.calibration.differences import differences, serious
 from resilience.errors import ConfigurationError
+from resilience.facts import encoding
+from resilience.facts.configuration import Configuration
+from resilience.system import files
+from resilience.system.environment import Settings, launched_folder
 from resilience.telemetry.recording import configuration_of
 
 FILE = "resilience-timeouts.json"

@@ -19,12 +19,12 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from resilience.adapters import environment, rank_reductions
 from resilience.errors import ConfigurationError, RankMonitorClientError
 from resilience.integrations import simulated
 from resilience.integrations.stored_limits import LimitsFile
 from resilience.monitor import client, connect
 from resilience.monitor.rank_client import RankMonitorClient
+from resilience.system import environment, rank_reductions
 
 SETUP, STEP, VALIDATION, CHECKPOINT = SECTIONS = ("setup", "step", "validation", "checkpoint")
 FEWEST_STEPS = 10  # optimizer steps before the first calculation: one alone says little about the others

@@ -30,15 +30,16 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from resilience.adapters import descriptors
-from resilience.adapters.background import READ_LIMIT
-from resilience.core import cycle, events
+from resilience.core import cycle
 from resilience.core.cycle import CycleDecision
 from resilience.core.group_ranks import worker_ranks
 from resilience.errors import LaunchError, StoreError
+from resilience.facts import events
 from resilience.launcher import worker_env, worker_processes, workers
 from resilience.launcher.output import RunFolderLogs
 from resilience.launcher.worker_processes import EndedWorker, RunningWorkers
+from resilience.system import descriptors
+from resilience.system.background import READ_LIMIT
 
 if TYPE_CHECKING:
     from resilience.launcher.cycle_supervisor import CycleSupervisor

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resilience.adapters.store import StoreLike, execute
 from resilience.core.agent_liveness import LOOKS, Lease, key
 from resilience.core.restart import Add
 from resilience.errors import StoreError
+from resilience.system.store import StoreLike, execute
 
 
 class AgentHeartbeat:

@@ -15,12 +15,12 @@ from typing import NamedTuple, get_args
 
 from torch.distributed import run as torchrun
 
-from resilience.adapters.environment import torchrun_default
-from resilience.core.printable import usage_error
 from resilience.core.stopping import Mode
 from resilience.errors import ConfigurationError
+from resilience.facts.printable import usage_error
 from resilience.launcher import ft_options
 from resilience.monitor.config import YES_OR_NO, FaultToleranceConfig, add_arguments
+from resilience.system.environment import torchrun_default
 
 MAX_RESTARTS = 10
 LARGEST = 10**9  # products of two numbers fit into a record, and a sum of seconds into a timer

@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from resilience.adapters import terminal
-from resilience.adapters.environment import is_quiet
 from resilience.attribution.first_failure import cause_in_words
-from resilience.core import events
-from resilience.core.attribution import InterruptionRecord
-from resilience.core.printable import printable, printable_line
-from resilience.core.records import Record
 from resilience.core.watched import suspicion_in_words, watched_in_words
+from resilience.facts import events
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.printable import printable, printable_line
+from resilience.facts.records import Record
 from resilience.launcher import telling
 from resilience.monitor.config import LOG_LEVELS
+from resilience.system import terminal
+from resilience.system.environment import is_quiet
 from resilience.telemetry.restart_lines import RestartLine
 
 LONGEST = 1000  # bytes of a line

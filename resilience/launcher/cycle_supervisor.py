@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Literal
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.utils import macros
 
-from resilience.adapters import processes
 from resilience.attribution.symptoms import symptom
-from resilience.core import cycle, events
+from resilience.core import cycle
 from resilience.core.agent_protocol import Emit, HighestStep, NodeOperation, NodeProtocol
-from resilience.core.attribution import InterruptionRecord
 from resilience.core.budget import Budget, table
 from resilience.core.control import Policy, Request
 from resilience.core.cycle import CycleDecision
 from resilience.core.job_budget import failure_of
-from resilience.core.silences import Rule
 from resilience.core.supervision import Rules, Supervision, WorkerStates
-from resilience.core.watch import Limits
 from resilience.errors import LaunchError, StoreError
+from resilience.facts import events
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.limits import Limits, Rule
 from resilience.launcher import program
 from resilience.launcher.driving import T
 from resilience.launcher.stopping import NodeSignals
 from resilience.launcher.unkillable import in_words
 from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import LOOK, Witnesses
+from resilience.system import processes
 
 if TYPE_CHECKING:
     from resilience.launcher.arguments import Options

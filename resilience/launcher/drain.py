@@ -20,11 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters import channel as lines
-from resilience.adapters import descriptors, titles
-from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.adapters.processes import ignore_job_signals
 from resilience.errors import DecodeError
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.shown import LONGEST_LINE, Shower
 from resilience.launcher.streams import (
@@ -38,8 +35,11 @@ from resilience.launcher.streams import (
     decode_for_drain,
     encode,
 )
+from resilience.system import channel as lines
+from resilience.system import descriptors, titles
+from resilience.system.channel import Channel, ChannelClosed, close_all
+from resilience.system.processes import ignore_job_signals
 
-CHUNK = 1 << 16  # bytes per read: the capacity of a pipe
 MOST_ASKING = 256  # monitors with a pending request
 PIPE_CHUNKS = 16  # any user may enlarge a pipe to one megabyte
 LINE_LIMIT = 0.05  # seconds that the terminal waits for the rest of a line
@@ -49,26 +49,6 @@ LOOK = 0.005  # seconds between polls of a full queue
 TICK = 1.0  # seconds between checks of the terminal's size
 FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
 REPLACE_LIMIT = 2.0  # seconds for that if another process waits for the streams
-
-
-class Stream:
-    """One worker's stdout or stderr."""
-
-    def __init__(self, opened: OpenStream, fd: int) -> None:
-        self.number, self.to, self.fd = opened.number, opened.to, fd
-        self.name, self.path, self.limit = opened.name, opened.path, opened.limit
-        self.partial_line = b""  # beginning of a line, not sent to the terminal yet
-        self.partial_since = 0.0
-        self.is_terminal = os.isatty(fd)
-
-    def read(self) -> bytes | None:
-        """Return available data, None at the end of the stream."""
-        try:
-            return os.read(self.fd, CHUNK) or None
-        except BlockingIOError:
-            return b""
-        except OSError:  # EIO: no process has the terminal's other end open
-            return None
 
 
 class Drain:

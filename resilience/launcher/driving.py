@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar, cast
 
-from resilience.adapters.store import StoreLike, counts, delete, execute
 from resilience.core.agent_protocol import (
     AwaitKey,
     Counts,
@@ -21,6 +20,7 @@ from resilience.core.agent_protocol import (
 )
 from resilience.errors import StoreError
 from resilience.launcher.key_watch import KeyWatch
+from resilience.system.store import StoreLike, counts, delete, execute
 
 T = TypeVar("T")
 Asked = TypeVar("Asked")

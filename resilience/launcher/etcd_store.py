@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.core.agent_protocol import Seconds
-from resilience.core.encoding import text
 from resilience.errors import ConfigurationError
+from resilience.facts.encoding import text
 from resilience.launcher.rendezvous_conf import choice, number, whole
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resilience.core.cycle import CycleDecision
-from resilience.core.events import (
+from resilience.facts.events import (
     CycleEnded,
     CyclePhase,
     CyclePhaseEnded,
@@ -21,7 +21,7 @@ from resilience.core.events import (
     Event,
     Outcome,
 )
-from resilience.core.identity import Origin
+from resilience.facts.identity import Origin
 from resilience.launcher.console import Console
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
-from resilience.adapters.background import asked
 from resilience.launcher import program, script_variables
+from resilience.system.background import asked
 
 # The interpreter, the loader or a library reads these once, at its start.
 READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GOMP_", "KMP_", "MKL_", "LC_", "LANG")

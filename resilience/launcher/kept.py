@@ -14,13 +14,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from resilience.adapters import files
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.streams import StreamLost
-
-if TYPE_CHECKING:
-    from resilience.launcher.drain import Stream
+from resilience.system import files
 
 ROOM = 16 << 20  # bytes of memory for what waits for the disk
 JOB_COST = 512  # bytes of it for one job besides its data: measured with tracemalloc, rounded up

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resilience.adapters.store import wait
 from resilience.errors import StoreError
+from resilience.system.store import wait
 
 CHUNK = 60.0  # seconds of one wait, before the next request for the key
 RETRY = 1.0  # minimum seconds between two failures that wake the agent

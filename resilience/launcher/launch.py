@@ -29,26 +29,14 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
-from resilience.adapters import attempts, timeouts_file
-from resilience.adapters.background import asked
-from resilience.adapters.environment import (
-    PREFIX,
-    Exporting,
-    Settings,
-    agent_node_name,
-    infrastructure_rank,
-    settings_of_a_launch,
-)
-from resilience.adapters.processes import become_subreaper
-from resilience.core import events
-from resilience.core.configuration import Configuration
-from resilience.core.encoding import text
 from resilience.core.group_ranks import Choice, choose
-from resilience.core.masking import masked
-from resilience.core.silences import Rule
-from resilience.core.watch import Limits
 from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError
+from resilience.facts import events
+from resilience.facts.configuration import Configuration
+from resilience.facts.encoding import text
+from resilience.facts.limits import Limits, Rule
+from resilience.facts.masking import masked
 from resilience.launcher import program, telling, worker_main
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import LARGEST, Command, Options
@@ -66,6 +54,17 @@ from resilience.launcher.stores import StoreProcess
 from resilience.launcher.summary import success, summary
 from resilience.launcher.zygote import Zygote
 from resilience.monitor.config import FaultToleranceConfig, to_limits
+from resilience.system import attempts, timeouts_file
+from resilience.system.background import asked
+from resilience.system.environment import (
+    PREFIX,
+    Exporting,
+    Settings,
+    agent_node_name,
+    infrastructure_rank,
+    settings_of_a_launch,
+)
+from resilience.system.processes import become_subreaper
 from resilience.telemetry.elastic import bridged
 from resilience.telemetry.exporters import ExportThread, MetricsOptions
 from resilience.telemetry.recording import JobRecord, read_job

@@ -8,8 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from resilience.adapters.environment import one_blas_thread
 from resilience.errors import ConfigurationError, ResilienceError
+from resilience.system.environment import one_blas_thread
 
 WRONG_USE = 2
 

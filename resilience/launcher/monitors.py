@@ -16,14 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.adapters import private, processes
-from resilience.adapters.channel import ChannelClosed, close_all, listen
-from resilience.core.attribution import Exit
-from resilience.core.identity import Origin
-from resilience.core.watch import Limits
 from resilience.errors import MonitorError
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Exit
+from resilience.facts.limits import Limits
 from resilience.monitor import messages
 from resilience.monitor.starting import MonitorProcess
+from resilience.system import private, processes
+from resilience.system.channel import ChannelClosed, close_all, listen
 
 PROBE_EVERY = 1.0  # seconds
 PROBE_LIMIT = 5.0  # seconds without an answer after which a monitor counts as hung

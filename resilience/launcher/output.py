@@ -24,13 +24,9 @@ from pathlib import Path
 import msgspec
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from resilience.adapters import private
-from resilience.adapters.background import WRITER
-from resilience.adapters.channel import ChannelClosed, close_all, listen, pair
-from resilience.adapters.processes import continue_if_stopped, job_signals_blocked
-from resilience.core import events
-from resilience.core.identity import safe_name
 from resilience.errors import DecodeError
+from resilience.facts import events
+from resilience.facts.identity import safe_name
 from resilience.launcher.streams import (
     Finished,
     FinishStreams,
@@ -43,6 +39,10 @@ from resilience.launcher.streams import (
     encode,
 )
 from resilience.monitor.starting import lean_environment
+from resilience.system import private
+from resilience.system.background import WRITER
+from resilience.system.channel import ChannelClosed, close_all, listen, pair
+from resilience.system.processes import continue_if_stopped, job_signals_blocked
 
 PROGRAM = "resilience.launcher.drain"
 RUN_ID = "TORCHELASTIC_RUN_ID"

@@ -24,10 +24,10 @@ from typing import Protocol
 
 import msgspec
 
-from resilience.adapters.health import nvml
-from resilience.core import encoding
 from resilience.core.elapsed import Elapsed
-from resilience.core.masking import masked_text
+from resilience.facts import encoding
+from resilience.facts.masking import masked_text
+from resilience.system.health import nvml
 
 LOOK = 0.02  # seconds between polls of a request to stop
 LONGEST_GAP = 0.2  # seconds that a gap between two such polls counts; in a longer one, this process was stopped

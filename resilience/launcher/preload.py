@@ -20,11 +20,11 @@ from types import ModuleType
 
 import msgspec
 
-from resilience.adapters.environment import one_blas_thread
-from resilience.core.encoding import text
+from resilience.facts.encoding import text
 from resilience.launcher import environment_reads, worker_main
 from resilience.launcher.hidden import HiddenModules
 from resilience.launcher.script_variables import is_read_at_import, is_read_by_numpy
+from resilience.system.environment import one_blas_thread
 
 # The launcher sets these differently for each worker or cycle.
 WORKER_VARIABLES = (

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
-from resilience.adapters.background import ASK_LIMIT, asked
+from resilience.system.background import ASK_LIMIT, asked
 
 LIMIT = ASK_LIMIT  # seconds for a program's files, of which up to 100 are read and parsed
 

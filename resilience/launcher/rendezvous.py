@@ -24,8 +24,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from resilience.adapters.environment import node_name
-from resilience.adapters.store import execute
 from resilience.core.agent_liveness import LEASE, count_every
 from resilience.core.agent_protocol import NodeOperation, NodeProtocol, Protocol
 from resilience.core.membership import FIRST, Around, Membership, NodeSeat
@@ -38,6 +36,8 @@ from resilience.launcher.key_watch import KeyWatch
 from resilience.launcher.rendezvous_conf import number
 from resilience.launcher.rendezvous_store import meet, rank_of
 from resilience.launcher.stores import StoreProcess
+from resilience.system.environment import node_name
+from resilience.system.store import execute
 
 
 class Handler(RendezvousHandler):

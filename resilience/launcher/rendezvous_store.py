@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
-from resilience.adapters.client_sockets import await_server, short_lookups
-from resilience.adapters.open_sockets import shut_down
 from resilience.errors import ConfigurationError, StoreError
 from resilience.launcher import etcd_store
 from resilience.launcher.rendezvous_conf import switch, whole
 from resilience.launcher.stores import Hosted, StoreProcess
+from resilience.system.client_sockets import await_server, short_lookups
+from resilience.system.open_sockets import shut_down
 
 DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's defaults for an endpoint without a port
 ETCD_KINDS = ("etcd", "etcd-v2")

@@ -10,14 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from resilience.adapters import terminal
-from resilience.core.printable import printable_line
+from resilience.facts.printable import printable_line
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.streams import StreamLost
-
-if TYPE_CHECKING:
-    from resilience.launcher.drain import Stream
+from resilience.system import terminal
 
 ROOM = 16 << 20  # bytes of memory for what waits for the reader
 PIECE_COST = 128  # bytes of it for one piece besides its data: measured with tracemalloc, rounded up

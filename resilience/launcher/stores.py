@@ -22,12 +22,12 @@ from typing import NoReturn
 import msgspec
 import torch.distributed as dist
 
-from resilience.adapters import descriptors, titles
-from resilience.adapters.channel import Channel, ChannelClosed, pair
-from resilience.adapters.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports
-from resilience.adapters.processes import ignore_job_signals, job_signals_blocked
-from resilience.core import encoding
 from resilience.errors import LaunchError, StoreError
+from resilience.facts import encoding
+from resilience.system import descriptors, titles
+from resilience.system.channel import Channel, ChannelClosed, pair
+from resilience.system.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports
+from resilience.system.processes import ignore_job_signals, job_signals_blocked
 
 START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
 ANSWER_LIMIT = 30.0  # seconds for one server
@@ -99,7 +99,7 @@ class StoreProcess:
     def host(self, address: str = LOOPBACK, port: int = 0) -> Hosted:
         """Open a TCPStore server and return where it listens.
 
-        address: the one that its clients use (`adapters.listening_sockets`). port: 0 for any. Raises: StoreError."""
+        address: the one that its clients use (`system.listening_sockets`). port: 0 for any. Raises: StoreError."""
         self.ask(address, port)
         return self.take()
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core.encoding import reader, to_msgpack
+from resilience.facts.encoding import reader, to_msgpack
 
 
 class OpenStream(msgspec.Struct, frozen=True, tag="open"):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.cycle import CycleDecision
-from resilience.core.user_frames import user_frame
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.user_frames import user_frame
 from resilience.telemetry.log import as_people_read
 
 LINES = 10  # of the failed rank's output

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters.call_with_timeout import returns_within
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
-from resilience.core import events
-from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.records import Record
+from resilience.system.call_with_timeout import returns_within
 from resilience.telemetry import restart_lines
 
 LAST_LIMIT = 3.0  # seconds for the last message

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from resilience.adapters import processes
-from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.launcher.worker_processes import KILL_LIMIT, EndedWorker, ExitProgress
+from resilience.system import processes
 
 
 class Killed:

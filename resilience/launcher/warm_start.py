@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.launcher.event_reporter import NodeEvents
 from resilience.launcher.zygote import Zygote
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch.distributed.elastic.agent.server.api import Worker
 
-from resilience.adapters.background import READ_LIMIT, WRITER
-from resilience.core import events
-from resilience.core.attribution import Detector, Exit, Hang, Interruption, InterruptionRecord
 from resilience.core.control import Request
-from resilience.core.watch import Limits
+from resilience.facts import events
+from resilience.facts.interruptions import Detector, Exit, Hang, Interruption, InterruptionRecord
+from resilience.facts.limits import Limits
 from resilience.launcher.monitors import MonitorGone
 from resilience.launcher.unkillable import Killed
 from resilience.monitor import messages
+from resilience.system.background import READ_LIMIT, WRITER
 from resilience.telemetry import rank_snapshot
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 from torch.distributed.elastic.utils import macros
 
-from resilience.adapters.environment import Exporting, async_error_handling
 from resilience.launcher.workers import WorkersSpec
+from resilience.system.environment import Exporting, async_error_handling
 from resilience.telemetry import span
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from resilience.adapters import libraries, titles
 from resilience.launcher import fork_safety, script_variables
 from resilience.launcher.hidden import Hidden, HiddenModules
+from resilience.system import libraries, titles
 
 FAILED = 1
 LEARNED = (

@@ -20,11 +20,11 @@ from typing import NamedTuple
 from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-from resilience.adapters import processes
-from resilience.adapters.channel import close_all
-from resilience.adapters.processes import signal_name
 from resilience.errors import LaunchError
 from resilience.launcher.zygote import ForkedWorker
+from resilience.system import processes
+from resilience.system.channel import close_all
+from resilience.system.processes import signal_name
 
 LOOK = 0.1  # seconds between polls for an urgent stop
 KILL_LIMIT = 10.0  # seconds without progress, as while a driver frees a device, after which a killed worker is given up

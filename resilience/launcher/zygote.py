@@ -31,13 +31,13 @@ from typing import NoReturn
 
 import msgspec
 
-from resilience.adapters import descriptors, titles
-from resilience.adapters.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
-from resilience.core import encoding
-from resilience.core.printable import printable
 from resilience.errors import DecodeError, LaunchError
+from resilience.facts import encoding
+from resilience.facts.printable import printable
 from resilience.launcher import notes, preload, tied, worker_main
 from resilience.launcher.preload import Loaded, cannot_fork
+from resilience.system import descriptors, titles
+from resilience.system.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host

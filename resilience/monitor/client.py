@@ -12,10 +12,10 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-from resilience.adapters import collective_calls, environment
 from resilience.errors import ResilienceError
 from resilience.monitor import connect
 from resilience.monitor.page import RankSide
+from resilience.system import collective_calls, environment
 from resilience.telemetry import progress
 
 _page: RankSide | None = None  # page for signs of life

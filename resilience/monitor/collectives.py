@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from resilience.core import wait_for
-from resilience.core.attribution import Collective
+from resilience.facts.interruptions import Collective
 from resilience.monitor.page import CollectiveEntry
 
 GROUPS = 8  # the most recently used ones

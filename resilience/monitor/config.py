@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from resilience.core import encoding
-from resilience.core.deadlines import HEARTBEAT
-from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError, DecodeError
+from resilience.facts import encoding
+from resilience.facts.deadlines import HEARTBEAT
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor.unknown_settings import names_unknown
 
 SECTION = "fault_tolerance"  # the key of a YAML file

@@ -13,14 +13,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from resilience.adapters import collective_calls, environment, stacks
-from resilience.adapters.channel import Channel, ChannelClosed, close_all, connect
-from resilience.core import watch
-from resilience.core.restart import ENTRY, Seat
+from resilience.core.restart import ENTRY
 from resilience.core.watch import Doing
 from resilience.errors import DecodeError, MonitorError
+from resilience.facts.limits import Limits
+from resilience.facts.seats import Seat
 from resilience.monitor import messages
 from resilience.monitor.page import Page, RankSide
+from resilience.system import collective_calls, environment, stacks
+from resilience.system.channel import Channel, ChannelClosed, close_all, connect
 
 TURN_LIMIT = 180.0  # seconds for a monitor without an agent to finish with the process that it watches now
 ATTACH_LIMIT = 10.0  # seconds; a monitor that has just been restarted answers late
@@ -54,7 +55,7 @@ class WorkerLink:
         """Announce heartbeats: the limit of the first one counts from now on."""
         self.is_armed = self.send(messages.Armed())
 
-    def limit(self, limits: watch.Limits) -> bool:
+    def limit(self, limits: Limits) -> bool:
         """Apply these limits from now on. Return False if the monitor could not be reached."""
         if not self.send(messages.NewLimits(limits)):
             return False

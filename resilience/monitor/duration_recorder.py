@@ -1,6 +1,6 @@
 """Records the durations of a rank's sections, steps and heartbeats, so that limits can be learned from them.
 
-The monitor feeds it from the page's ring. `core.deadlines` defines what each deadline measures. The number of
+The monitor feeds it from the page's ring. `facts.deadlines` defines what each deadline measures. The number of
 occurrences since the last start comes from here too: `core.watch` needs it for the limits of the first ones. An
 occurrence that did not end by itself is recorded as such: cut off by an exception, a death or a suspension of the node,
 or killed by one of our limits."""
@@ -15,16 +15,18 @@ from statistics import median_low
 
 import msgspec
 
-from resilience.adapters.background import READ_LIMIT, WRITER
-from resilience.core import deadlines, encoding
-from resilience.core.configuration import Configuration
-from resilience.core.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
-from resilience.core.identity import Origin
-from resilience.core.phases import BEGINNING, SLOW, Phases
-from resilience.core.timeouts import SeenInJob, fallback, staleness
-from resilience.core.watch import Doing, Finding, Learned
+from resilience.calibration.limits_file import SeenInJob, fallback, staleness
+from resilience.calibration.recurring_phases import BEGINNING, SLOW
+from resilience.core.watch import Doing, Finding
 from resilience.errors import DecodeError
+from resilience.facts import deadlines, encoding
+from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Learned
+from resilience.facts.phases import Phases
 from resilience.monitor.page import Closed, OpenEntry, PageView
+from resilience.system.background import READ_LIMIT, WRITER
 from resilience.telemetry.durations import End, Header, Recorder
 from resilience.telemetry.timings import Timings
 

@@ -14,15 +14,17 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from resilience.adapters import files, processes, stacks
-from resilience.adapters.background import READ_LIMIT, WRITER, asked
-from resilience.adapters.channel import connect
-from resilience.core import events, hang_kind, watch
-from resilience.core.attribution import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
-from resilience.core.identity import Origin
+from resilience.core import hang_kind, watch
 from resilience.core.watch import Doing
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, PageView
+from resilience.system import files, processes, stacks
+from resilience.system.background import READ_LIMIT, WRITER, asked
+from resilience.system.channel import connect
 
 SAMPLE_EVERY = 0.5  # at least these seconds between two samples of the CPU time; the monitor wakes once a second
 SAMPLE = 0.06  # seconds between two samples for one measurement: six ticks of the CPU time clock
@@ -88,7 +90,7 @@ class Witness:
         self,
         record: InterruptionRecord,
         seen: watch.Observation,
-        limits: watch.Limits,
+        limits: Limits,
         process: Literal["now", "seen", "none"] = "now",
     ) -> InterruptionRecord:
         """Add the present state of the rank to a record, from the page and the system. process: its state now, the last
@@ -156,7 +158,7 @@ class Witness:
         return True
 
     def _with_signs_of_life(
-        self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: watch.Limits
+        self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: Limits
     ) -> InterruptionRecord:
         """Add the signs of life that the page shows."""
         now = time.monotonic()
@@ -209,6 +211,6 @@ class Witness:
         return lines
 
 
-def shortest(limit: watch.Limit) -> float | None:
+def shortest(limit: Limit) -> float | None:
     """Return the seconds after which a limit fires first, None if it never does."""
     return limit.soft if limit.soft is not None else limit.hard

@@ -13,7 +13,6 @@ import msgspec
 from resilience.core.silences import (
     SAME,
     PauseInSection,
-    Rule,
     Shown,
     SignOfLife,
     Silence,
@@ -25,6 +24,7 @@ from resilience.core.silences import (
     wait,
 )
 from resilience.core.watch import Doing
+from resilience.facts.limits import Rule
 from resilience.monitor.page import Closed, PageView
 
 RUNNING = (Doing.FUNCTION, Doing.ENDING)

@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Container
 
-from resilience.adapters import processes
-from resilience.adapters.processes import Process
+from resilience.system import processes
+from resilience.system.processes import Process
 
 GRACE = 10.0  # seconds after the end of the rank; twice torch's interval
 WORKER = "pt_data_worker"  # what torch calls these processes

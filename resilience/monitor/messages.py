@@ -9,14 +9,15 @@ from typing import Literal
 
 import msgspec
 
-from resilience.adapters.channel import LIMIT
-from resilience.core import restart, watch
-from resilience.core.attribution import Exit, Hang, InterruptionRecord
-from resilience.core.encoding import reader, to_msgpack
-from resilience.core.events import HangSuspected
-from resilience.core.identity import Job, Origin
-from resilience.core.records import Record
+from resilience.core import restart
 from resilience.errors import DecodeError
+from resilience.facts.encoding import reader, to_msgpack
+from resilience.facts.events import HangSuspected
+from resilience.facts.identity import Job, Origin
+from resilience.facts.interruptions import Exit, Hang, InterruptionRecord
+from resilience.facts.limits import Limits
+from resilience.facts.records import Record
+from resilience.system.channel import LIMIT
 
 DESCRIPTION = 2000  # characters of a request's description that are passed on
 
@@ -32,7 +33,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     origin: Origin
     folder: bytes
     prefix: str
-    limits: watch.Limits
+    limits: Limits
     waits: restart.WaitLimits
     heartbeat_timeout: float
     interval: float
@@ -104,7 +105,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     rank: int
     world_size: int
-    limits: watch.Limits
+    limits: Limits
 
 
 class ShowStacks(msgspec.Struct, frozen=True, tag="stacks"):
@@ -145,7 +146,7 @@ class Attachment(msgspec.Struct, frozen=True, tag="link"):
     pid: int
     is_locked: bool
     heartbeats_from: float | None = None
-    limits: watch.Limits | None = None  # limits that the rank has set itself
+    limits: Limits | None = None  # limits that the rank has set itself
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
@@ -155,7 +156,7 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     job_id: str
     node: str
     folder: bytes
-    limits: watch.Limits
+    limits: Limits
     attempt: int = 0
 
 
@@ -172,7 +173,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     start_time: int
     origin: Origin
     folder: bytes
-    limits: watch.Limits
+    limits: Limits
     output: tuple[bytes, ...] = ()
     drain: str = ""
     link: Attachment | None = None
@@ -183,7 +184,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
 class NewLimits(msgspec.Struct, frozen=True, tag="limited"):
     """These limits apply from now on. The rank may send it too."""
 
-    limits: watch.Limits
+    limits: Limits
 
 
 class Dismissed(msgspec.Struct, frozen=True, tag="dismissed"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from resilience.adapters import processes
+from resilience.system import processes
 
 LOOKS = 10  # one in about a second; a process with much memory takes seconds to end after the kernel has killed it
 

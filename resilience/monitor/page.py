@@ -22,11 +22,11 @@ from typing import Any
 
 import msgspec
 
-from resilience.core.deadlines import NAME_BYTES, recorded_name
-from resilience.core.encoding import text
-from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
+from resilience.facts.deadlines import NAME_BYTES, recorded_name
+from resilience.facts.encoding import text
+from resilience.facts.seats import Seat
 
 MAGIC = 0x52_45_53_49_4C_07  # "RESIL", layout 7
 NOTE = 32 * 1024  # bytes at most in the monitor's note for its successor

@@ -20,19 +20,19 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.adapters import channel as lines
-from resilience.adapters import processes, terminal, titles
-from resilience.adapters.background import WRITER
-from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.adapters.processes import Process, ignore_job_signals, is_descendant
-from resilience.core.attribution import Exit
-from resilience.core.identity import Origin
-from resilience.core.printable import printable
 from resilience.core.silences import Shown
 from resilience.errors import DecodeError, MonitorError
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Exit
+from resilience.facts.printable import printable
 from resilience.monitor import messages
 from resilience.monitor.loader_workers import LoaderWorkers
 from resilience.monitor.worker import WorkerMonitor, resumed
+from resilience.system import channel as lines
+from resilience.system import processes, terminal, titles
+from resilience.system.background import WRITER
+from resilience.system.channel import Channel, ChannelClosed, close_all
+from resilience.system.processes import Process, ignore_job_signals, is_descendant
 
 MOST_WAITING = 16  # connections that wait for an assigned worker
 OUTBOX = 256  # messages kept for an agent that does not read

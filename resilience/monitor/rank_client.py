@@ -15,15 +15,15 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from resilience.adapters import rank_reductions
 from resilience.core import limits as calculation
-from resilience.core.deadlines import recorded_name
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
-from resilience.core.watch import Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError, RankMonitorClientError
+from resilience.facts.deadlines import recorded_name
+from resilience.facts.limits import Limits
 from resilience.monitor import connect, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
 from resilience.monitor.page import RankSide
+from resilience.system import rank_reductions
 
 _FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine their maxima
 

@@ -13,15 +13,15 @@ import time
 from collections import deque
 from pathlib import Path
 
-from resilience.adapters import environment
-from resilience.adapters.channel import ChannelClosed, close_all, listen
-from resilience.core.attribution import InterruptionRecord
-from resilience.core.identity import attempt_of, run_name
 from resilience.errors import MonitorError
+from resilience.facts.identity import attempt_of, run_name
+from resilience.facts.interruptions import InterruptionRecord
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig, to_limits
 from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest
 from resilience.monitor.starting import MonitorProcess
+from resilience.system import environment
+from resilience.system.channel import ChannelClosed, close_all, listen
 
 START_LIMIT = 30.0  # seconds for the program to start; it needs 0.2
 END_LIMIT = 5.0  # seconds for it to close its files

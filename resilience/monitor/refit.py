@@ -12,15 +12,16 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
-from resilience.adapters import rank_reductions
-from resilience.adapters.environment import Settings, launched_folder
-from resilience.core.calibration import MONTH, Pool, fit_pool, trial_probability
-from resilience.core.configuration import Configuration, differences, serious
-from resilience.core.deadlines import OUT_OF_SECTION, section_of
-from resilience.core.episodes import Tops
-from resilience.core.identity import attempt_of
-from resilience.core.tails import quantile
+from resilience.calibration.differences import differences, serious
+from resilience.calibration.episodes import Tops
+from resilience.calibration.fitting import MONTH, Pool, fit_pool, trial_probability
+from resilience.calibration.tails import quantile
 from resilience.errors import DecodeError
+from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import OUT_OF_SECTION, section_of
+from resilience.facts.identity import attempt_of
+from resilience.system import rank_reductions
+from resilience.system.environment import Settings, launched_folder
 from resilience.telemetry.durations import Durations, Series, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
 

@@ -19,20 +19,19 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from resilience.adapters import files, processes, stacks
-from resilience.adapters.background import WRITER
-from resilience.adapters.channel import Channel, ChannelClosed
 from resilience.attribution.symptoms import main_stack
-from resilience.core import deadlines, encoding, events, hang_kind, shadow, suspicion, tracebacks, watch
-from resilience.core.attribution import Detector, Exit, Hang, Interruption, InterruptionRecord
-from resilience.core.identity import Job, Origin
-from resilience.core.in_words import seconds
+from resilience.calibration.limits_file import of_rank, raised
+from resilience.core import hang_kind, shadow, suspicion, watch
 from resilience.core.limits import with_recorded_names
 from resilience.core.pace import Pace
-from resilience.core.records import Record
-from resilience.core.timeouts import of_rank, raised
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.errors import DecodeError
+from resilience.facts import deadlines, encoding, events, tracebacks
+from resilience.facts.identity import Job, Origin
+from resilience.facts.in_words import seconds
+from resilience.facts.interruptions import Detector, Exit, Hang, Interruption, InterruptionRecord
+from resilience.facts.limits import Limits
+from resilience.facts.records import Record
 from resilience.monitor import messages
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.duration_recorder import DurationRecorder
@@ -41,6 +40,9 @@ from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import GRACE, LoaderWorkers
 from resilience.monitor.oom import OomKills
 from resilience.monitor.page import NAMES, Closed, MonitorSide, PageView
+from resilience.system import files, processes, stacks
+from resilience.system.background import WRITER
+from resilience.system.channel import Channel, ChannelClosed
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -112,7 +114,7 @@ class RankMonitor:
         self._is_cold: bool | None = None  # None: unknown
         self._shadowed = shadow.NOTHING
         self._suspected = shadow.NOTHING
-        self._suspicion: watch.Limits | None = None
+        self._suspicion: Limits | None = None
         self._suspect: suspicion.Suspect | None = None
         self._sought_at = 0.0  # when the others' positions were last asked for
         self._listener = Listener()
@@ -307,7 +309,7 @@ class RankMonitor:
             case _:
                 self._refuse(f"unexpected message: {type(message).__name__}")
 
-    def open(self, origin: Origin, folder: Path, limits: watch.Limits, job: Job | None = None) -> None:
+    def open(self, origin: Origin, folder: Path, limits: Limits, job: Job | None = None) -> None:
         """Write this rank's records to `folder` from now on, and apply these limits."""
         limits = with_recorded_names(of_rank(limits, origin.initial_rank, origin.world_size))
         self._watch = Watch(limits=limits)

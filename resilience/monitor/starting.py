@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import resilience
-from resilience.adapters.channel import ChannelClosed, close_all, pair
-from resilience.adapters.processes import job_signals_blocked
 from resilience.errors import DecodeError
 from resilience.monitor import messages
+from resilience.system.channel import ChannelClosed, close_all, pair
+from resilience.system.processes import job_signals_blocked
 
 PROGRAM = "resilience.monitor.program"
 

@@ -19,21 +19,22 @@ from typing import Literal
 
 import msgspec
 
-from resilience.adapters import processes, stacks
-from resilience.adapters.channel import Channel, ChannelClosed, close_all
-from resilience.core import encoding, events, watch
-from resilience.core.attribution import Exit, InterruptionRecord
-from resilience.core.identity import Origin
 from resilience.core.limits import with_recorded_names
 from resilience.core.silences import Shown
 from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
+from resilience.facts import encoding, events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Exit, InterruptionRecord
+from resilience.facts.limits import Limits
 from resilience.monitor import messages
 from resilience.monitor.duration_recorder import Position
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import LoaderWorkers
 from resilience.monitor.page import MonitorSide, Page, PageView
 from resilience.monitor.server import RankMonitor
+from resilience.system import processes, stacks
+from resilience.system.channel import Channel, ChannelClosed, close_all
 
 LOG_TAIL_LINES = 200
 MOST_APPLICANTS = 8  # accepted connections that have not attached yet
@@ -166,7 +167,7 @@ class WorkerMonitor(RankMonitor):
         """Return the silences that the job has shown on this rank."""
         return self._listener.shown
 
-    def limit(self, limits: watch.Limits) -> None:
+    def limit(self, limits: Limits) -> None:
         """Apply these limits from now on."""
         self._watch = msgspec.structs.replace(self._watch, limits=with_recorded_names(limits))
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core import events
+from resilience.facts import events
 
 MAX_SECTIONS = 16  # section names with their own series; the rest is summed up as "other"
 OPEN_SHOWN = 2  # open sections shown per rank: those open longest

@@ -16,12 +16,12 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from resilience.adapters import files
-from resilience.adapters.background import READ_LIMIT, WRITER, BackgroundFile
-from resilience.core import encoding
-from resilience.core.configuration import Configuration
-from resilience.core.deadlines import EARLY, HEARTBEAT, Start, section_of
 from resilience.errors import DecodeError
+from resilience.facts import encoding
+from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import EARLY, HEARTBEAT, Start, section_of
+from resilience.system import files
+from resilience.system.background import READ_LIMIT, WRITER, BackgroundFile
 from resilience.telemetry import timings
 from resilience.telemetry.timings import LARGEST_BUCKET, Count, Duration, Histogram, Timings, upper_bound
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from resilience.core import encoding, events
+from resilience.facts import encoding, events
 from resilience.telemetry.otlp import Emit
 
 GROUP = "torchelastic"  # torch's group for its own metrics

@@ -12,10 +12,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from resilience.core.encoding import cleaned
-from resilience.core.events import Event, TelemetryDropped
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts.encoding import cleaned
+from resilience.facts.events import Event, TelemetryDropped
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 
 
 class Sink(Protocol):

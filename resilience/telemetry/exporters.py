@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from resilience.adapters import files
-from resilience.adapters.background import WRITER
-from resilience.adapters.environment import Exporting, Settings, has_agent
-from resilience.core import encoding, events
-from resilience.core.records import Record
 from resilience.errors import ConfigurationError, DecodeError
+from resilience.facts import encoding, events
+from resilience.facts.records import Record
 from resilience.history.timeline import Timeline
+from resilience.system import files
+from resilience.system.background import WRITER
+from resilience.system.environment import Exporting, Settings, has_agent
 from resilience.telemetry import durations, rank_snapshot
 from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import About, MetricView

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 
 Outcome = Literal["completed", "failed", "stopped", "left"]
 Call = tuple[int, int, int]  # attempt, cycle, call

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 
 SETTLED_S = 10.0  # the launcher notices a death within a second, and stops the workers at once
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from resilience.core import events
-from resilience.core.deadlines import of_section
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.deadlines import of_section
+from resilience.facts.records import Record
 from resilience.telemetry.durations import Durations, Series
 from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot
 from resilience.telemetry.timings import HEARTBEAT, Bucket, Count, upper_bound

@@ -18,13 +18,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.adapters.background import WRITER, BackgroundFile
-from resilience.adapters.environment import Exporting, LaunchedWorker
-from resilience.core import encoding
-from resilience.core.identity import Origin, Role
-from resilience.core.printable import printable
-from resilience.core.records import Record
 from resilience.errors import DecodeError
+from resilience.facts import encoding
+from resilience.facts.identity import Origin, Role
+from resilience.facts.printable import printable
+from resilience.facts.records import Record
+from resilience.system.background import WRITER, BackgroundFile
+from resilience.system.environment import Exporting, LaunchedWorker
 from resilience.telemetry import progress, span
 
 SCHEMA = 1

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from resilience.attribution.first_and_cascade import Interruptions
-from resilience.core import events
-from resilience.core.deadlines import limited
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.deadlines import limited
+from resilience.facts.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
 from resilience.history.rank_states import HEALTHY, LOST

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from resilience.adapters.environment import Exporting
-from resilience.core import encoding, events
-from resilience.core.masking import masked, masked_text
+from resilience.facts import encoding, events
+from resilience.facts.masking import masked, masked_text
+from resilience.system.environment import Exporting
 from resilience.telemetry.span import SCOPE, Span
 
 REPORT_EVERY = 15.0  # seconds between two records about lost spans

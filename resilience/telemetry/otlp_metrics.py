@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from resilience.adapters.environment import Exporting
-from resilience.core import encoding, events
-from resilience.core.masking import masked_text
+from resilience.facts import encoding, events
+from resilience.facts.masking import masked_text
+from resilience.system.environment import Exporting
 from resilience.telemetry.catalogue import Labels, Metric
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp import Emit, end_retries, resource_of

@@ -19,8 +19,8 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from resilience.adapters import descriptors, files
-from resilience.core import encoding, events
+from resilience.facts import encoding, events
+from resilience.system import descriptors, files
 from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp import Emit

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.adapters import files
-from resilience.core import encoding
-from resilience.core.deadlines import HEARTBEAT, of_section
-from resilience.core.identity import Origin
-from resilience.core.watch import Limits
 from resilience.errors import DecodeError
+from resilience.facts import encoding
+from resilience.facts.deadlines import HEARTBEAT, of_section
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
+from resilience.system import files
 
 ALIVE_EVERY = 10.0
 EVERY = 2.0  # minimum seconds between two writes of a rank's file

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.adapters import files
-from resilience.adapters.background import BackgroundFile
-from resilience.adapters.environment import launched_folder, local_world_size
-from resilience.core import encoding
-from resilience.core.configuration import Configuration, abridged
-from resilience.core.events import TelemetryDropped
-from resilience.core.identity import Nanoseconds, Natural, WorldSize
-from resilience.core.masking import masked
-from resilience.core.records import EVENT, Record, from_line, to_line
 from resilience.errors import DecodeError
+from resilience.facts import encoding
+from resilience.facts.configuration import Configuration, abridged
+from resilience.facts.events import TelemetryDropped
+from resilience.facts.identity import Nanoseconds, Natural, WorldSize
+from resilience.facts.masking import masked
+from resilience.facts.records import EVENT, Record, from_line, to_line
+from resilience.system import files
+from resilience.system.background import BackgroundFile
+from resilience.system.environment import launched_folder, local_world_size
 
 JOB_FILE = "job.json"
 READ_AT_ONCE = 4 << 20  # bytes of one file per read
@@ -31,7 +31,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file job.json of a run folder, which describes the job. Written once, by the first process.
 
     configuration: what determines how long its steps take. traceparent: the value of TRACEPARENT, the parent span of
-    all the job's spans. command: with secrets masked (`core.masking`). launch: equal in all folders of one launch, on
+    all the job's spans. command: with secrets masked (`facts.masking`). launch: equal in all folders of one launch, on
     all disks. Only the owner may read the file."""
 
     job_id: str
@@ -130,7 +130,7 @@ class RecordTail:
         self, path: Path, last: int | None = None, until: int = READ_AT_ONCE, without: tuple[bytes, ...] = ()
     ) -> None:
         """last: start reading this many bytes before the end of the file; None: read all of it. until: maximum bytes
-        per read. without: skip lines whose event begins like one of these (`core.records.beginnings`), except the
+        per read. without: skip lines whose event begins like one of these (`facts.records.beginnings`), except the
         last line of a read. Attribute `damaged`: number of lines so far that are no records, of those not skipped."""
         self.damaged = 0
         self._path = path

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from resilience.attribution.incident import Incident
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from resilience.telemetry.recording import RecordTail
 
 FIRST_LOOK = 0.3  # seconds after the restart, which keeps processors busy until then

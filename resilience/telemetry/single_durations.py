@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from resilience.core import encoding
 from resilience.errors import DecodeError
+from resilience.facts import encoding
 from resilience.telemetry.durations import Header, Started, Value
 
 Line = Header | Started | Value

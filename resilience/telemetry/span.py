@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core import events, identity
-from resilience.core.attribution import ExceptionInfo, InterruptionRecord
-from resilience.core.identity import Origin, node_key, run_key
+from resilience.facts import events, identity
+from resilience.facts.identity import Origin, node_key, run_key
+from resilience.facts.interruptions import ExceptionInfo, InterruptionRecord
 
 SCOPE = "resilience"
 ALL_UP_TO = 256  # largest world in which every rank is shown

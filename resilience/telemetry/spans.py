@@ -9,9 +9,9 @@ separate trace, and each cycle links to it. A span leaves only when it ends. To 
 
 from __future__ import annotations
 
-from resilience.core import identity
-from resilience.core.identity import JOB, ROOT, Key, Origin
-from resilience.core.records import Record
+from resilience.facts import identity
+from resilience.facts.identity import JOB, ROOT, Key, Origin
+from resilience.facts.records import Record
 from resilience.history.intervals import Fact, Interval
 from resilience.history.timeline import Timeline
 from resilience.telemetry.span import (

@@ -13,13 +13,13 @@ import os
 import sys
 from pathlib import Path
 
-from resilience.adapters import terminal
-from resilience.adapters.environment import Launcher, is_quiet
-from resilience.core import events
-from resilience.core.attribution import Exit
-from resilience.core.printable import printable
-from resilience.core.records import Record
 from resilience.core.watched import watched_in_words
+from resilience.facts import events
+from resilience.facts.interruptions import Exit
+from resilience.facts.printable import printable
+from resilience.facts.records import Record
+from resilience.system import terminal
+from resilience.system.environment import Launcher, is_quiet
 
 LOGGER = logging.getLogger("resilience")
 LOGGER.addHandler(logging.NullHandler())  # otherwise Python itself writes warnings to stderr

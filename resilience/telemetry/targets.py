@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from resilience.adapters import files
-from resilience.core import encoding
 from resilience.errors import DecodeError
+from resilience.facts import encoding
+from resilience.system import files
 from resilience.telemetry.final_state import Outcome
 
 FOLDER = ".targets"

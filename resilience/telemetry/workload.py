@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from resilience.adapters.environment import Exporting
-from resilience.core.identity import Origin
+from resilience.facts.identity import Origin
+from resilience.system.environment import Exporting
 from resilience.telemetry import span
 
 _here = ""

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from resilience.core import assignment, restart, watch
-from resilience.core.attribution import missed_completion
 from resilience.core.restart import (
     COMPLETED,
     INTERRUPTED,
@@ -29,7 +28,6 @@ from resilience.core.restart import (
     CompareSet,
     Operation,
     RunStage,
-    Seat,
     Set,
     Settle,
     Unassigned,
@@ -37,6 +35,8 @@ from resilience.core.restart import (
 )
 from resilience.core.watch import Doing
 from resilience.errors import BarrierTimeout
+from resilience.facts.interruptions import missed_completion
+from resilience.facts.seats import Seat
 from resilience.testing import invariants
 from resilience.testing.actors import Actor, Errand, Monitor, Rank
 from resilience.testing.clock import VirtualClock

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core.attribution import FaultOrigin
 from resilience.core.restart import ENTRY, End, Stage
+from resilience.facts.interruptions import FaultOrigin
 
 Seconds = float
 Victim = Literal["rank", "monitor", "both"]

@@ -8,7 +8,6 @@ Raises: InternalError with the attribute `invariant`, from the call that first f
 
 from __future__ import annotations
 
-from resilience.core.attribution import FaultOrigin
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -19,12 +18,13 @@ from resilience.core.restart import (
     End,
     Keys,
     Result,
-    Seat,
     Set,
     Stage,
     WaitLimits,
 )
 from resilience.errors import InternalError
+from resilience.facts.interruptions import FaultOrigin
+from resilience.facts.seats import Seat
 from resilience.testing.store import MemoryStore
 
 LIMITS = WaitLimits()  # limits of waits between ranks

@@ -10,10 +10,12 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from resilience.core import encoding, watch
-from resilience.core.restart import ENTRY, Keys, Operation, Read, Seat, seat_key
-from resilience.core.watch import Limit
+from resilience.core import watch
+from resilience.core.restart import ENTRY, Keys, Operation, Read, seat_key
 from resilience.errors import BarrierTimeout
+from resilience.facts import encoding
+from resilience.facts.limits import Limit, Limits
+from resilience.facts.seats import Seat
 from resilience.testing import invariants
 from resilience.testing.actors import Errand, Monitor, Rank
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 Seconds = float
 
 HARD = 90.0
-WATCH = watch.Limits(
+WATCH = Limits(
     watchdog=Limit(60.0, HARD),
     store=Limit(None, invariants.LIMITS.barrier + 30.0),
     ping=Limit(60.0, HARD),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resilience.core.events import Event
-from resilience.core.records import Record
+from resilience.facts.events import Event
+from resilience.facts.records import Record
 
 
 class Recorded:

@@ -1,4 +1,4 @@
-"""Text and values become bytes, and bytes values, in one module alone: `resilience.core.encoding`."""
+"""Text and values become bytes, and bytes values, in one module alone: `resilience.facts.encoding`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "resilience"
-ENCODING = PACKAGE / "core" / "encoding.py"
+ENCODING = PACKAGE / "facts" / "encoding.py"
 CODECS = {
     ("msgspec", "json"), ("msgspec", "msgpack"), ("msgspec", "yaml"), ("msgspec", "toml"), ("msgspec", "convert"),
     ("msgspec", "DecodeError"), ("msgspec", "ValidationError"), ("msgspec", "MsgspecError"),
@@ -15,16 +15,16 @@ CODECS = {
 }  # fmt: skip
 ALLOWED = {
     # It reads files that the package ships, and writes them for other programs.
-    "analysis/dashboard_files.py": {"json.dumps", "json.loads", "yaml.safe_dump", "yaml.safe_load", ".read_text()"},
+    "telemetry/dashboard_files.py": {"json.dumps", "json.loads", "yaml.safe_dump", "yaml.safe_load", ".read_text()"},
     # The ends of names that are cut to a number of bytes: no half character is left.
-    "core/identity.py": {".decode(errors='ignore')"},
-    "core/deadlines.py": {".decode(errors='ignore')"},
+    "facts/identity.py": {".decode(errors='ignore')"},
+    "facts/deadlines.py": {".decode(errors='ignore')"},
     "telemetry/prometheus.py": {".decode(errors='ignore')"},
     # Keys of a keyboard.
-    "cli/status_screen.py": {".decode(errors='ignore')"},
+    "status/screen.py": {".decode(errors='ignore')"},
     # Numbers and addresses that the kernel writes.
-    "adapters/collectives.py": {"open(errors='replace')"},
-    "adapters/interrupt.py": {"open(errors='replace')"},
+    "system/collectives.py": {"open(errors='replace')"},
+    "system/interrupt.py": {"open(errors='replace')"},
     # Bytes of etcd's own protocol, one character each, and base64.
     "launcher/etcd_store.py": {".decode()"},
 }
@@ -38,7 +38,7 @@ def test_only_one_module_encodes_and_decodes() -> None:
             name = str(path.relative_to(PACKAGE))
             if more := uses - ALLOWED.get(name, set()):
                 found[name] = sorted(more)
-    assert not found, f"use resilience.core.encoding: {found}"
+    assert not found, f"use resilience.facts.encoding: {found}"
 
 
 def test_every_exception_to_that_is_still_needed() -> None:

@@ -50,8 +50,8 @@ def test_no_folder_is_hidden_from_the_contracts() -> None:
     ("module", "line", "broken", "because"),
     [
         ("core/watch.py", "import time", "The core decides", "resilience.core.watch -> time"),
-        ("core/restart.py", "import resilience.adapters.files", "A module imports from the rows", "core.restart -> "),
-        ("adapters/files.py", "import resilience.telemetry.emitter", "A module imports from", "adapters.files -> "),
+        ("core/restart.py", "import resilience.system.files", "A module imports from the rows", "core.restart -> "),
+        ("system/files.py", "import resilience.telemetry.emitter", "A module imports from", "system.files -> "),
         ("monitor/server.py", "import logging", "Only telemetry logs", "resilience.monitor.server -> logging"),
         ("nowhere.py", "", "A module imports from the rows", "- resilience.nowhere"),
     ],

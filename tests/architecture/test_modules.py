@@ -12,14 +12,14 @@ from tests.support.server import ROOT
 MODULES = sorted((ROOT / "resilience").rglob("*.py"))
 LONGEST = 500  # lines; a longer file has to be one thing, and says here which
 LONG = {
-    "resilience/adapters/environment.py": "the one place that reads the environment: settings, and what launchers set",
+    "resilience/system/environment.py": "the one place that reads the environment: settings, and what launchers set",
     "resilience/monitor/server.py": "the loop of a monitor, and everything that one rank's witness owns",
-    "resilience/core/events.py": "the catalogue: one definition an event, in one place",
+    "resilience/facts/events.py": "the catalogue: one definition an event, in one place",
     "resilience/core/restart.py": "the restart protocol: its operations, values and steps, in one place",
     "resilience/core/watch.py": "the decision on one rank: its limits, observations, commands and state, in one place",
     "resilience/inprocess/call.py": "one call of a wrapped function, from its entry to its end",
-    "resilience/adapters/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
-    "resilience/analysis/calibrate.py": "the way from runs to a file of limits: pooled, fitted, merged, tested",
+    "resilience/system/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
+    "resilience/calibrate/limits.py": "the way from runs to a file of limits: pooled, fitted, merged, tested",
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
 }
 
@@ -70,7 +70,7 @@ def test_environment_is_read_in_one_place() -> None:
     readers = [
         f"{name_of(path)}:{node.lineno}"
         for path in MODULES
-        if name_of(path) != "resilience/adapters/environment.py"
+        if name_of(path) != "resilience/system/environment.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.expr) and reads_environment(node)
     ]

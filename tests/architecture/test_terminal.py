@@ -1,4 +1,4 @@
-"""Everything that goes to a terminal goes through `resilience.core.printable`."""
+"""Everything that goes to a terminal goes through `resilience.facts.printable`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "resilience"
 WRITERS = {
     # They make the text printable themselves, or write what `render` has made so.
     "cli/logs.py",
-    "cli/render.py",
+    "system/render.py",
     "cli/calibrate.py",
     "cli/trace.py",
     "telemetry/log.py",
@@ -18,7 +18,7 @@ WRITERS = {
     "launcher/worker_main.py",
 }
 POSIX_WRITERS = {
-    "adapters/terminal.py",  # the callers' bytes
+    "system/terminal.py",  # the callers' bytes
     "inprocess/monitor_process.py",
     "launcher/zygote.py",
 }

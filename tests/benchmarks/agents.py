@@ -23,8 +23,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from resilience.adapters import descriptors
-from resilience.adapters.processes import ignore_job_signals
 from resilience.core.budget import Budget
 from resilience.core.cycle import CycleDecision
 from resilience.core.supervision import Rules, Supervision, WorkerStates
@@ -32,6 +30,8 @@ from resilience.launcher import rendezvous, rendezvous_store
 from resilience.launcher.rendezvous import Handler
 from resilience.launcher.rendezvous_store import RendezvousStore
 from resilience.launcher.stores import Hosted, StoreProcess
+from resilience.system import descriptors
+from resilience.system.processes import ignore_job_signals
 
 PROCESSES = 4
 LOOK_EVERY = 0.5  # seconds between two looks of an agent at its workers here; they cost the store nothing

@@ -15,10 +15,10 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from resilience.adapters import collective_calls
 from resilience.core.watch import Doing
 from resilience.monitor import client
 from resilience.monitor.page import RING, MonitorSide, Page, RankSide
+from resilience.system import collective_calls
 
 CALLS, REPEATS = 10_000, 30
 

@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from resilience.analysis import timings
-from resilience.analysis.calibrate import at_least, calibrate, geometric_mean, nvrx_rule
+from resilience.calibrate import timings
+from resilience.calibrate.limits import at_least, calibrate, geometric_mean, nvrx_rule
+from resilience.calibration.fitting import Cut, fit
 from resilience.cli import main as resilience
-from resilience.core.calibration import Cut, fit
 from resilience.telemetry.durations import Header, Recorder
 from tests.benchmarks import few_durations
 from tests.support.stalled_runs import SEVERITIES, Outcome, Stalls, outcomes

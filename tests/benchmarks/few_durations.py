@@ -1,7 +1,7 @@
 """How far above the longest of a few durations do later ones lie, at the same positions of other runs and beyond?
 
 Draws a few runs of a real data set, keeps the first durations of each, and compares them with all durations that were
-not drawn. Only draws that `core.calibration` finds no flaw in count: the others keep five times the maximum."""
+not drawn. Only draws that `calibration.fitting` finds no flaw in count: the others keep five times the maximum."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.core.calibration import FEW_FLOOR, FEWEST, MONTH, fit_pool, pooled
-from resilience.core.phases import ENOUGH_RUNS
+from resilience.calibration.fitting import FEW_FLOOR, FEWEST, MONTH, fit_pool, pooled
+from resilience.calibration.recurring_phases import ENOUGH_RUNS
 from tests.support.stalled_runs import SEVERITIES, Stalls, run
 
 Run = Sequence[float]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from resilience.adapters import garbage
+from resilience.system import garbage
 from tests.benchmarks import table
 
 REPEATS = 7

@@ -74,7 +74,7 @@ sys.exit(code)
 _DECODE = """
 import sys, time
 from pathlib import Path
-from resilience.core.records import from_lines
+from resilience.facts.records import from_lines
 for path in Path(sys.argv[1]).iterdir():
     from_lines(path.read_bytes())
 print(time.process_time())

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import to_line
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import to_line
 from resilience.inprocess.telling import of_restart
 from tests.benchmarks import table
 from tests.support.record_streams import Fault, Kind, job

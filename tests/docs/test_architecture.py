@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core.events import CATALOGUE
+from resilience.facts.events import CATALOGUE
 from resilience.telemetry.catalogue import BY_NAME
 from tests.architecture.test_layers import PACKAGE, rows
 from tests.support.server import ROOT

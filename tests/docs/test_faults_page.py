@@ -6,8 +6,8 @@ import re
 from collections import defaultdict
 
 from resilience.attribution.symptoms import Class
-from resilience.core.attribution import Hang
 from resilience.core.hang_kind import WORDS
+from resilience.facts.interruptions import Hang
 from tests.support.server import ROOT
 
 PAGE = (ROOT / "docs" / "faults.md").read_text()

@@ -26,7 +26,6 @@ TEST = re.compile(r"`(test_\w+)`")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 
 NOT_OURS = {
-    "adapters/interpreter.py": "the page says that it is deleted",
     "advanced_example.py": "an example of nvidia-resiliency-ext",
     "attribution.straggler": "a module of nvidia-resiliency-ext",
     "inprocess/basic_example.py": "an example of nvidia-resiliency-ext",

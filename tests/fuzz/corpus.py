@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from resilience.core import events
-from resilience.core.configuration import Configuration
-from resilience.core.encoding import to_json, to_json_page
-from resilience.core.identity import Origin
-from resilience.core.records import Record
-from resilience.core.watch import Limit, Limits
+from resilience.facts import events
+from resilience.facts.configuration import Configuration
+from resilience.facts.encoding import to_json, to_json_page
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Limit, Limits
+from resilience.facts.records import Record
 from resilience.telemetry import log, rank_snapshot
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.recording import JOB_FILE, JobRecord

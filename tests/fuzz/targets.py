@@ -15,18 +15,21 @@ from typing import Any
 
 import msgspec
 
-from resilience.adapters import files, timeouts_file
-from resilience.analysis.entries import entry_of
-from resilience.analysis.lines import FileLines, Kind, KnownFile, line_text
+from resilience.calibration.limits_file import Timeouts
 from resilience.cli import main
-from resilience.core import attribution, budget, cycle, encoding, events, membership, restart, tracebacks
-from resilience.core.records import Record, from_line, to_line
-from resilience.core.timeouts import Timeouts
+from resilience.core import budget, cycle, membership, restart
 from resilience.errors import ConfigurationError, DecodeError
+from resilience.facts import encoding, events, tracebacks
+from resilience.facts import interruptions as attribution
+from resilience.facts.records import Record, from_line, to_line
+from resilience.facts.seats import Seat
 from resilience.inprocess.supervision import Member
 from resilience.launcher import stores, zygote
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig
+from resilience.run_folder.entries import entry_of
+from resilience.run_folder.lines import FileLines, Kind, KnownFile, line_text
+from resilience.system import files, timeouts_file
 from resilience.telemetry import durations, rank_snapshot, single_durations
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.emitter import Emitter
@@ -104,7 +107,7 @@ def _decoders() -> list[Target]:
             lambda data: membership.decode_formation(data),
         ),  # type: ignore[arg-type]
         ("member in the store", 40, [json(Member(1, (2, 3), (4, 5)))], encoding.reader(Member)),
-        ("seat in the store", 40, [json(restart.Seat(1, 1, 4, 4, 0))], encoding.reader(restart.Seat)),
+        ("seat in the store", 40, [json(Seat(1, 1, 4, 4, 0))], encoding.reader(Seat)),
         ("failure in the store", 40, [json(verdict.failure)], encoding.reader(budget.Failure)),
         (
             "request for a store",

@@ -27,11 +27,11 @@ from typing import Any
 
 import msgspec
 
-from resilience.adapters import timeouts_file
-from resilience.analysis import timings
-from resilience.analysis.calibrate import nvrx_rule
-from resilience.core import events
-from resilience.core.timeouts import Timeouts
+from resilience.calibrate import timings
+from resilience.calibrate.limits import nvrx_rule
+from resilience.calibration.limits_file import Timeouts
+from resilience.facts import events
+from resilience.system import timeouts_file
 from tests.support.account import Account
 from tests.support.ranks import free_port
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.analysis.dashboard_files import write
-from resilience.core.events import CycleStarted
+from resilience.facts.events import CycleStarted
+from resilience.telemetry.dashboard_files import write
 from resilience.telemetry.exporters import ExportThread, MetricsOptions
 from tests.process.dashboard_jobs import END, LAUNCHED, LIMITS, RESTARTS
 from tests.process.launching import launcher

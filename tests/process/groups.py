@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from resilience.adapters import collectives, group_aborts, places
-from resilience.adapters.listening_sockets import listen
 from resilience.errors import RankShouldRestart, RestartError
+from resilience.system import collectives, group_aborts, places
+from resilience.system.listening_sockets import listen
 from tests.support import threads
 
 LIMIT = 20.0  # seconds: far less than the groups' timeout

@@ -25,10 +25,10 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from resilience.adapters import interrupt
-from resilience.adapters.interrupt import Interrupter, Swallow
 from resilience.errors import ConfigurationError, ProtocolError, RankShouldRestart
 from resilience.inprocess.monitor_thread import async_raise, reraise_if_unraisable
+from resilience.system import interrupt
+from resilience.system.interrupt import Interrupter, Swallow
 
 LIMIT = 10.0  # seconds: far more than an interrupt takes, far less than the blocked calls
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from tests.support import hosts
 from tests.support.account import Account
 from tests.support.ranks import Finished, Job, free_port

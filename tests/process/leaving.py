@@ -18,7 +18,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import resilience
-from resilience.adapters import processes, store
 from resilience.errors import RankDiscarded
 from resilience.inprocess import CallWrapper, Wrapper, monitor_store, operations
 from resilience.inprocess.finalize import Finalize
@@ -26,6 +25,7 @@ from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
 from resilience.inprocess.state import State
+from resilience.system import processes, store
 
 PACKAGE = str(Path(resilience.__file__).parent)
 LEAVER = "1"

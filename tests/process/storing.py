@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.inprocess import CallWrapper, Wrapper, watcher
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.rank_assignment import FilterGroupedByKey, ShiftRanks

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process import accelerated
 from tests.support.ranks import Finished, Job
 

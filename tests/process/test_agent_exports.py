@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import Record, to_line
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record, to_line
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
 from resilience.telemetry.metrics import MetricView

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.adapters import processes
-from resilience.analysis.load import load
-from resilience.analysis.report import report
 from resilience.attribution.incidents import fold
-from resilience.core import events
+from resilience.facts import events
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
+from resilience.system import processes
 from tests.process import blaming
 from tests.process.launching import launcher
 from tests.process.told import culprits as told_culprits

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.core import events
-from resilience.core.attribution import Interruption
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.process.building import build_and_break
 from tests.process.jobs import FAST
 from tests.support.ranks import Job

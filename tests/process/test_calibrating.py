@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import timeouts_file
+from resilience.calibration.limits_file import Timeouts
 from resilience.cli import main
-from resilience.core import events
-from resilience.core.timeouts import Timeouts
+from resilience.facts import events
+from resilience.system import timeouts_file
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process import checkpointing
 from tests.support.ranks import Job
 

@@ -105,7 +105,7 @@ def test_place_in_torch_distributed_is_told(start: Start) -> None:
 def test_without_torch_there_is_nothing_to_do_and_nothing_is_imported() -> None:
     program = """if True:
         import sys
-        from resilience.adapters import collectives, group_aborts
+        from resilience.system import collectives, group_aborts
         assert collectives.cut_gloo_sockets() == collectives.last_cut() == collectives.NO_CUT
         group_aborts.abort_all(1.0)
         assert group_aborts.last() == []

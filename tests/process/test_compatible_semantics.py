@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.support.ranks import Job
 
 Start = Callable[..., Job]

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.listening_sockets import listen
-from resilience.adapters.open_sockets import shut_down, tcp_sockets
+from resilience.system.listening_sockets import listen
+from resilience.system.open_sockets import shut_down, tcp_sockets
 
 
 def serve() -> tuple[int, dist.TCPStore]:

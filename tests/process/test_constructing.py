@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process import constructing
 from tests.support.ranks import Job, free_port
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.launcher import tied
 from tests.process.launching import Launched, launcher
 from tests.process.told import only_incident, told

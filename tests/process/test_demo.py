@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load, runs_in
-from resilience.analysis.report import report
 from resilience.cli import demo_ranks
+from resilience.report.condensed import report
+from resilience.run_folder.load import load, runs_in
 from tests.process.leftovers import processes_of
 from tests.support.ranks import Job
 

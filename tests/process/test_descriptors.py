@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from multiprocessing.connection import Connection
 
-from resilience.adapters import descriptors
+from resilience.system import descriptors
 from tests.process.children import child
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 import resilience
-from resilience.adapters import private
-from resilience.adapters.channel import connect, listen
-from resilience.adapters.environment import agent_node_name, node_name
-from resilience.core import events
 from resilience.errors import MonitorError
+from resilience.facts import events
 from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer
 from resilience.monitor import connect as attaching
 from resilience.monitor import messages
+from resilience.system import private
+from resilience.system.channel import connect, listen
+from resilience.system.environment import agent_node_name, node_name
 from tests.process.children import LIMIT, Child, child, hold
 from tests.support.ranks import Job, started
 from tests.support.server import ForkServer

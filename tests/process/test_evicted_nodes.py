@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import go, outcomes, whys
 from tests.process.told import told

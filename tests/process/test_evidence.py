@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
-from resilience.core.records import Record
 from resilience.core.watch import EVIDENCE
+from resilience.facts import events
+from resilience.facts.records import Record
 from tests.process.jobs import RESULT
 from tests.process.launching import launcher
 from tests.process.told import culprits, only_incident

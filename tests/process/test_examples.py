@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load, runs_in
-from resilience.analysis.report import Report, report
+from resilience.report.condensed import Report, report
+from resilience.run_folder.load import load, runs_in
 from tests.process.leftovers import left_after
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

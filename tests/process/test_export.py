@@ -23,9 +23,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from prometheus_client.parser import text_string_to_metric_families
 
-from resilience.analysis.load import load
-from resilience.core import events
-from resilience.core.records import to_line
+from resilience.facts import events
+from resilience.facts.records import to_line
+from resilience.run_folder.load import load
 from resilience.telemetry import otlp
 from resilience.telemetry.exporters import NodeExports
 from resilience.telemetry.metrics import MetricView

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from resilience.attribution.incidents import fold
-from resilience.core import events
-from resilience.core.attribution import Interruption
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job
 

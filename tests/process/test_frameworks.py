@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.integrations.stored_limits import FILE
 from tests.process.leftovers import left_after
 from tests.support.account import Account

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience.adapters.health import nvml
 from resilience.launcher import preflight
 from resilience.launcher.preflight import CommandCheck, Devices, Disk, Gate, PeriodicCheck, PreflightFailure, Store
+from resilience.system.health import nvml
 from tests.process.children import child
 from tests.support.pids import has_ended
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.health import cuda
-from resilience.core import events, restart
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
+from resilience.facts import events
+from resilience.facts.seats import Seat
 from resilience.inprocess.finalize import ThreadedFinalize
 from resilience.inprocess.health_check import CudaHealthCheck
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
+from resilience.system.health import cuda
 from tests.support.ranks import Job
 
 SHORT = timedelta(seconds=0.05)
@@ -63,7 +64,7 @@ def test_what_the_function_raises_is_recorded_and_logged_and_the_restart_continu
         raise error
 
     emitted: list[events.Event] = []
-    store = IterationStore(restart.Seat(0, 0, 1, 1, 0), CallStore("", dist.HashStore(), emitted.append))
+    store = IterationStore(Seat(0, 0, 1, 1, 0), CallStore("", dist.HashStore(), emitted.append))
     cause = ValueError()
     for state in (STATE, State(rank=0, world_size=1, store=store)):
         assert ThreadedFinalize(LONG, fail)(state, cause) == (state, cause)

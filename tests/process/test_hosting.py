@@ -14,13 +14,13 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.descriptors import SPARE
-from resilience.adapters.listening_sockets import listen
-from resilience.analysis.load import load
-from resilience.analysis.report import report
-from resilience.core import events
 from resilience.errors import StoreError
+from resilience.facts import events
 from resilience.inprocess.store_refusal import RefusedStore, raise_if_refused
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
+from resilience.system.descriptors import SPARE
+from resilience.system.listening_sockets import listen
 from tests.support.ranks import Job, free_port
 
 Start = Callable[..., Job]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience.adapters.interrupt import Swallow
+from resilience.system.interrupt import Swallow
 from tests.process import interrupted
 from tests.process.interrupted import RESTARTED
 from tests.support.ranks import Job

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.dashboard_files import write
+from resilience.telemetry.dashboard_files import write
 from resilience.telemetry.targets import FOLDER
 from tests.process.launching import Launched, launcher
 from tests.process.test_export import STRAIGHT

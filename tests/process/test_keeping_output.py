@@ -15,12 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience.adapters.channel import listen, pair
-from resilience.analysis.stamps import Stamps
 from resilience.launcher import kept
-from resilience.launcher.drain import Drain, Stream
+from resilience.launcher.drain import Drain
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
+from resilience.run_folder.stamps import Stamps
+from resilience.system.channel import listen, pair
 from tests.process.memory import MIB, counted_memory
 
 PIPE = 1 << 16  # bytes that a pipe holds

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.core import events
-from resilience.core.attribution import Interruption
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.process import laddering
 from tests.support.ranks import Job
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.launcher.script_variables import is_read_at_import, is_read_by_numpy
 from resilience.launcher.zygote import PRELOADED
 from tests.process.launching import Launched, launcher

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.adapters.files import times_of
-from resilience.analysis.merge import MergedLines
-from resilience.core import events
+from resilience.facts import events
+from resilience.run_folder.merge import MergedLines
+from resilience.system.files import times_of
 from resilience.telemetry.log import LogLine
 from tests.process.launching import launcher
 from tests.support.ranks import Job

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.core import events
-from resilience.core.attribution import Interruption
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 

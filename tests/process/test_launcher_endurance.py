@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.adapters import processes
-from resilience.analysis.status import Watcher
-from resilience.core import events
+from resilience.facts import events
+from resilience.status.state import Watcher
+from resilience.system import processes
 from resilience.telemetry.metrics import MetricView
 from tests.process.launching import Launched, launcher
 from tests.process.test_export import receiving

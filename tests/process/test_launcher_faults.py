@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import processes
-from resilience.analysis.load import load
 from resilience.attribution.symptoms import main_stack
-from resilience.core import events
-from resilience.core.attribution import Exit
+from resilience.facts import events
+from resilience.facts.interruptions import Exit
+from resilience.run_folder.load import load
+from resilience.system import processes
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK
 from tests.process.told import cleared, counted, culprits, only_incident, told

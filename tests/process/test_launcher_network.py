@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import cycle, events
+from resilience.core import cycle
+from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.test_launcher_nodes import go, outcomes, whys

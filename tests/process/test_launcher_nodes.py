@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.told import told

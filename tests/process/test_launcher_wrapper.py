@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.report import report
-from resilience.core import events
+from resilience.facts import events
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK, go, whys
 from tests.support.agreement import assert_agree, assert_same_seconds

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.leaving import KINDS
 from tests.support.ranks import Job
 

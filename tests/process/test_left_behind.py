@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.support.ranks import Job
 
 Start = Callable[..., Job]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.warming import SCRIPTS
 from tests.support.account import Account
 from tests.support.ranks import free_port

@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from resilience.adapters.listening_sockets import (
+from resilience.facts import events
+from resilience.system.listening_sockets import (
     NEIGHBOURS,
     address_of,
     are_next_free,
     listen,
     listen_beside_free_ports,
 )
-from resilience.core import events
 from tests.process.launching import Launched, launcher
 from tests.process.leftovers import processes_of
 from tests.support.ranks import Job

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.adapters import processes
-from resilience.adapters.channel import Channel, listen, pair
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.watch import Limits
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
 from resilience.monitor import loader_workers, messages
 from resilience.monitor.evidence import SAMPLE_EVERY
 from resilience.monitor.program import Program
+from resilience.system import processes
+from resilience.system.channel import Channel, listen, pair
 from resilience.telemetry.rank_snapshot import read_all
 from resilience.telemetry.recording import RecordTail
 from tests.support.ranks import LOOK_EVERY, Job

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.keeping import Entry
 from tests.support.ranks import Job
 

@@ -8,8 +8,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from resilience.core import events
-from resilience.core.attribution import Interruption
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job
 from tests.support.stops import stop

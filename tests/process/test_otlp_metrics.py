@@ -17,7 +17,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.telemetry.exporters import NodeExports
 from tests.support.record_streams import Fault, job
 

@@ -21,13 +21,14 @@ from typing import Any
 import psutil
 import pytest
 
-from resilience.adapters import files
-from resilience.adapters.channel import listen, pair
-from resilience.core import events
-from resilience.core.attribution import Interruption
-from resilience.launcher.drain import Drain, Stream
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
+from resilience.launcher.drain import Drain
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.kept import Keeper
 from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
+from resilience.system import files
+from resilience.system.channel import listen, pair
 from tests.process.launching import Launched, launcher
 from tests.support import disks
 from tests.support.account import Account

@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError
+from resilience.facts.seats import Seat
 from resilience.monitor import client
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from tests.process.children import LIMIT, child, hear, hold

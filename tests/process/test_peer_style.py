@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.support.account import Account
 from tests.support.ranks import free_port
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 

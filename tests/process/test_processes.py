@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import processes
-from resilience.adapters.processes import Process
-from resilience.core.attribution import Exit
+from resilience.facts.interruptions import Exit
+from resilience.system import processes
+from resilience.system.processes import Process
 from tests.process.children import LIMIT, child, hear, hold
 from tests.process.left_behind_jobs import use_up_descriptors
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from resilience.adapters import descriptors
-from resilience.core import events
+from resilience.facts import events
+from resilience.system import descriptors
 from resilience.telemetry import prometheus
 from resilience.telemetry.exporters import MetricsOptions, NodeExports
 from tests.process.launching import Launched, launcher

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import processes
 from resilience.attribution.symptoms import Class, symptom
-from resilience.core import events, hang_kind
-from resilience.core.attribution import Hang, Interruption
-from resilience.core.watch import Limit, Limits
+from resilience.core import hang_kind
 from resilience.errors import MonitorError
+from resilience.facts import events
+from resilience.facts.interruptions import Hang, Interruption
+from resilience.facts.limits import Limit, Limits
 from resilience.launcher.monitors import MonitorGone
 from resilience.monitor import connect, messages
+from resilience.system import processes
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
 from tests.support.server import ROOT
@@ -253,7 +254,7 @@ def test_another_user_is_refused_even_where_the_folder_lets_him_in(one: Node) ->
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     code = (
         "import os, sys; sys.path.insert(0, os.getcwd())\n"
-        "from resilience.adapters.channel import connect\n"
+        "from resilience.system.channel import connect\n"
         "import resilience.monitor.messages as m, resilience.monitor.page\n"
         "os.setuid(65534)\n"
         "print('ready', flush=True); input()\n"
@@ -270,7 +271,7 @@ def test_another_user_is_refused_even_where_the_folder_lets_him_in(one: Node) ->
 def test_messages_that_make_no_sense_are_refused_and_counted(one: Node) -> None:
     code = (
         "from resilience.monitor import connect, messages\n"
-        "from resilience.adapters.channel import LIMIT\n"
+        "from resilience.system.channel import LIMIT\n"
         "link = connect.attach(); raw = link.channel._socket; raw.setblocking(True)\n"
         "raw.setsockopt(1, 7, 1 << 20)\n"
         "for data in [b'x'] * 500 + [b'y' * (LIMIT + 1)]: raw.send(data)\n"
@@ -429,8 +430,8 @@ def test_long_temporary_folder_does_not_make_sockets_unreachable(
 
 AGENT = """
 import os, pathlib, subprocess, sys, time
-from resilience.core.identity import Origin
-from resilience.core.watch import Limits
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
 from resilience.launcher.monitors import Monitors
 folder = pathlib.Path(sys.argv[1])
 monitors = Monitors(folder, "node", 3)

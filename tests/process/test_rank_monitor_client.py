@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from resilience.core import events
-from resilience.core.attribution import Interruption
-from resilience.core.watch import Limits
 from resilience.errors import MonitorError
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
+from resilience.facts.limits import Limits
 from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer, WorkloadAction, WorkloadControlRequest
 from resilience.monitor import messages
 from resilience.monitor.config import to_limits

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
-from resilience.core.watch import Limit, Limits
+from resilience.facts import events
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor import messages
 from resilience.telemetry import rank_snapshot
 from tests.process.watched import Node, await_line, let_on, node

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from resilience.analysis.merge import history_of
 from resilience.attribution.incidents import incidents_of
 from resilience.cli import main
+from resilience.run_folder.merge import history_of
 from tests.support import launch_streams, lines
 from tests.support.browser import WHERE, Browser, path_of_browser
 from tests.support.large_run import RESTARTS, WORLD, write
 from tests.support.lines import log_line
 from tests.support.record_streams import STARTED_NS, job
-from tests.unit.analysis.test_throughput import stepped
+from tests.unit.report.test_throughput import stepped
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(path_of_browser() is None, reason=WHERE)]
 

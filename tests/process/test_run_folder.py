@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_faults import fault
 from tests.support import disks

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from resilience.launcher import shown
-from resilience.launcher.drain import Stream
+from resilience.launcher.drained_stream import Stream
 from resilience.launcher.shown import Shower
 from resilience.launcher.streams import OpenStream, StreamLost
 from tests.process.memory import MIB, counted_memory

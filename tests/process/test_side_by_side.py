@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.support import disks
 from tests.support.ranks import Job, free_port
 from tests.support.stops import stop

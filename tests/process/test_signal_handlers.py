@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 

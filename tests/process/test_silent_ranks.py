@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
-from resilience.core.attribution import Interruption
 from resilience.core.silences import FACTOR, START
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import stacks
-from resilience.adapters.processes import Process
-from resilience.adapters.stacks import Dump
+from resilience.system import stacks
+from resilience.system.processes import Process
+from resilience.system.stacks import Dump
 from tests.process.children import LIMIT, Child, child, hold
 
 needs_py_spy = pytest.mark.skipif(

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from resilience.core.identity import Origin
+from resilience.facts.identity import Origin
 from resilience.telemetry import rank_snapshot
 from tests.process.launching import Launched, launcher
 from tests.support.launch_streams import launched

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.processes import Process
 from resilience.errors import StoreError
 from resilience.launcher.stores import StoreProcess
+from resilience.system.processes import Process
 from tests.process.children import child, hear
 
 

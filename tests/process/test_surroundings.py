@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.launcher.warm_start import FIRST_LIMIT
 from tests.support.account import Account
 from tests.support.server import ROOT

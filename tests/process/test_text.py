@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load, runs_in
-from resilience.analysis.report import report
-from resilience.core import events
-from resilience.core.attribution import Interruption
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
+from resilience.report.condensed import report
+from resilience.run_folder.load import load, runs_in
 from tests.process.jobs import GARBAGE, RESULT
 from tests.process.launching import launcher
 from tests.process.leftovers import left_after

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import os, sys
-from resilience.adapters import titles
+from resilience.system import titles
 if sys.argv[1] == "refused":
     titles._place_in_memory = lambda command, environment: False
 titles.name("a name that is too long")

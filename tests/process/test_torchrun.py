@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from resilience.core import events
+from resilience.facts import events
 from tests.support.account import Account
 
 SCRIPT = Path(__file__).parent / "scripts" / "under_torchrun.py"

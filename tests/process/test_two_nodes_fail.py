@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.status import Watcher
 from resilience.attribution.incidents import incidents_of
 from resilience.history.history import History
+from resilience.status.state import Watcher
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK, go
 from tests.process.test_launcher_wrapper import TRAIN

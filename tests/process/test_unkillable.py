@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK, outcomes, whys
 from tests.support.ranks import Job

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resilience.analysis.load import load, runs_in
-from resilience.core import events
+from resilience.facts import events
+from resilience.run_folder.load import load, runs_in
 from tests.process.leftovers import left_after
 from tests.support.hostile import HOSTILE, LEGITIMATE, NAME, obeyed
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import Reader
-from resilience.analysis.report import report
 from resilience.attribution.first_failure import failure_in_words
-from resilience.core import events
-from resilience.core.records import Record, from_line
+from resilience.facts import events
+from resilience.facts.records import Record, from_line
+from resilience.report.condensed import report
+from resilience.run_folder.load import Reader
 from tests.process.test_export import receiving
 from tests.process.test_terminal import OURS, SCRIPT, TORCHRUN, WRAPPED, Open, terminal  # noqa: F401
 from tests.support.collector import of_wire

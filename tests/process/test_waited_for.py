@@ -10,7 +10,7 @@ import pytest
 
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
-from resilience.core import events
+from resilience.facts import events
 from tests.process import waited_for
 from tests.process.launching import Launched, launcher
 from tests.process.told import cleared, culprits, only_incident

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.process.launching import launcher
 from tests.support.account import Account
 from tests.support.ranks import Job

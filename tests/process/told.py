@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from resilience.analysis.load import load
-from resilience.analysis.report import Report, report
 from resilience.attribution.incident import Incident
-from resilience.core import events
+from resilience.facts import events
+from resilience.report.condensed import Report, report
+from resilience.run_folder.load import load
 from resilience.telemetry.metrics import MetricView
 from tests.process.launching import Launched
 

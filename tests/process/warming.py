@@ -15,9 +15,9 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from resilience.adapters.processes import become_subreaper
 from resilience.launcher.workers import Workers, WorkersSpec, start
 from resilience.launcher.zygote import Zygote
+from resilience.system.processes import become_subreaper
 
 SCRIPTS = Path(__file__).parent / "scripts" / "semantics"
 LIMIT = 60.0  # seconds

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilience.core.events import Event, MonitorEnded
-from resilience.core.identity import Origin
-from resilience.core.records import Record
-from resilience.core.watch import Limits
+from resilience.facts.events import Event, MonitorEnded
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
+from resilience.facts.records import Record
 from resilience.launcher.monitors import Message, Monitors
 from resilience.monitor import messages
 from tests.support.account import Account

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from resilience.core import events
+from resilience.facts import events
 from tests.soak import figures
 from tests.soak.figures import RoundResult
 from tests.soak.plan import Round, draw

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 
 UNINTERRUPTIBLE = "hang that cannot be interrupted"
 CLASSES = {  # of a restart, by the kind of the fault that it came from

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resilience.core.records import Record, from_line
 from resilience.errors import DecodeError
+from resilience.facts.records import Record, from_line
 
 
 class Account:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.report import Report, report
-from resilience.analysis.status import Now, Watcher
-from resilience.analysis.waterfall import waterfall
 from resilience.attribution.cost import times
 from resilience.attribution.incidents import incidents_of
-from resilience.core.records import Record, to_line
+from resilience.attribution.waterfall import waterfall
+from resilience.facts.records import Record, to_line
 from resilience.history.cycles import restarts_of
 from resilience.history.history import History
 from resilience.history.phases import seconds_of
+from resilience.report.condensed import Report, report
+from resilience.run_folder.load import load
+from resilience.status.state import Now, Watcher
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView

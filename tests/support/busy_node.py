@@ -6,9 +6,9 @@ from typing import get_args
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.attribution import Detector, ExceptionInfo, Interruption, InterruptionRecord
-from resilience.core.identity import Origin
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Detector, ExceptionInfo, Interruption, InterruptionRecord
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot, SnapshotSection
 from resilience.telemetry.timings import HEARTBEAT, Timings

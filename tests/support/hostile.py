@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resilience.core.encoding import reader
-from resilience.core.printable import printable
-from resilience.core.records import from_line
 from resilience.errors import DecodeError
+from resilience.facts.encoding import reader
+from resilience.facts.printable import printable
+from resilience.facts.records import from_line
 from resilience.telemetry.rank_snapshot import RankSnapshot
 from resilience.telemetry.recording import JobRecord
 from tests.fuzz import corpus

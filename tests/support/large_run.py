@@ -11,8 +11,8 @@ import random
 import re
 from pathlib import Path
 
-from resilience.core.identity import Origin
-from resilience.core.records import to_line
+from resilience.facts.identity import Origin
+from resilience.facts.records import to_line
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.timings import Timings
 from tests.support import rank_timings

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from resilience.core import events
-from resilience.core.attribution import (
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import (
     Detector,
     Exit,
     Interruption,
@@ -21,8 +22,7 @@ from resilience.core.attribution import (
     ProcessInfo,
     ThreadStack,
 )
-from resilience.core.identity import Origin
-from resilience.core.records import Record, to_line
+from resilience.facts.records import Record, to_line
 from tests.support.record_streams import LOADS, STARTED_NS
 
 Kind = Literal[

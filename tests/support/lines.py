@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from resilience.analysis.entries import utc
-from resilience.core.events import Event
-from resilience.core.identity import Origin
-from resilience.core.records import Record, to_line
+from resilience.facts.events import Event
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record, to_line
+from resilience.run_folder.entries import utc
 
 AT = 1_700_000_000_000_000_000
 SECOND = 10**9

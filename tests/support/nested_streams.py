@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from tests.support.launch_streams import Fault, Launched, launched
 from tests.support.record_streams import job
 

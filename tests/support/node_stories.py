@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from resilience.core import events
-from resilience.core.identity import Origin, Role
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin, Role
+from resilience.facts.records import Record
 from tests.support.agreement import written
 from tests.support.record_streams import STARTED_NS
 

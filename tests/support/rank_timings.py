@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resilience.adapters import files
-from resilience.core import encoding
-from resilience.core.deadlines import HEARTBEAT, of_section
+from resilience.facts import encoding
+from resilience.facts.deadlines import HEARTBEAT, of_section
+from resilience.system import files
 from resilience.telemetry.durations import Durations, Header, Series
 from resilience.telemetry.timings import Timings
 

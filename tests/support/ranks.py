@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
-from resilience.core import events
-from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from tests.support import signs, stops
 from tests.support.account import Account
 from tests.support.server import ForkServer

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from resilience.core import events
-from resilience.core.attribution import (
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import (
     Detector,
     ExceptionInfo,
     Exit,
@@ -24,8 +25,7 @@ from resilience.core.attribution import (
     ProcessInfo,
     ThreadStack,
 )
-from resilience.core.identity import Origin
-from resilience.core.records import Record, to_line
+from resilience.facts.records import Record, to_line
 
 Kind = Literal[
     "exception",

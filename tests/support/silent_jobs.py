@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from resilience.core.silences import (
     Hearing,
     PauseInSection,
-    Rule,
     SignOfLife,
     Silence,
     begin_cycle,
@@ -20,6 +19,7 @@ from resilience.core.silences import (
     present,
     suspect,
 )
+from resilience.facts.limits import Rule
 
 LOOK = 15.0  # seconds between two looks of the monitor, at most
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from resilience.core.calibration import Timeout, fit_pool, pooled
+from resilience.calibration.fitting import Timeout, fit_pool, pooled
 
 Severity = Callable[[random.Random], float]
 

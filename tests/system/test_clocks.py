@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resilience.analysis.merge import clocks_of
+from resilience.run_folder.merge import clocks_of
 from tests.support.agents import run_job
 from tests.support.server import ROOT
 

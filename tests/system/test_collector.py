@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from resilience.analysis.trace import parent_of, spans_of
 from resilience.cli import main
+from resilience.trace.export import parent_of, spans_of
 from tests.process.test_export import STRAIGHT, Receiver, receiving
 from tests.support.agents import run_job
 from tests.support.collector import LIMIT, Plain, collecting, of_records, of_wire

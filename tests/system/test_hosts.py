@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.report import report
 from resilience.attribution.incident import Incident
-from resilience.core import events
+from resilience.facts import events
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.test_launcher_nodes import has_ended, whys

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from resilience.core import events
-from resilience.core.attribution import Interruption
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.support.agreement import assert_agree, assert_one_first_interruption_for_each_incident
 from tests.support.ranks import Job
 from tests.support.stops import stop

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters.client_sockets import await_server
-from resilience.adapters.listening_sockets import listen
+from resilience.system.client_sockets import await_server
+from resilience.system.listening_sockets import listen
 from tests.support import hosts
 
 PORT = 40000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from tests.support.account import Account
 from tests.support.server import ROOT
 from tests.system import slurm

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from resilience.attribution.cost import Times, times
-from resilience.core.records import Record
+from resilience.facts.records import Record
 from resilience.history.history import History
 from tests.support import record_streams
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from resilience.attribution.first_and_cascade import Interruptions
-from resilience.core import events
-from resilience.core.attribution import ExceptionInfo, Interruption, InterruptionRecord
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import ExceptionInfo, Interruption, InterruptionRecord
+from resilience.facts.records import Record
 
 BAD = ExceptionInfo("ValueError", "bad", "mark")
 

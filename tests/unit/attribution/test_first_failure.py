@@ -9,8 +9,8 @@ from resilience.attribution.culprits import Culprit
 from resilience.attribution.first_failure import LONGEST, cause_in_words, failure_in_words, judged
 from resilience.attribution.incident import Incident
 from resilience.attribution.verdict import Verdict
-from resilience.core import events
-from resilience.core.attribution import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord
+from resilience.facts import events
+from resilience.facts.interruptions import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord
 
 KILLED = InterruptionRecord(
     1, Interruption.TERMINATED, "process 7 ended (SIGKILL)", exit=Exit(signal="SIGKILL"), node="b"

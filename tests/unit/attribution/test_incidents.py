@@ -16,8 +16,9 @@ from resilience.attribution.incident import Incident, to_json, where
 from resilience.attribution.incidents import fold
 from resilience.attribution.symptoms import Class, category_of, is_inside
 from resilience.attribution.verdict import Verdict, judge
-from resilience.core import events
-from resilience.core.attribution import (
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import (
     Collective,
     Detector,
     ExceptionInfo,
@@ -30,9 +31,8 @@ from resilience.core.attribution import (
     ProcessInfo,
     ThreadStack,
 )
-from resilience.core.identity import Origin
-from resilience.core.records import Record
-from resilience.core.user_frames import user_frame
+from resilience.facts.records import Record
+from resilience.facts.user_frames import user_frame
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY
 from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job

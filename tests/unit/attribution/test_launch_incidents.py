@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
-from resilience.core import events
-from resilience.core.attribution import Exit, Interruption, InterruptionRecord, ThreadStack
-from resilience.core.records import Record
-from resilience.core.user_frames import user_frame
+from resilience.facts import events
+from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord, ThreadStack
+from resilience.facts.records import Record
+from resilience.facts.user_frames import user_frame
 from tests.support import record_streams
 from tests.support.launch_streams import ECHO, LEG_S, STEP_S, TRACEBACK, Fault, Kind, Launched, launched
 from tests.support.record_streams import LOADS, WAITS

@@ -13,7 +13,7 @@ from resilience.attribution.advice import advise
 from resilience.attribution.culprits import NAMED, SURE
 from resilience.attribution.evidence import Evidence
 from resilience.attribution.verdict import judge
-from resilience.core.attribution import (
+from resilience.facts.interruptions import (
     Collective,
     Detector,
     ExceptionInfo,
@@ -181,7 +181,7 @@ def test_no_decision_of_a_running_job_rests_on_a_verdict() -> None:
     package = Path(resilience.__file__).parent
     readers = {
         str(path.relative_to(package))
-        for layer in ("core", "inprocess", "launcher", "monitor", "adapters")
+        for layer in ("core", "facts", "calibration", "inprocess", "launcher", "monitor", "system")
         for path in (package / layer).glob("*.py")
         if re.search(r"attribution\.(verdict|incident|incidents|launch_incidents) import", path.read_text())
     }

@@ -14,12 +14,12 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from resilience.adapters import timeouts_file
-from resilience.analysis import timings
+from resilience.calibrate import timings
+from resilience.calibration.limits_file import RankGroupLimit
 from resilience.cli import calibrate, main
-from resilience.core.configuration import Configuration
-from resilience.core.timeouts import RankGroupLimit
 from resilience.errors import ConfigurationError
+from resilience.facts.configuration import Configuration
+from resilience.system import timeouts_file
 from resilience.telemetry.durations import Header, Recorder
 
 ONE = Configuration("train.py", world_size=1)

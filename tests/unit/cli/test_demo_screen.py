@@ -9,7 +9,7 @@ import pytest
 from resilience.cli.demo_board import DemoActivity, DemoBoard, DemoRow, Return, Strike
 from resilience.cli.demo_faults import DemoFault
 from resilience.cli.demo_screen import DemoScreen, DemoView, FaultProgress, fault_line, picture
-from resilience.cli.render import plain
+from resilience.system.render import plain
 
 STRIKE = Strike(process=1, iteration=0, at=100.0)
 

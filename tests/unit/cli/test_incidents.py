@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.repeats import KnownIncident, faults
-from resilience.analysis.report import report
 from resilience.attribution.incident import Cost
 from resilience.cli import main
 from resilience.cli.incidents import fault_lines
-from resilience.cli.report_html import _kinds
+from resilience.report.condensed import report
+from resilience.report.page import _kinds
+from resilience.report.repeats import KnownIncident, faults
+from resilience.run_folder.load import load
 from resilience.telemetry.recording import JobRecord
 from tests.support.record_streams import Fault, job
 

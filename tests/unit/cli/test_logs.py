@@ -15,10 +15,10 @@ from markdown_it import MarkdownIt
 
 from dashboards.generator import collecting
 from resilience.cli import main
-from resilience.cli.arguments import ranks_of
 from resilience.cli.logs import since_ns
-from resilience.core import events
 from resilience.errors import ConfigurationError
+from resilience.facts import events
+from resilience.run_folder.rank_ranges import ranks_of
 from tests.fixtures.jobs import unpacked
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilience.analysis.status import FaultNow, Now, RankNow, Section
 from resilience.cli import main
-from resilience.cli.render import plain
-from resilience.cli.status_view import status_lines
+from resilience.status.state import FaultNow, Now, RankNow, Section
+from resilience.status.view import status_lines
+from resilience.system.render import plain
 from tests.support.launch_streams import Fault, launched
 
 

@@ -12,11 +12,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from resilience.analysis.waterfall import PhaseRow, Step, Waterfall
+from resilience.attribution.waterfall import PhaseRow, Step, Waterfall
 from resilience.cli import main, trace
-from resilience.cli.render import plain
-from resilience.cli.trace import summary, waterfall_lines
+from resilience.system.render import plain
 from resilience.telemetry.recording import JobRecord
+from resilience.trace.terminal import summary, waterfall_lines
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
 

@@ -17,11 +17,11 @@ from resilience.core.agent_protocol import (
     ReadClock,
     Sleep,
 )
-from resilience.core.events import Event
 from resilience.core.membership import Entry, NodeSeat, decode_entry
 from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add
+from resilience.facts.events import Event
 from resilience.testing.store import MemoryStore
 
 MOST = 50_000  # operations of one protocol

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from resilience.core.attribution import Detector, ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
 from resilience.core.budget import (
     NO_STEP,
     Budget,
@@ -19,6 +18,7 @@ from resilience.core.budget import (
     same_in_a_row,
     table,
 )
+from resilience.facts.interruptions import Detector, ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
 
 BUDGET = Budget(max_restarts=10)
 DAY = 86400.0

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 import pytest
 
-from resilience.core.attribution import Cause, ExceptionInfo, Frame
 from resilience.core.communication import left_communication, lost_loader_process
+from resilience.facts.interruptions import Cause, ExceptionInfo, Frame
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 TRAIN = Frame("/home/me/train.py", 12, "train")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.attribution import Frame, Hang, ProcessInfo
 from resilience.core.hang_kind import WORDS, classify, cpu_share, in_collective, is_busy
+from resilience.facts.interruptions import Frame, Hang, ProcessInfo
 
 USER = (Frame("/home/me/train.py", 12, "<module>"), Frame("/home/me/train.py", 7, "step"))
 COLLECTIVE = (*USER, Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 2, "all_reduce"))

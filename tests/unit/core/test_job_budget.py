@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.core import job_budget
-from resilience.core.attribution import ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
 from resilience.core.budget import Answer, Budget, Failure
 from resilience.errors import StoreError
+from resilience.facts.interruptions import ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
 from resilience.launcher import driving
 from resilience.launcher.driving import Driver
 from tests.unit.launcher.stores import Killed, Store

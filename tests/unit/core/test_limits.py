@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.core import limits
-from resilience.core.deadlines import EARLY
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts, with_recorded_names
-from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, RankMonitorClientError
+from resilience.facts.deadlines import EARLY
+from resilience.facts.limits import Limit, Limits
 
 SEEN = Observed(first_heartbeat=20.0, heartbeat_gap=4.0, outside=2.0, sections={"step": 3.0, "save": 30.0})
 NOTHING = SectionTimeouts()

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 
 from resilience.core import restart
-from resilience.core.attribution import FaultOrigin
-from resilience.core.encoding import to_json_text
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -30,12 +28,14 @@ from resilience.core.restart import (
     Read,
     Result,
     RunStage,
-    Seat,
     Settle,
     Stage,
     WaitLimits,
 )
 from resilience.errors import BarrierOverflow, BarrierTimeout
+from resilience.facts.encoding import to_json_text
+from resilience.facts.interruptions import FaultOrigin
+from resilience.facts.seats import Seat
 from resilience.testing.store import MemoryStore
 
 LIMITS = WaitLimits()

@@ -14,7 +14,6 @@ from resilience.core.silences import (
     WARM_UP,
     Hearing,
     PauseInSection,
-    Rule,
     Shown,
     SignOfLife,
     SilencesOfKind,
@@ -25,6 +24,7 @@ from resilience.core.silences import (
     present,
     rounds_of,
 )
+from resilience.facts.limits import Rule
 from tests.support.silent_jobs import SilentJob
 
 MINUTES = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core import cycle, events, membership
+from resilience.core import cycle, membership
 from resilience.core.agent_protocol import Emit, NodeOperation, NodeProtocol, T
 from resilience.core.budget import Budget, Failure
 from resilience.core.control import Policy, Request
@@ -16,6 +16,7 @@ from resilience.core.cycle import CycleDecision
 from resilience.core.membership import Arrived, Left, Membership, NodeSeat
 from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.supervision import Rules, Supervision, WorkerStates
+from resilience.facts import events
 from resilience.launcher.driving import Driver
 from tests.unit.core.agents import TERMS, Run, agent, seat
 from tests.unit.launcher.stores import Store

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from resilience.core import shadow
-from resilience.core.attribution import Frame, Hang
 from resilience.core.suspicion import AGAIN, STANDS, Suspect, compared, limits_of, looked_again, suspected
-from resilience.core.watch import Doing, Finding, Learned, Limit, Limits, Observation, Sign, Watch, decide
+from resilience.core.watch import Doing, Finding, Observation, Sign, Watch, decide
+from resilience.facts.interruptions import Frame, Hang
+from resilience.facts.limits import Learned, Limit, Limits
 
 
 def learned(longest: float, first: int = 2) -> Limits:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from resilience.core import wait_for
-from resilience.core.attribution import Collective
 from resilience.core.wait_for import Walk, are_together, expected, walk
+from resilience.facts.interruptions import Collective
 
 RANKS = {rank: rank for rank in range(4)}
 ALL = (0, 1, 4)

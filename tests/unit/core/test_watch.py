@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from resilience.core import watch
-from resilience.core.phases import Phases
-from resilience.core.silences import Rule, Silence
+from resilience.core.silences import Silence
 from resilience.core.watch import (
     AskRestart,
     CaptureEvidence,
@@ -24,14 +23,9 @@ from resilience.core.watch import (
     Doing,
     Finding,
     Finish,
-    First,
     Kill,
-    Learned,
-    Limit,
-    Limits,
     NoteUnknown,
     Observation,
-    Outside,
     Represent,
     SendSignal,
     Sign,
@@ -39,6 +33,8 @@ from resilience.core.watch import (
     Suspicion,
     Watch,
 )
+from resilience.facts.limits import First, Learned, Limit, Limits, Outside, Rule
+from resilience.facts.phases import Phases
 
 SOFT, HARD, GRACE = 5.0, 9.0, 2.0
 BOTH = Limit(SOFT, HARD)

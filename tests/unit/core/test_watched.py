@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from resilience.core.events import HangSuspected
-from resilience.core.silences import Rule
-from resilience.core.watch import Learned, Limit, Limits
 from resilience.core.watched import MOST, suspicion_in_words, watched, watched_in_words
+from resilience.facts.events import HangSuspected
+from resilience.facts.limits import Learned, Limit, Limits, Rule
 
 
 def test_no_limit_and_no_rule_is_said_plainly() -> None:

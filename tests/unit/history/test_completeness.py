@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.report import report
 from resilience.cli import main
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
 from resilience.telemetry.recording import JobRecord
 from tests.support import launch_streams
 from tests.support.launch_streams import launched

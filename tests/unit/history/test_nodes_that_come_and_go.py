@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.report import report
-from resilience.analysis.status import Watcher
-from resilience.analysis.waterfall import waterfall
 from resilience.attribution.incidents import incidents_of
-from resilience.core import events
-from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.attribution.waterfall import waterfall
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.history.history import History
 from resilience.history.rank_time import RankSeconds
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
+from resilience.status.state import Watcher
 from resilience.telemetry.metrics import MetricView
 from tests.support.agreement import LOST, PRODUCTIVE, assert_same_seconds
 from tests.support.node_stories import NodeStory

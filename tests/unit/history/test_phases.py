@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.merge import history_of
-from resilience.analysis.report import report
-from resilience.analysis.sections import sections_of, write_s
-from resilience.analysis.waterfall import waterfall
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.stack_groups import stack_groups
+from resilience.attribution.waterfall import waterfall
 from resilience.cli import main
-from resilience.core.identity import Origin
+from resilience.facts.identity import Origin
 from resilience.history.history import History
+from resilience.report.condensed import report
+from resilience.report.sections import sections_of, write_s
+from resilience.run_folder.load import load
+from resilience.run_folder.merge import history_of
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.timings import Timings

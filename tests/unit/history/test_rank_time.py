@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.cost import times
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 from resilience.history.history import History
 from resilience.history.rank_time import WrappedRank
 from resilience.telemetry.metrics import MetricView

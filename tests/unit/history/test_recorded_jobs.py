@@ -15,21 +15,21 @@ from typing import Any
 
 import pytest
 
-from resilience.analysis.load import load
-from resilience.analysis.merge import history_of
-from resilience.analysis.query import run_query
-from resilience.analysis.rank_lanes import lanes
-from resilience.analysis.report import Report, report
-from resilience.analysis.status import Watcher
-from resilience.analysis.trace import otlp, spans_of
 from resilience.attribution.culprits import NAMED
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.cli import main
-from resilience.core import events
-from resilience.core.in_words import seconds as in_words
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.in_words import seconds as in_words
+from resilience.facts.records import Record
 from resilience.history.history import History
+from resilience.report.condensed import Report, report
+from resilience.report.rank_lanes import lanes
+from resilience.run_folder.load import load
+from resilience.run_folder.merge import history_of
+from resilience.run_folder.query import run_query
+from resilience.status.state import Watcher
 from resilience.telemetry.span import Span
+from resilience.trace.export import otlp, spans_of
 from tests.fixtures.count import count
 from tests.fixtures.jobs import JOBS, unpacked
 from tests.support.agreement import (

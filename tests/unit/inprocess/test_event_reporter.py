@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.inprocess.event_reporter import RankEvents, Sign
 from resilience.monitor.page import Page, RankSide
 from resilience.telemetry.emitter import Emitter

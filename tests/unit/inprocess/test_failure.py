@@ -9,8 +9,8 @@ import traceback
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
-from resilience.core.attribution import FaultOrigin
 from resilience.errors import RankShouldRestart
+from resilience.facts.interruptions import FaultOrigin
 from resilience.inprocess import failure
 
 

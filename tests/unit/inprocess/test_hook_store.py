@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.store import drive, execute
-from resilience.core import events, restart
-from resilience.core.attribution import Interruption, InterruptionRecord, encode
-from resilience.core.encoding import to_json_text
-from resilience.core.restart import COMPLETED, ENTRY, INTERRUPTED, CompareSet, Keys, Read, Seat, Set, seat_key
+from resilience.core import restart
+from resilience.core.restart import COMPLETED, ENTRY, INTERRUPTED, CompareSet, Keys, Read, Set, seat_key
 from resilience.errors import ConfigurationError, StoreError
+from resilience.facts import events
+from resilience.facts.encoding import to_json_text
+from resilience.facts.interruptions import Interruption, InterruptionRecord, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess.hook_store import CallStore, IterationStore
+from resilience.system.store import drive, execute
 
 PREFIX = "resilience/0/"
 KEYS = Keys(3)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.core import events, restart
-from resilience.core.attribution import Interruption, InterruptionRecord
+from resilience.core import restart
+from resilience.facts import events
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.inprocess import monitor_store
 from resilience.inprocess.monitor_store import MonitorStore
 from resilience.inprocess.store import Notice

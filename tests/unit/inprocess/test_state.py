@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from resilience.core.restart import ENTRY, Seat
+from resilience.core.restart import ENTRY
 from resilience.errors import ConfigurationError
+from resilience.facts.seats import Seat
 from resilience.inprocess.state import State, Status
 
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.restart import BLOCK
 from resilience.errors import (
     BarrierError,
@@ -23,6 +22,7 @@ from resilience.errors import (
     RestartError,
     StoreError,
 )
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.inprocess import store as stores
 from resilience.inprocess.store import FileStore, PrefixStore, StoreMixin, TCPStore
 from resilience.inprocess.store_barrier import meet

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters import private, processes
-from resilience.adapters.store import drive, execute
-from resilience.core import encoding, events
 from resilience.core.peer_liveness import take_place
 from resilience.core.restart import Add
+from resilience.facts import encoding, events
 from resilience.inprocess import supervision
 from resilience.inprocess.supervision import Member, Supervisor, announce, entry_of
+from resilience.system import private, processes
+from resilience.system.store import drive, execute
 from resilience.telemetry import exporters
 
 HOUR = 3600

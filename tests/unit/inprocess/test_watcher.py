@@ -9,15 +9,15 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters import group_aborts
-from resilience.adapters.patience import Patience
-from resilience.core.events import AbortFailed, AnyEvent, GroupAborted, InterruptDelivered
 from resilience.core.restart import COMPLETED, Keys
 from resilience.errors import StoreError
+from resilience.facts.events import AbortFailed, AnyEvent, GroupAborted, InterruptDelivered
 from resilience.inprocess import watcher
 from resilience.inprocess.exception import RestartAbort
 from resilience.inprocess.state import State, Status
 from resilience.inprocess.watcher import NVLS_NOTE, IterationWatcher
+from resilience.system import group_aborts
+from resilience.system.patience import Patience
 
 LIMIT = 60.0  # seconds
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core.configuration import Configuration
 from resilience.errors import ConfigurationError
+from resilience.facts.configuration import Configuration
 from resilience.integrations.stored_limits import LimitsFile
 from resilience.telemetry.recording import JobRecord
 

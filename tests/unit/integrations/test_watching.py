@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import rank_reductions
 from resilience.errors import ConfigurationError
 from resilience.integrations.stored_limits import FILE
 from resilience.integrations.watching import CHECKPOINT, FEWEST_STEPS, SETUP, STEP, VALIDATION, Watching
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient
+from resilience.system import rank_reductions
 from tests.unit.integrations.faking import FakeClient
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core import events
-from resilience.core.attribution import ExceptionInfo, Frame, Interruption, InterruptionRecord
-from resilience.core.events import Event
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.events import Event
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import ExceptionInfo, Frame, Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from resilience.launcher import console as console_module
 from resilience.launcher.console import LONGEST, Console
 from tests.support.launch_streams import Fault, launched

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from resilience.adapters.channel import close_all
 from resilience.core.cycle import CycleDecision
 from resilience.launcher.signals import Signals
 from resilience.launcher.stopping import NodeSignals
+from resilience.system.channel import close_all
 
 NAMES = ("SIGINT", "SIGTERM")
 STOPS = CycleDecision("preempted", "a", exit_code=130, detail="SIGINT to the agent of a")

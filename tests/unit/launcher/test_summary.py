@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core.attribution import Interruption, InterruptionRecord
 from resilience.core.cycle import CycleDecision
-from resilience.core.events import CycleOutcome
+from resilience.facts.events import CycleOutcome
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.launcher.summary import summary
 
 RUN = Path("/runs/job")

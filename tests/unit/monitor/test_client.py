@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.adapters.channel import Channel, pair
-from resilience.core.watch import Doing, Limit, Limits
+from resilience.core.watch import Doing
 from resilience.errors import MonitorError
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor import client, connect, messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
+from resilience.system.channel import Channel, pair
 
 Linked = tuple[connect.WorkerLink, MonitorSide, Channel]
 

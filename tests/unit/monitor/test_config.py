@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor import config as module
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, add_arguments, from_limits, to_limits
 

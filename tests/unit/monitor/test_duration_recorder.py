@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilience.core.identity import Origin
-from resilience.core.phases import Phases
-from resilience.core.watch import Doing, Finding, Learned
+from resilience.core.watch import Doing, Finding
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Learned
+from resilience.facts.phases import Phases
 from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.page import Closed, MonitorSide, OpenEntry, Page, PageView
 from resilience.telemetry import durations, single_durations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resilience.core.attribution import Frame
+from resilience.facts.interruptions import Frame
 from resilience.monitor import evidence
 from resilience.monitor.evidence import Witness
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.restart import Seat
-from resilience.core.silences import START, Rule, Shown, Silence, SilencesOfKind
+from resilience.core.silences import START, Shown, Silence, SilencesOfKind
 from resilience.core.watch import Doing
+from resilience.facts.limits import Rule
+from resilience.facts.seats import Seat
 from resilience.monitor.listening import Listener
 from resilience.monitor.page import MonitorSide, Page, RankSide
 

@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from resilience.adapters import processes
 from resilience.monitor import loader_workers
 from resilience.monitor.loader_workers import LoaderWorkers
+from resilience.system import processes
 
 
 def test_workers_end_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.adapters.channel import LIMIT
-from resilience.core.attribution import Frame, Interruption, InterruptionRecord, ThreadStack
-from resilience.core.identity import Origin
-from resilience.core.watch import Limit, Limits
 from resilience.errors import DecodeError
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Frame, Interruption, InterruptionRecord, ThreadStack
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor import messages
+from resilience.system.channel import LIMIT
 
 LIMITS = Limits(step=Limit(None, 5.0), sections={"data": Limit(1.0)}, warmup={"data": Limit()}, warmup_occurrences=3)
 ORIGIN = Origin("job", "node", "rank", 7, initial_rank=1)

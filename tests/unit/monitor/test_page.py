@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.restart import Seat
 from resilience.core.watch import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
+from resilience.facts.seats import Seat
 from resilience.monitor import client
 from resilience.monitor import page as page_module
 from resilience.monitor.page import (

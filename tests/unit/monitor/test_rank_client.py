@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.adapters.channel import Channel, pair
-from resilience.core.deadlines import NAME_BYTES
 from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
 from resilience.core.restart import ENTRY
-from resilience.core.watch import Limit, Limits
 from resilience.errors import ConfigurationError, ConfigurationTypeError, RankMonitorClientError
+from resilience.facts.deadlines import NAME_BYTES
+from resilience.facts.limits import Limit, Limits
 from resilience.monitor import client, connect, messages, refit
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+from resilience.system.channel import Channel, pair
 
 LIMITS = Limits(
     heartbeat=Limit(hard=60.0),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core.configuration import Configuration
+from resilience.facts.configuration import Configuration
 from resilience.monitor import refit
 from resilience.telemetry.durations import Header, Recorder
 

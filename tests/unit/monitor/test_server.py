@@ -13,22 +13,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.adapters.background import WRITER
-from resilience.adapters.channel import Channel, pair
-from resilience.adapters.processes import Process
-from resilience.core import events
-from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.deadlines import NAME_BYTES
-from resilience.core.events import TelemetryDropped
-from resilience.core.identity import Origin
-from resilience.core.records import Record
-from resilience.core.silences import Rule, Shown
-from resilience.core.watch import Doing, Learned, Limit, Limits, Watch, exceeded
+from resilience.core.silences import Shown
+from resilience.core.watch import Doing, Watch, exceeded
+from resilience.facts import events
+from resilience.facts.deadlines import NAME_BYTES
+from resilience.facts.events import TelemetryDropped
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.limits import Learned, Limit, Limits, Rule
+from resilience.facts.records import Record
 from resilience.monitor import messages, page, server
 from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
 from resilience.monitor.worker import WorkerMonitor
+from resilience.system.background import WRITER
+from resilience.system.channel import Channel, pair
+from resilience.system.processes import Process
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.recording import RecordTail
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters.background import WRITER
 from resilience.errors import DecodeError
+from resilience.system.background import WRITER
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.durations import Header, Recorder, Started, Value
 

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.elastic import events as theirs
 from torch.distributed.elastic import metrics
 
-from resilience.core import events
+from resilience.facts import events
 from resilience.telemetry.elastic import GROUP, bridged
 
 

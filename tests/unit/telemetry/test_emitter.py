@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resilience.core.events import AbortFailed, StageStarted, TelemetryDropped
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts.events import AbortFailed, StageStarted, TelemetryDropped
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 from resilience.telemetry.emitter import Emitter
 
 ORIGIN = Origin("job", "node", "rank", 1, initial_rank=0)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience.adapters.background import WRITER
-from resilience.core import events
+from resilience.facts import events
+from resilience.system.background import WRITER
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
 from resilience.telemetry.span import Span

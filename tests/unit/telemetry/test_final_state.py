@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 from resilience.telemetry.final_state import FinalState
 from tests.support.record_streams import Fault, job
 

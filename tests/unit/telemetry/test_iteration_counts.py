@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from resilience.core import events
-from resilience.core.identity import Origin, Role
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin, Role
+from resilience.facts.records import Record
 from resilience.telemetry.iteration_counts import SETTLED_S, IterationCounts
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.core import events
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.records import Record
 from resilience.telemetry.metrics import MetricView, Ranks
 from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched

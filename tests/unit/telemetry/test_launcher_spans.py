@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from resilience.core import events, identity
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events, identity
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.span import Span, cycle_span_id
 from resilience.telemetry.spans import SpanView

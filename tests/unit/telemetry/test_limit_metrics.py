@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import Record
-from resilience.core.watch import First, Limit, Limits
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.limits import First, Limit, Limits
+from resilience.facts.records import Record
 from resilience.telemetry.durations import Durations
 from resilience.telemetry.limit_metrics import RECENT, LimitMetrics
 from resilience.telemetry.metrics import MetricView

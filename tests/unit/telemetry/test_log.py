@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import resilience
-from resilience.core.identity import Origin
+from resilience.facts.identity import Origin
 from resilience.telemetry import log
 from resilience.telemetry.log import LogLine, line_of
 from resilience.telemetry.span import run_span_id, trace_id

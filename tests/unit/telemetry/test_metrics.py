@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from resilience.core import events
-from resilience.core.attribution import Interruption, InterruptionRecord
-from resilience.core.identity import Origin, trace_id
-from resilience.core.records import Record
+from resilience.facts import events
+from resilience.facts.identity import Origin, trace_id
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
 from resilience.telemetry.metrics import MOST_NAMES, MetricView
 from resilience.telemetry.timings import HEARTBEAT, Timings

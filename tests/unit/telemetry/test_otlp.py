@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from resilience.adapters.environment import Exporting
-from resilience.core import events
+from resilience.facts import events
+from resilience.system.environment import Exporting
 from resilience.telemetry import otlp
 from resilience.telemetry.otlp import SpanSender
 from resilience.telemetry.span import Span

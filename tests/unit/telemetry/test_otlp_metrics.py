@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.adapters.environment import Exporting
+from resilience.system.environment import Exporting
 from resilience.telemetry.otlp_metrics import MOST_BUCKETS, exponential
 from resilience.telemetry.timings import Histogram
 

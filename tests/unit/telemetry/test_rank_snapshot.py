@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core.identity import Origin
+from resilience.facts.identity import Origin
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.rank_snapshot import RankSnapshot
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resilience.core import events
-from resilience.core.identity import Origin
-from resilience.core.records import Record, beginnings, to_line
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record, beginnings, to_line
 from resilience.telemetry.recording import RecordTail
 
 ORIGIN = Origin("job", 'a"event":{b', "rank", 7, iteration=0, initial_rank=1)

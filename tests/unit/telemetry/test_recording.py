@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience.adapters import files
-from resilience.adapters.background import WRITER
-from resilience.core.events import StageStarted, TelemetryDropped
-from resilience.core.identity import Origin
+from resilience.facts.events import StageStarted, TelemetryDropped
+from resilience.facts.identity import Origin
+from resilience.system import files
+from resilience.system.background import WRITER
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, RecordTail
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.attribution.incident import Incident
-from resilience.core.records import to_line
+from resilience.facts.records import to_line
 from resilience.telemetry import restart_lines
 from tests.support import launch_streams
 from tests.support.launch_streams import launched

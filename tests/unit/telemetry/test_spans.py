@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.core import events, identity
-from resilience.core.identity import Origin
-from resilience.core.records import Record
+from resilience.facts import events, identity
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
 from resilience.history.intervals import NOTED
 from resilience.telemetry.span import ALL_UP_TO, Span, parse_traceparent, run_span_id, trace_id
 from resilience.telemetry.spans import SpanView

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import resilience
-from resilience.core.identity import Origin
+from resilience.facts.identity import Origin
 from resilience.telemetry import span, workload
 
 ORIGIN = Origin("job", "n", "rank", 1, cycle=2, iteration=3, initial_rank=4, rank=1, world_size=8)
@@ -72,7 +72,7 @@ def test_traceparent_is_the_run_within_and_the_given_one_outside(monkeypatch: py
 def test_program_without_opentelemetry_does_not_load_it() -> None:
     code = (
         "import sys\n"
-        "from resilience.core.identity import Origin\n"
+        "from resilience.facts.identity import Origin\n"
         "from resilience.telemetry import workload\n"
         "with workload.running(Origin('job', 'n', 'rank', 1, iteration=0, initial_rank=0)): pass\n"
         "print('opentelemetry' in sys.modules)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from resilience.adapters.store import execute
 from resilience.core.restart import Add, Await, Check, CompareSet, Operation, Read, RunStage, Set, Stage
+from resilience.system.store import execute
 from resilience.testing.clock import VirtualClock
 from resilience.testing.store import MemoryStore
 

@@ -13,6 +13,7 @@ import pytest
 from resilience.core import restart
 from resilience.core.restart import Add, Await, Check, CompareSet, End, Read, RunStage, Set, Stage
 from resilience.errors import InternalError
+from resilience.facts.seats import Seat
 from resilience.testing.cluster import Cluster, ScheduleReport
 from resilience.testing.faults import (
     HOOKS,
@@ -215,13 +216,13 @@ def test_protocol_that_does_not_meet_is_found_out() -> None:
         Cluster(draw(0), protocol=broken).run()
 
 
-def _iterate_and_wait(seat: restart.Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
+def _iterate_and_wait(seat: Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
     yield Set(restart.seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
     yield Await("nothing", limits.barrier)
     return restart.Ending(restart.COMPLETED)
 
 
-def _iterate_without_meeting(seat: restart.Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
+def _iterate_without_meeting(seat: Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
     yield Set(restart.seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
     yield RunStage(Stage.INITIALIZE)
     return restart.Ending(restart.COMPLETED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.events import RankFellSilent, RankLeft
-from resilience.core.identity import Origin
+from resilience.facts.events import RankFellSilent, RankLeft
+from resilience.facts.identity import Origin
 from resilience.telemetry.emitter import Emitter
 from resilience.testing.records import Recorded
 

@@ -1,1 +1,0 @@
-"""Reads the run folders of jobs."""

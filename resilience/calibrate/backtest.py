@@ -1,0 +1,131 @@
+"""`resilience calibrate --backtest`: are fitted limits exceeded as rarely as they state?
+
+Each limit is tested on a run that it was not fitted on, next to the rule of thumb (5 times the maximum) and the plain
+maximum of the same data. The exit status is 1 if a limit was exceeded significantly more often than it states."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from resilience.calibrate.limits import Backtest, Target, TestedLimit, backtest, geometric_mean, upper_rate
+from resilience.calibrate.timings import ObservedRun
+from resilience.facts import encoding
+from resilience.facts.in_words import seconds
+from resilience.system.render import Line, say_json, show, table, width_of_terminal, wrap
+
+WORSE = 1  # exit status; also if too few durations could be tested
+LEAST_SHARE = 0.3  # of the recorded durations; if fewer were tested, the backtest says nothing
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """All tested limits for one size of training data. n: durations fitted on, None for all. exceeded, nvrx_exceeded,
+    plain_exceeded, exposure: sums over the limits. ratios: geometric means relative to the rule of thumb. recorded:
+    durations that could have been tested. untested: deadlines that were not tested, with the reason."""
+
+    n: int | None
+    answers: int
+    rated: int
+    share: float
+    ratio: float | None
+    rated_ratio: float | None
+    exposure: int
+    exceeded: int
+    rated_exposure: int
+    rated_exceeded: int
+    nvrx_exceeded: int
+    plain_exceeded: int
+    worse: int
+    recorded: int = 0
+    untested: dict[str, str] = {}
+
+    @property
+    def says_too_little(self) -> bool:
+        """Whether too few of the recorded durations were tested for the backtest to mean anything."""
+        return self.n is None and self.exposure < LEAST_SHARE * self.recorded
+
+
+def run(runs: Sequence[ObservedRun], target: Target, sizes: Sequence[int], as_json: bool) -> int:
+    """Run the backtest, print the result, return the exit status."""
+    summaries, answers = [], []
+    for size in sizes or (None,):
+        test = backtest(runs, target, size)
+        summaries.append(summarise(test, size))
+        answers.append(test.answers)
+    if as_json:
+        page = {"summaries": summaries, "answers": answers}
+        say_json(encoding.to_json_page(page))
+    else:
+        for summary, tested_limits in zip(summaries, answers, strict=True):
+            show(_lines(summary, tested_limits))
+    return WORSE if any(summary.worse or summary.says_too_little for summary in summaries) else 0
+
+
+def summarise(test: Backtest, size: int | None) -> Summary:
+    """Return the sums and means of a backtest."""
+    answers = test.answers
+    rated = [answer for answer in answers if answer.is_rated]
+    return Summary(
+        n=size,
+        answers=len(answers),
+        rated=len(rated),
+        share=len(rated) / len(answers) if answers else 0.0,
+        ratio=geometric_mean([answer.timeout_s / answer.nvrx_s for answer in answers]),
+        rated_ratio=geometric_mean([answer.timeout_s / answer.nvrx_s for answer in rated]),
+        exposure=sum(answer.exposure for answer in answers),
+        exceeded=sum(answer.exceeded for answer in answers),
+        rated_exposure=sum(answer.exposure for answer in rated),
+        rated_exceeded=sum(answer.exceeded for answer in rated),
+        nvrx_exceeded=sum(answer.nvrx_exceeded for answer in answers),
+        plain_exceeded=sum(answer.plain_exceeded for answer in answers),
+        worse=sum(answer.is_worse for answer in answers),
+        recorded=test.recorded,
+        untested=test.untested,
+    )
+
+
+def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
+    width = width_of_terminal()
+    title = "all data" if summary.n is None else f"the first {summary.n} durations"
+    output: list[Line] = [((f"fitted on {title}, tested on the data left out", "bold"),), ()]
+    by_deadline: dict[tuple[str, str], list[TestedLimit]] = defaultdict(list)
+    for answer in answers:
+        by_deadline[answer.configuration, answer.deadline].append(answer)
+    rows = []
+    for (_, name), group in by_deadline.items():
+        exposure, exceeded = sum(answer.exposure for answer in group), sum(answer.exceeded for answer in group)
+        limits = sorted(answer.timeout_s for answer in group)
+        ratio = geometric_mean([answer.timeout_s / answer.nvrx_s for answer in group])
+        rows.append(
+            (
+                name,
+                seconds(limits[len(limits) // 2]),
+                f"{sum(answer.is_rated for answer in group)}/{len(group)}",
+                str(exposure),
+                str(exceeded),
+                f"{upper_rate(exceeded, exposure):.1e}",
+                str(sum(answer.nvrx_exceeded for answer in group)),
+                str(sum(answer.plain_exceeded for answer in group)),
+                "-" if ratio is None else f"{ratio:.2f}",
+            )
+        )
+    header = ("deadline", "timeout", "rated", "tested", "over", "rate <", "5x over", "max over", "/ 5x")
+    output += table(header, rows, width, 0) if rows else [(("  no deadline has that many durations", "dim"),)]
+    output += [
+        (),
+        (
+            (
+                f"  {summary.answers} limits tested, {summary.rated} with a rate; {summary.exceeded} of "
+                f"{summary.exposure} durations exceeded their limit, {summary.worse} limits did worse than stated",
+                "red" if summary.worse else "",
+            ),
+        ),
+    ]
+    is_too_little = summary.says_too_little
+    share = f"  {summary.exposure} of {summary.recorded} recorded durations were tested"
+    output.append(((share + ": too few for a result" if is_too_little else share, "red" if is_too_little else ""),))
+    for name, reason in summary.untested.items():
+        output += [((line, "yellow"),) for line in wrap(f"  {name} was not tested: {reason}", width)]
+    return [*output, ()]

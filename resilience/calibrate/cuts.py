@@ -1,0 +1,76 @@
+"""Was an occurrence that a limit ended a hang or healthy?  The verdict of its incident decides, if it can.
+
+A rank hung if it was stopped, blocked in the kernel, held the interpreter's lock, or waited for a lock. A rank also
+hung if it only waited for another rank that hung in this way, failed or ended: that wait would not have ended.
+Otherwise it is unknown: a long computation looks like an endless one, and ranks that wait for it are as healthy as
+it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from resilience.attribution.incident import Incident
+from resilience.attribution.incidents import fold
+from resilience.attribution.symptoms import Class
+from resilience.calibration.fitting import Cut
+from resilience.run_folder.load import Reader
+from resilience.telemetry.durations import Value
+
+HUNG: frozenset[Class] = frozenset(("stopped", "blocked_in_kernel", "blocked_in_native_code", "waits_for_lock"))
+FAILED: frozenset[Class] = frozenset(
+    (
+        "exception",
+        "left",
+        "exited",
+        "killed",
+        "out_of_memory",
+        "crashed",
+        "told_to_stop",
+        "hook_failed",
+        "node_lost",
+        "agent_lost",
+    )
+)
+
+
+class Verdicts:
+    """The incidents of one run, read at the first occurrence that a limit ended."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """folders: run folders; each node may have its own."""
+        self._folders = sorted(set(folders))
+        self._incidents: tuple[Incident, ...] | None = None
+
+    def judged(self, rank: int, place: tuple[int, int], value: Value) -> Cut:
+        """Return the classification of an interrupted occurrence. place: cycle and iteration."""
+        if value.end != "killed":
+            return Cut(value.s, value.end)
+        is_hang = any(_is_hang(incident, rank) for incident in self._at(place))
+        return Cut(value.s, "hang" if is_hang else "killed")
+
+    def _at(self, place: tuple[int, int]) -> list[Incident]:
+        """Return the incidents of an iteration. The end of its whole cycle counts only if it has none of its own,
+        because a later iteration may have ended the cycle."""
+        cycle, iteration = place
+        of_cycle = [incident for incident in self._all() if incident.cycle == cycle]
+        own = [incident for incident in of_cycle if incident.layer != "launcher" and incident.iteration == iteration]
+        return own or [incident for incident in of_cycle if incident.layer == "launcher"]
+
+    def _all(self) -> tuple[Incident, ...]:
+        if self._incidents is None:
+            readers = [Reader(folder) for folder in self._folders]
+            self._incidents = fold(chain.from_iterable(reader.records for reader in readers))
+        return self._incidents
+
+
+def _is_hang(incident: Incident, rank: int) -> bool:
+    """Return True if this rank hung for sure. A candidate may be to blame, so it did not only wait."""
+    verdict = incident.verdict
+    own = [culprit.what for culprit in verdict.culprits if culprit.rank == rank]
+    if own:
+        return HUNG.issuperset(own)
+    if any(candidate.rank == rank for candidate in verdict.candidates):
+        return False
+    return any(culprit.what in HUNG | FAILED for culprit in verdict.culprits)

@@ -1,0 +1,546 @@
+"""Which limits do these runs support?  From observed durations to one limit for each deadline.
+
+Runs of one configuration are combined. The warm-up after each start is a separate deadline. The target is divided
+among all deadlines, and `calibration.fitting` fits each. The backtest checks the result: it fits on all runs but one
+and counts exceeded limits on the one left out, next to the rule of thumb."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import get_args
+
+import msgspec
+
+from resilience.calibrate.observed import ObservedDeadline, ObservedRun, pool_of, warm_up
+from resilience.calibrate.outside import outside_phases
+from resilience.calibrate.timings import Input
+from resilience.calibration import fitting, limits_file
+from resilience.calibration.differences import differences, harmless, serious
+from resilience.calibration.fitting import FACTOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
+from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.calibration.quantiles import chi2
+from resilience.calibration.tails import quantile
+from resilience.errors import ConfigurationError
+from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import Start, first_of
+
+RESTARTS_PER_MONTH = 100.0  # expected restarts, the default
+EMA = 0.5  # weight of the newer value in the compatible rule
+SIGNIFICANT = 0.05
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The target of a calibration. false_alarms: of the whole job within horizon_s, at `ranks` ranks (0: as observed).
+    min_timeout, max_timeout: seconds. is_pooled: combine runs of different configurations."""
+
+    false_alarms: float = 1.0
+    horizon_s: float = MONTH
+    ranks: int = 0
+    min_timeout: float = 1.0
+    max_timeout: float | None = None
+    confidence: float = 0.95
+    is_pooled: bool = False
+    restarts_per_month: float = RESTARTS_PER_MONTH
+
+
+DEFAULT = Target()
+Progress = Callable[[str, int, int], None]
+
+
+def calibrate(
+    observations: Input, target: Target = DEFAULT, previous: Timeouts | None = None, progress: Progress | None = None
+) -> Timeouts:
+    """Return a limit for each deadline of these runs. previous: earlier limits, which are merged.
+    Raises: ConfigurationError for runs or earlier limits that do not fit together."""
+    runs = check(observations.runs, target)
+    aim = _Aim.of(runs, target)
+    earlier = {} if previous is None else _earlier(previous, runs, aim)
+    names = sorted({name for run in runs for name in run.deadlines})
+    limits: dict[str, Deadline] = {}
+    for number, name in enumerate(names):
+        if progress is not None:
+            progress(name, number, len(names))
+        observed_deadlines = [run.deadlines[name] for run in runs if name in run.deadlines]
+        seconds = sum(run.seconds for run in runs if name in run.deadlines)
+        first = warm_up(name, observed_deadlines)
+        usual = _usual(observed_deadlines, first, seconds, aim)
+        if usual is not None:  # None: one occurrence per start, so there are only first occurrences
+            usual = _grouped(usual, _observed_groups(runs, name, aim), first, seconds, aim)
+            p = aim.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
+            outside = _outside(observed_deadlines, first, usual.timeout_s, p, target)
+            limits[name] = msgspec.structs.replace(usual, outside=outside)
+        for start in get_args(Start):
+            by_run = [
+                [begun.values for begun in deadline.starts if begun.how == start and begun.values]
+                for deadline in observed_deadlines
+            ]
+            if any(by_run):
+                cuts = [cut for deadline in observed_deadlines for cut in deadline.first_cuts(first, start)]
+                limits[first_of(name, start)] = _first(by_run, first, cuts, usual, seconds, aim)
+    if progress is not None:
+        progress("", len(names), len(names))
+    return Timeouts(
+        schema=limits_file.SCHEMA,
+        configuration=_common(runs),
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        target_false_alarms=target.false_alarms,
+        horizon_s=target.horizon_s,
+        ranks=aim.ranks,
+        deadlines=limits_file.succeed(limits, earlier, target.max_timeout),
+        sources=tuple(observations.sources),
+    )
+
+
+class _Aim(msgspec.Struct, frozen=True):
+    """The target for each deadline. share: false alarms within the horizon."""
+
+    target: Target
+    observed: int
+    ranks: int
+    share: float
+
+    @classmethod
+    def of(cls, runs: Sequence[ObservedRun], target: Target) -> _Aim:
+        """Divide the target among all deadlines of these runs. Half of it is kept for first occurrences."""
+        observed = max(run.ranks for run in runs)
+        names = {name for run in runs for name in run.deadlines}
+        return cls(target, observed, target.ranks or observed, target.false_alarms / (2 * len(names)))
+
+    def p(self, every: float) -> float:
+        """Return the accepted false-alarm probability of one occurrence. every: mean seconds between occurrences."""
+        return fitting.trial_probability(self.share, 1, self.target.horizon_s, every, self.observed, self.ranks)
+
+    def entry(self, fitted: Timeout, every: float, seconds: float, p99: float) -> Deadline:
+        """Return a fit as an entry of the file. every: mean seconds between occurrences. seconds: observed time."""
+        return limits_file.deadline(fitted, every, self.observed, seconds / 3600, p99, self.ranks / self.observed)
+
+    def among(self, deadlines: int) -> _Aim:
+        """Return the target divided among this number of deadlines."""
+        shared: _Aim = msgspec.structs.replace(self, share=self.share / deadlines)
+        return shared
+
+
+def check(runs: Sequence[ObservedRun], target: Target) -> list[ObservedRun]:
+    """Return the runs. Raises: ConfigurationError for no runs, runs without timings, or different configurations."""
+    if not runs:
+        raise ConfigurationError("no runs given; name run folders or tables of timings")
+    for run in runs:
+        if not run.deadlines:
+            raise ConfigurationError(
+                f"run {run.name} has no timings; it has not recorded any yet, or --section excludes all of them"
+            )
+    for one, other in itertools.combinations(_distinct(runs), 2):  # A may fit B, and B may fit C, but not A and C
+        reason = serious(differences(one.configuration, other.configuration))
+        if reason and not target.is_pooled:
+            raise ConfigurationError(
+                f"runs {one.name} and {other.name} differ: {reason}. Calibrate them separately, or use --pool if "
+                "the difference does not affect durations"
+            )
+    return list(runs)
+
+
+def _distinct(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    """Return the first run of each configuration."""
+    first: dict[Configuration, ObservedRun] = {}
+    for run in runs:
+        first.setdefault(run.configuration, run)
+    return list(first.values())
+
+
+def _common(runs: Sequence[ObservedRun]) -> Configuration:
+    """Return the configuration for which the limits of these runs hold, in whatever order they are given: the smallest
+    world, because the limits hold from there on, and the one about which most is known."""
+    return min(
+        (run.configuration for run in runs),
+        key=lambda known: (
+            bool(known.table),
+            known.world_size or math.inf,
+            known.ranks_per_node or math.inf,
+            known.workload,
+            known.arguments,
+            known.torch,
+            known.script,
+        ),
+    )
+
+
+def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], aim: _Aim) -> Mapping[str, Deadline]:
+    """Return the earlier limits as they apply to the configuration of these runs and to the job: limits of single ranks
+    hold for one world size, limits outside known phases for equal arguments, and rates for a number of ranks and a
+    target. Raises: ConfigurationError if limits of the earlier configuration do not fit these runs."""
+    was = previous.configuration
+    found = [(run.name, differences(was, run.configuration, previous.ranks)) for run in _distinct(runs)]
+    reasons = [f"run {name} differ: {reason}" for name, differing in found if (reason := serious(differing))]
+    if reasons and not aim.target.is_pooled:
+        raise ConfigurationError(
+            f"the existing limits file and {reasons[0]}. Write the limits to another --out file, or "
+            "use --pool if the difference does not affect durations"
+        )
+    earlier = limits_file.refitted_for(previous, aim.ranks, aim.target.false_alarms, aim.target.horizon_s)
+    if not any(differing for _, differing in found):
+        return earlier
+    is_same_shape = not reasons and all(was.world_size == run.configuration.world_size for run in runs)
+    return {
+        name: msgspec.structs.replace(known, groups=known.groups if is_same_shape else (), outside=None)
+        for name, known in earlier.items()
+    }
+
+
+def unlike(runs: Sequence[ObservedRun]) -> list[str]:
+    """Return notes on harmless differences between the configurations of these runs."""
+    notes = {harmless(differences(runs[0].configuration, run.configuration)): run.name for run in runs[1:]}
+    return [f"run {name} differs from {runs[0].name}: {difference}" for difference, name in notes.items() if difference]
+
+
+def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim: _Aim) -> Deadline | None:
+    """Return the limit of all but the first occurrences, None if there were no others."""
+    pool = pool_of(observed, first)
+    if not pool.n:
+        return None
+    every = _every(observed, seconds)
+    fitted = _fitted(pool, observed, first, every, aim)
+    limit = aim.entry(fitted, every, seconds, quantile(pool.descending, 0.99))
+    medians = [deadline.rank_medians for deadline in observed if deadline.rank_medians[1]]
+    if medians:
+        lowest_median, highest_median = min(low for low, _ in medians), max(high for _, high in medians)
+        limit = msgspec.structs.replace(limit, rank_medians_s=(lowest_median, highest_median))
+    lost = sum(sum(deadline.missing.values()) for deadline in observed if deadline.is_full)
+    if lost:
+        warning = (
+            "large durations are known only from the histogram, within 1 %, because the file of single values is full"
+        )
+        limit = _warned(limit, f"{lost} {warning}")
+    return limits_file.above_limit(limit)
+
+
+def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
+    """Return the mean time between two occurrences. seconds: the observed time of these runs."""
+    return seconds / max(1, sum(deadline.n for deadline in observed))
+
+
+def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, aim: _Aim) -> Timeout:
+    """Return the fit of these durations to the target. observed: the deadlines in the pool, with their cuts. first:
+    number of first occurrences after a start, which have a limit of their own."""
+    return fit_pool(
+        pool,
+        aim.p(every),
+        aim.target.confidence,
+        [cut for deadline in observed for cut in deadline.settled_cuts(first)],
+        min_timeout=aim.target.min_timeout,
+        max_timeout=aim.target.max_timeout,
+    )
+
+
+def _observed_groups(runs: Sequence[ObservedRun], name: str, aim: _Aim) -> dict[str, list[ObservedDeadline]]:
+    """Return the observations of each group of similar ranks in all runs; empty for a job of another size, and for
+    pooled runs of several sizes."""
+    by_group: dict[str, list[ObservedDeadline]] = defaultdict(list)
+    if aim.ranks == aim.observed and len({run.configuration.world_size for run in runs}) == 1:
+        for run in runs:
+            for ranks, observed in run.groups.get(name, {}).items():
+                by_group[ranks].append(observed)
+    return by_group
+
+
+def _grouped(
+    usual: Deadline, groups: Mapping[str, list[ObservedDeadline]], first: int, seconds: float, aim: _Aim
+) -> Deadline:
+    """Return a deadline with the limits of its groups, which divide the target among them. A group without a rate gets
+    the common limit if that has a rate. No limit is longer than the common one."""
+    limits = []
+    for ranks, observed in groups.items():
+        group_limit = _usual(observed, first, seconds, aim.among(len(groups)))
+        if group_limit is None:
+            continue
+        is_rated = group_limit.status in ("ok", "tentative")
+        timeout = group_limit.timeout_s
+        if timeout is None or (not is_rated and usual.status in ("ok", "tentative")):
+            timeout = usual.timeout_s
+        if timeout is not None and usual.timeout_s is not None:
+            timeout = min(timeout, usual.timeout_s)
+        limits.append(
+            RankGroupLimit(
+                ranks=ranks,
+                timeout_s=timeout,
+                status=group_limit.status,
+                reason=group_limit.reason,
+                n=group_limit.n,
+                max_s=group_limit.max_s,
+                median_s=group_limit.median_s,
+                p99_s=group_limit.p99_s,
+                rank_medians_s=group_limit.rank_medians_s,
+            )
+        )
+    return msgspec.structs.replace(usual, groups=tuple(limits))
+
+
+def _outside(
+    observed: Sequence[ObservedDeadline], first: int, usual_s: float | None, p: float, target: Target
+) -> OutsideLimit | None:
+    """Return the limit outside known phases, None if there is none."""
+    fit = partial(
+        fit_pool, p=p, confidence=target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout
+    )
+    return outside_phases(observed, first, usual_s, fit)
+
+
+def _warned(deadline: Deadline, warning: str) -> Deadline:
+    return msgspec.structs.replace(deadline, warnings=(*deadline.warnings, warning))
+
+
+def _first(
+    by_run: Sequence[Sequence[Sequence[float]]],
+    first: int,
+    cuts: Sequence[Cut],
+    usual: Deadline | None,
+    seconds: float,
+    aim: _Aim,
+) -> Deadline:
+    """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit. by_run:
+    the durations after each of its starts. cuts: first occurrences that did not end by themselves."""
+    every = MONTH / aim.target.restarts_per_month
+    maxima = [max(values[:first]) for starts in by_run for values in starts]
+    target = aim.target
+    fitted = fit_first(
+        maxima,
+        aim.p(every),
+        target.confidence,
+        cuts,
+        runs=sum(map(bool, by_run)),
+        min_timeout=target.min_timeout,
+        max_timeout=target.max_timeout,
+    )
+    limit = aim.entry(fitted, every, seconds, max(maxima))
+    usual_s = None if usual is None else usual.timeout_s
+    if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
+        limit = limits_file.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")
+    return msgspec.structs.replace(limits_file.above_limit(limit), occurrences=first)
+
+
+# -- the backtest ----------------------------------------------------------------------------------
+
+
+class TestedLimit(msgspec.Struct, frozen=True):
+    """One limit, tested on data that it was not fitted on. nvrx: the limit of the compatible rule, 5 times the maximum
+    of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. outside_s: the
+    limit outside known phases, None without any; outside_exposure, outside_exceeded: its tested and exceeded counts."""
+
+    configuration: str
+    deadline: str
+    left_out: str
+    status: str
+    p: float
+    n: int
+    timeout_s: float
+    nvrx_s: float
+    max_s: float
+    exposure: int
+    exceeded: int
+    nvrx_exceeded: int
+    plain_exceeded: int
+    median_s: float = 0.0
+    outside_s: float | None = None
+    outside_status: str = ""
+    outside_max_s: float = 0.0
+    outside_exposure: int = 0
+    outside_exceeded: int = 0
+
+    @property
+    def is_rated(self) -> bool:
+        """True if the limit states a rate."""
+        return self.status in ("ok", "tentative")
+
+    @property
+    def is_worse(self) -> bool:
+        """True if the limit was exceeded significantly more often than stated (binomial test, 5 %)."""
+        return self.is_rated and self.exceeded > 0 and at_least(self.exceeded, self.exposure, self.p) < SIGNIFICANT
+
+
+class Backtest(msgspec.Struct):
+    """A backtest. answers: one per deadline and part left out; runs of one name are numbered. tested: number of tested
+    durations. recorded: durations that could have been tested. untested: deadlines without a test, with the reason."""
+
+    answers: list[TestedLimit] = []
+    tested: int = 0
+    recorded: int = 0
+    untested: dict[str, str] = {}
+
+
+def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = None) -> Backtest:
+    """Fit as `calibrate` does on all runs of a configuration but one, and count exceeded limits on that one. For a
+    single table, fit on the first 60 % and count on the rest, without occurrences that did not end by themselves.
+
+    most: number of durations to fit on; deadlines with fewer are skipped."""
+    test = Backtest()
+    groups: dict[tuple[str, str], list[ObservedRun]] = defaultdict(list)
+    alike: dict[str, list[ObservedRun]] = defaultdict(list)
+    for run in _unique_names(runs):
+        mark = "pooled" if target.is_pooled else run.configuration.name
+        alike[mark].append(run)
+        for name in run.deadlines:
+            groups[mark, name].append(run)
+    for (mark, name), members in sorted(groups.items()):
+        aim = _Aim.of(alike[mark], target)
+        observed = [run.deadlines[name] for run in members]
+        first = warm_up(name, observed)
+        every = _every(observed, sum(run.seconds for run in members))
+        recorded = sum(pool_of([deadline], first).n for deadline in observed)
+        tested = 0
+        for left_out, train, held_out in _folds(members, name, first):
+            answer = _test_limit(mark, name, left_out, train, held_out, first, every, aim, most)
+            if answer is not None:
+                test.answers.append(answer)
+                tested += answer.exposure
+        is_single = len(members) == 1
+        test.recorded += recorded
+        test.tested += tested
+        if not tested and recorded and most is None:
+            test.untested[name] = (
+                "a single run folder cannot be split; give a second run"
+                if is_single
+                else f"the other runs have fewer than {fitting.FEWEST} durations"
+            )
+    return test
+
+
+def _unique_names(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    """Return the runs with unique names: several launches of one job share its name."""
+    counts, numbers = Counter(run.name for run in runs), Counter[str]()
+    numbered = []
+    for run in runs:
+        numbers[run.name] += 1
+        name = f"{run.name} ({numbers[run.name]} of {counts[run.name]})" if counts[run.name] > 1 else run.name
+        numbered.append(msgspec.structs.replace(run, name=name))
+    return numbered
+
+
+def _folds(
+    runs: Sequence[ObservedRun], name: str, first: int
+) -> Iterator[tuple[str, list[ObservedDeadline], ObservedDeadline]]:
+    """Yield the name of the part left out, the data of deadline `name` to fit on, and the data to test on."""
+    observed = [run.deadlines[name] for run in runs]
+    if len(runs) > 1:
+        for number, run in enumerate(runs):
+            yield run.name, [*observed[:number], *observed[number + 1 :]], observed[number]
+        return
+    (single,) = observed
+    if single.is_whole:
+        cut = first + int(max(0, len(single.kept) - first) * 0.6)
+        later = [(first + number, s, at) for number, (_, s, at) in enumerate(single.kept[cut:])]
+        yield f"the last 40 % of {runs[0].name}", [_part(single, single.kept[:cut])], _part(single, later)
+
+
+def _part(whole: ObservedDeadline, kept: list[tuple[int, float, float]]) -> ObservedDeadline:
+    return ObservedDeadline(
+        starts=whole.starts, kept=kept, n=len(kept), max_s=max((s for _, s, _ in kept), default=0.0)
+    )
+
+
+def _test_limit(
+    mark: str,
+    name: str,
+    left_out: str,
+    train: list[ObservedDeadline],
+    held_out: ObservedDeadline,
+    first: int,
+    every: float,
+    aim: _Aim,
+    most: int | None,
+) -> TestedLimit | None:
+    if most is not None:
+        train = _shortened(train, first, most)
+    train_pool, test_pool = pool_of(train, first), pool_of([held_out], first)
+    if train_pool.n < fitting.FEWEST or not test_pool.n:
+        return None
+    fitted = _fitted(train_pool, train, first, every, aim)
+    if fitted.timeout_s is None:
+        return None
+    pools = [pool_of([deadline], first) for deadline in train]
+    nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
+    over, nvrx_over, plain_over = (
+        sum(count for seconds, count in test_pool.descending if seconds > limit)
+        for limit in (fitted.timeout_s, nvrx, fitted.max_s)
+    )
+    answer = TestedLimit(
+        mark,
+        name,
+        left_out,
+        fitted.status,
+        fitted.p,
+        fitted.n,
+        fitted.timeout_s,
+        nvrx,
+        fitted.max_s,
+        test_pool.n,
+        over,
+        nvrx_over,
+        plain_over,
+        fitted.median_s,
+    )
+    outside = _outside(train, first, fitted.timeout_s, aim.among(2).p(every), aim.target)
+    if outside is None:
+        return answer
+    tested = pool_of([held_out.outside(outside.phases)], first)
+    return msgspec.structs.replace(
+        answer,
+        outside_s=outside.timeout_s,
+        outside_status=outside.status,
+        outside_max_s=outside.max_s,
+        outside_exposure=tested.n,
+        outside_exceeded=sum(count for seconds, count in tested.descending if seconds > outside.timeout_s),
+    )
+
+
+def _shortened(train: list[ObservedDeadline], first: int, most: int) -> list[ObservedDeadline]:
+    """Return the first `most` durations; nothing if there are fewer, or if their order is unknown."""
+    taken: list[ObservedDeadline] = []
+    missing = most
+    for deadline in train:
+        if missing > 0 and deadline.is_whole:
+            part = [kept for kept in deadline.kept if kept[0] >= first][:missing]
+            taken.append(_part(deadline, part))
+            missing -= len(part)
+    return [] if missing > 0 else taken
+
+
+def nvrx_rule(runs: Sequence[Sequence[float]]) -> float:
+    """Return the limit of the compatible rule: 5 times each run's maximum, averaged with the previous limit."""
+    limit: float | None = None
+    for values in runs:
+        run_limit = FACTOR * max(values)
+        limit = run_limit if limit is None else (1 - EMA) * limit + EMA * run_limit
+    assert limit is not None
+    return limit
+
+
+def at_least(k: int, n: int, p: float) -> float:
+    """Return the probability of k or more successes in n trials of probability p."""
+    if n * p > 50 and k > n * p:
+        z = (k - 0.5 - n * p) / math.sqrt(n * p * (1 - p))
+        return 0.5 * math.erfc(z / math.sqrt(2))
+    below = sum(math.exp(_log_term(i, n, p)) for i in range(k))
+    return max(0.0, 1.0 - below)
+
+
+def _log_term(i: int, n: int, p: float) -> float:
+    choose = math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
+    return choose + i * math.log(p) + (n - i) * math.log1p(-p)
+
+
+def upper_rate(exceeded: int, exposure: int) -> float:
+    """Return the 95 % upper bound of the rate of `exceeded` events in `exposure` trials. Source: Clopper and Pearson,
+    by the relation between the Poisson and the chi-squared distribution."""
+    return chi2(0.95, 2 * (exceeded + 1)) / 2 / exposure if exposure else 1.0
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """Return the geometric mean; None for no values."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+
+
+__all__ = ["TestedLimit", "Pool", "Target", "backtest", "calibrate", "geometric_mean", "nvrx_rule", "upper_rate"]

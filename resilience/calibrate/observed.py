@@ -1,0 +1,218 @@
+"""The observed durations of each deadline of a run, in the form that the fit needs.
+
+Run folders and tables are read into the same form (`calibrate.timings`, `calibrate.tables`), so the same data of one
+rank give the same limits from either source. With several ranks, a folder shows the slowest rank only of large and
+first occurrences. The durations of all ranks stand for the others, so the median is lower than that of a table, and the
+tail is never shorter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import msgspec
+
+from resilience.calibration import fitting
+from resilience.calibration.episodes import RUN, START, Tops
+from resilience.calibration.fitting import Cut, Pool
+from resilience.calibration.recurring_phases import Course
+from resilience.calibration.tails import quantile
+from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import INITIAL_HEARTBEAT, Start
+from resilience.facts.phases import Phases
+from resilience.telemetry import durations
+from resilience.telemetry.timings import Histogram, upper_bound
+
+
+class StartValues(msgspec.Struct, frozen=True):
+    """The first values after a start, in order, of the slowest rank."""
+
+    how: Start
+    values: list[float]
+
+
+class ObservedCut(msgspec.Struct, frozen=True):
+    """An occurrence that did not end by itself, its number since the start, and the kind of start."""
+
+    cut: Cut
+    number: int
+    how: Start
+
+
+class ObservedDeadline(msgspec.Struct):
+    """One deadline in one run.
+
+    kept: (number since the start, seconds, time) of single occurrences in order, of the slowest rank. is_whole: kept
+    contains all occurrences. Otherwise it or `missing` (seconds: count) contains all that took longer than `above`, and
+    body contains all occurrences of every rank. n: number of occurrences; max_s: the longest. half_at, settled_max,
+    drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
+    unknown. is_from_beginning: the run did not continue from a checkpoint. is_full: a file of single values was full,
+    so large values are missing."""
+
+    starts: list[StartValues]
+    kept: list[tuple[int, float, float]]
+    is_whole: bool = True
+    above: float = 0.0
+    missing: dict[float, int] = {}
+    body: Histogram = msgspec.field(default_factory=Histogram)
+    n: int = 0
+    max_s: float = 0.0
+    half_at: float = 0.0
+    settled_max: float = 0.0
+    drift: float = 0.0
+    cuts: list[ObservedCut] = []
+    rank_medians: tuple[float, float] = (0.0, 0.0)
+    is_from_beginning: bool = True
+    is_full: bool = False
+
+    def series(self, first: int) -> list[float]:
+        """Return the single values without the first occurrences after each start."""
+        return [seconds for number, seconds, _ in self.kept if number >= first]
+
+    def settled_cuts(self, first: int) -> list[Cut]:
+        """Return the occurrences that did not end by themselves, without the first ones after each start."""
+        return [observed.cut for observed in self.cuts if observed.number >= first]
+
+    def first_cuts(self, first: int, how: Start) -> list[Cut]:
+        """Return those among the first occurrences after starts of this kind."""
+        return [observed.cut for observed in self.cuts if observed.number < first and observed.how == how]
+
+    def placed(self, first: int, run: int) -> Iterator[tuple[float, int]]:
+        """Yield (seconds, place) of the single values without each start's first occurrences. run: its number."""
+        for start, number, seconds, _ in self._numbered():
+            if number >= first:
+                yield seconds, run * RUN + start * START + number
+
+    def course(self, first: int) -> Course | None:
+        """Return the single values after the cold start by position; None if the run did not begin with one."""
+        if not self.starts or self.starts[0].how != "cold":
+            return None
+        cold = {number: seconds for start, number, seconds, _ in self._numbered() if start == 0}
+        kept = sorted(seconds for number, seconds in cold.items() if number >= first)
+        median = kept[len(kept) // 2] if self.is_whole and kept else self.rank_medians[1]
+        slow = {number: seconds for number, seconds in cold.items() if number >= first}
+        reach = max(cold, default=-1) + 1
+        reach = max(reach, self.n) if len(self.starts) == 1 else reach
+        return Course(slow, median, reach, self.is_from_beginning)
+
+    def outside(self, phases: Phases) -> ObservedDeadline:
+        """Return the observations outside known phases after the cold start. If only large values are known
+        individually, all other durations count as outside too."""
+        kept, removed = [], Histogram()
+        for start, number, seconds, at in self._numbered():
+            is_unknown = start > 0 and not self.is_whole
+            if is_unknown or (start == 0 and phases.is_outside(number)):
+                kept.append((number, seconds, at))
+            else:
+                removed.add(seconds)
+        buckets = {number: count - removed.buckets.get(number, 0) for number, count in self.body.buckets.items()}
+        remaining: ObservedDeadline = msgspec.structs.replace(
+            self,
+            kept=kept,
+            n=max(len(kept), self.n - removed.count),
+            max_s=max((seconds for _, seconds, _ in kept), default=0.0),
+            body=msgspec.structs.replace(self.body, buckets={n: count for n, count in buckets.items() if count > 0}),
+            settled_max=max((seconds for _, seconds, at in kept if at <= self.half_at), default=0.0),
+        )
+        return remaining
+
+    def _numbered(self) -> Iterator[tuple[int, int, float, float]]:
+        """Yield (start, number since that start, seconds, time) of the single values."""
+        start, previous_number = 0, -1
+        for number, seconds, at in self.kept:
+            start += number <= previous_number
+            previous_number = number
+            yield start, number, seconds, at
+
+    def counts(self, first: int) -> Counter[float]:
+        """Return the count of each duration, without the first occurrences after each start."""
+        counts = Counter(seconds for seconds in self.series(first) if seconds > self.above)
+        counts.update(self.missing)
+        early = sum(number < first for number, _, _ in self.kept)
+        remaining = max(0, self.n - counts.total() - early)
+        small = [(value, count) for value, count in _descending(self.body) if value <= self.above]
+        small_total = sum(count for _, count in small)
+        before, given = 0, 0
+        for value, count in small:  # whole occurrences, which add up: each bucket gets what is missing up to its end
+            before += count
+            if share := round(before * remaining / small_total) - given:
+                counts[value] += share
+                given += share
+        return counts
+
+    def first_half_max(self, first: int) -> float:
+        """Return the maximum of the first half of the run."""
+        if self.is_whole:
+            series = self.series(first)
+            return max(series[: max(1, len(series) // 2)], default=0.0)
+        early_values = (
+            s for number, s, at in self.kept if first <= number < durations.FIRST_AGAIN and at <= self.half_at
+        )
+        return max(self.settled_max, max(early_values, default=0.0))
+
+
+class ObservedRun(msgspec.Struct):
+    """One run. seconds: total observed time. groups: for deadlines whose ranks differ, the observations of each group
+    (`calibration.rank_groups`), by its name."""
+
+    name: str
+    configuration: Configuration
+    ranks: int
+    seconds: float
+    deadlines: dict[str, ObservedDeadline]
+    groups: dict[str, dict[str, ObservedDeadline]] = {}
+
+
+def warm_up(deadline: str, observed: Sequence[ObservedDeadline]) -> int:
+    """Return how many occurrences after a start are slower than later ones: one number for all starts."""
+    if deadline == INITIAL_HEARTBEAT:
+        return fitting.LONGEST_WARM_UP  # there is one per start
+    return fitting.warm_up([begun.values[: durations.FIRST] for run in observed for begun in run.starts])
+
+
+def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:
+    """Combine the runs of one deadline, without the first occurrences after each start.
+
+    Every duration counts: those known individually, and all others from the buckets."""
+    series = [deadline.series(first) for deadline in observed]
+    tops = Tops.of(chain.from_iterable(deadline.placed(first, run) for run, deadline in enumerate(observed)))
+    if all(deadline.is_whole for deadline in observed):
+        return fitting.pooled(series, tops)
+    counts: Counter[float] = Counter()
+    medians, drifts, halves = [], [], []
+    for deadline, values in zip(observed, series, strict=True):
+        counts_of_run = Counter(values) if deadline.is_whole else deadline.counts(first)
+        if not counts_of_run:
+            continue
+        descending = sorted(counts_of_run.items(), reverse=True)
+        counts.update(counts_of_run)
+        medians.append(quantile(descending, 0.5))
+        n = sum(counts_of_run.values())
+        drifts += [fitting.drift(values) if deadline.is_whole else deadline.drift] if n >= fitting.FEWEST else []
+        halves.append((n, deadline.first_half_max(first), descending[0][0]))
+    return Pool(
+        descending=tuple(sorted(counts.items(), reverse=True)),
+        run_medians=tuple(medians),
+        drift=sorted(drifts)[len(drifts) // 2] if drifts else 0.0,
+        first_half_max=_first_half_max(halves),
+        tops=tops,
+        run_maxima=tuple(whole for _, _, whole in halves),
+    )
+
+
+def _first_half_max(runs: Sequence[tuple[int, float, float]]) -> float:
+    """Return the maximum of the first half of all runs. runs: for each, the number of durations, the maximum of its
+    first half, and its maximum."""
+    total, before, largest = sum(n for n, _, _ in runs), 0, 0.0
+    for n, first_half, whole in runs:
+        if before + n <= total / 2:
+            largest = max(largest, whole)
+        elif before < total / 2:
+            largest = max(largest, first_half)
+        before += n
+    return largest
+
+
+def _descending(histogram: Histogram) -> list[tuple[float, int]]:
+    return [(upper_bound(number), histogram.buckets[number]) for number in sorted(histogram.buckets, reverse=True)]

@@ -1,0 +1,123 @@
+"""Reads timings of other tools: tables with the columns `run,section,rank,i,seconds` and optionally `end`."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import zlib
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
+from resilience.calibration.fitting import Cut
+from resilience.errors import ConfigurationError
+from resilience.facts.configuration import Configuration
+from resilience.telemetry import durations
+
+COLUMNS = ("run", "section", "rank", "i", "seconds")
+ENDS = ("ok", "cut", "killed", "hang")
+BOM = "\ufeff"
+
+
+def read_table(path: Path) -> list[ObservedRun]:
+    """Read a table with the columns `run,section,rank,i,seconds[,end]`. Raises: ConfigurationError."""
+    values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    cuts: dict[tuple[str, str], list[tuple[int, Cut]]] = defaultdict(list)
+    ranks: dict[str, set[str]] = defaultdict(set)
+    for line, row in _rows(path):
+        run, section, rank = row["run"], row["section"], row["rank"]
+        number, seconds = _integer(path, line, row["i"]), _seconds(path, line, row["seconds"])
+        ranks[run].add(rank)
+        if row["end"] == "ok":
+            by_number = values[run, section]
+            by_number[number] = max(seconds, by_number.get(number, 0.0))
+        else:
+            cuts[run, section].append((number, Cut(seconds, row["end"])))  # type: ignore[arg-type]
+    if not values:
+        raise ConfigurationError(
+            f"{path} contains no durations; expected one per line, with the columns {','.join(COLUMNS)}"
+        )
+    runs = []
+    for run in sorted({run for run, _ in values}, key=lambda name: (len(name), name)):
+        deadlines = {
+            section: _whole_series(by_number, cuts[name, section])
+            for (name, section), by_number in values.items()
+            if name == run
+        }
+        seconds = max(sum(seconds for _, seconds, _ in by_number.kept) for by_number in deadlines.values())
+        runs.append(
+            ObservedRun(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines)
+        )
+    return runs
+
+
+def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> ObservedDeadline:
+    """Return the durations in order. An occurrence that did not end by itself comes after those with lower numbers."""
+    numbers = sorted(by_number)
+    series = [by_number[number] for number in numbers]
+    return ObservedDeadline(
+        starts=[StartValues("cold", series[: durations.FIRST])],
+        kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
+        n=len(series),
+        max_s=max(series),
+        cuts=[ObservedCut(cut, bisect_left(numbers, number), "cold") for number, cut in cuts],
+    )
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    zipped = path.name.endswith(".gz")
+    line = 0
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", newline="")
+            if zipped
+            else path.open(encoding="utf-8", newline="") as file
+        ):
+            table = csv.reader(file)
+            names = next(table, [])
+            if names and names[0].startswith(BOM):
+                raise ConfigurationError(
+                    f"{path}:1: starts with a byte order mark; save it as UTF-8 without one (utf-8, not utf-8-sig)"
+                )
+            if tuple(names[:5]) != COLUMNS or names[5:] not in ([], ["end"]):
+                raise ConfigurationError(
+                    f"{path}:1: the columns are {','.join(names) or 'missing'}, expected {','.join(COLUMNS)}[,end]"
+                )
+            for row in table:
+                line = table.line_num
+                if len(row) != len(names):
+                    raise ConfigurationError(f"{path}:{line}: {len(row)} fields, expected {len(names)}: {row}")
+                if not row[1].strip():
+                    raise ConfigurationError(f"{path}:{line}: the section name is empty")
+                end = row[5] if len(row) > 5 else "ok"
+                if end not in ENDS:
+                    raise ConfigurationError(f"{path}:{line}: end is {end!r}, expected one of {', '.join(ENDS)}")
+                yield (
+                    line,
+                    {"run": row[0], "section": row[1], "rank": row[2], "i": row[3], "seconds": row[4], "end": end},
+                )
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(
+            f"{path}: damaged after line {line + 1} ({error}); copy it again, or omit it"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+
+
+def _integer(path: Path, line: int, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigurationError(f"{path}:{line}: i is {text!r}, expected an integer from 0")
+    return int(text)
+
+
+def _seconds(path: Path, line: int, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 <= seconds < math.inf:
+        raise ConfigurationError(f"{path}:{line}: seconds is {text!r}, expected a finite number from 0")
+    return max(seconds, 1e-9)  # a clock with millisecond resolution may show 0

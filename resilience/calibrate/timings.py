@@ -1,0 +1,497 @@
+"""Which durations were observed?  Run folders, timings files and plain tables, read into one form.
+
+A run has deadlines (`facts.deadlines`). For each, the duration of an occurrence is that of the slowest rank, because a
+false alarm on any rank restarts the job. A table has every value. A run folder has single values, aligned over ranks by
+the start that they follow, and all values in buckets. Values missing among the single ones come from the buckets, so no
+duration is lost. Invalid input raises an error with file and line: partial data would give wrong limits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+import msgspec
+
+from resilience.calibrate.cuts import Verdicts
+from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
+from resilience.calibrate.tables import read_table
+from resilience.calibration import rank_groups
+from resilience.calibration.fitting import FEWEST
+from resilience.calibration.limits_file import SourceFile
+from resilience.calibration.rank_groups import RankPace
+from resilience.calibration.recurring_phases import BEGINNING
+from resilience.errors import ConfigurationError, DecodeError
+from resilience.facts.deadlines import Start
+from resilience.system import files
+from resilience.telemetry import durations, single_durations
+from resilience.telemetry.recording import JOB_FILE
+from resilience.telemetry.timings import Histogram, bucket, upper_bound
+
+FRESH = 30.0  # seconds since the last write of a file; a running monitor writes every 15
+TABLES = (".csv", ".csv.gz")  # endings of their names
+LAST_RECORDS = 8  # of a file, searched for its end
+
+_Place = tuple[int, int, int]  # cycle and iteration of a start, and how many starts there were before with both equal
+
+
+class Input(msgspec.Struct):
+    """All observed runs. notes: remarks for the user. unmatched: requested sections that no run has."""
+
+    runs: list[ObservedRun]
+    sources: list[SourceFile]
+    notes: list[str] = []
+    unmatched: list[str] = []
+
+
+Progress = Callable[[str, int, int], None]  # path, number done, total
+
+
+def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress: Progress | None = None) -> Input:
+    """Read run folders (timings of every rank), folders of timings files, and tables (.csv, .csv.gz).
+
+    sections: only these; all if empty. Raises: ConfigurationError with file and line."""
+    try:
+        return _read(paths, sections, progress)
+    except OSError as error:
+        if error.filename is None:  # not of an input: the progress could not be written
+            raise
+        raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _read(paths: Sequence[Path], sections: frozenset[str], progress: Progress | None) -> Input:
+    timings_files: list[_RankFile] = []
+    tables: list[ObservedRun] = []
+    sources: list[Path] = []
+    notes: list[str] = []
+    for number, path in enumerate(paths):
+        if progress is not None:
+            progress(str(path), number, len(paths))
+        if path.resolve() in {earlier.resolve() for earlier in paths[:number]}:
+            notes.append(f"{path} is given twice; it counts once")
+        elif path.is_dir():
+            timings_of_path, runs, files_of_path = _folder(path / "timings" if (path / "timings").is_dir() else path)
+            timings_files += timings_of_path
+            tables += runs
+            sources += files_of_path
+        elif path.name.endswith(TABLES):
+            tables += read_table(path)
+            sources.append(path)
+        elif path.suffix == ".hist":
+            timings_of_path, files_of_path = _files([path])
+            timings_files += timings_of_path
+            sources += files_of_path
+        else:
+            raise ConfigurationError(
+                f"{path} is neither a run folder nor a table (.csv, .csv.gz) nor a timings file (.hist); the run "
+                "folder is the one that contains job.json"
+                if path.exists()
+                else f"{path} does not exist; a run folder, a table or a timings file was expected"
+            )
+    if progress is not None:
+        progress("", len(paths), len(paths))
+    runs = [*_runs(timings_files, notes), *tables]
+    unmatched = sorted(sections - {name for run in runs for name in run.deadlines})
+    for run in runs:
+        if sections:
+            run.deadlines = {name: deadline for name, deadline in run.deadlines.items() if name in sections}
+    read_from = [SourceFile(str(file), files.sha256(file)) for file in sources]
+    return Input(runs, read_from, [*notes, *_unfinished(sources)], unmatched)
+
+
+def _unfinished(sources: Sequence[Path]) -> list[str]:
+    """Return notes on runs that are still being written, whose data are incomplete."""
+    fresh = {
+        file.parent.parent for file in sources if file.suffix == ".hist" and time.time() - file.stat().st_mtime < FRESH
+    }
+    growing = sorted(folder for folder in fresh if not _is_over(folder))
+    return [f"{folder} is still being written; its current contents are used" for folder in growing]
+
+
+def _has_just_begun(folder: Path) -> bool:
+    """Return True if this is the folder of a run that began so recently that its timings need not be written yet."""
+    try:
+        age = time.time() - (folder / JOB_FILE).stat().st_mtime
+    except OSError:
+        return False
+    return age < FRESH and not _is_over(folder)
+
+
+def _is_over(folder: Path) -> bool:
+    """Return True if the records of all ranks and agents contain their end."""
+    last = [files.tail(path, LAST_RECORDS) for path in (folder / "records").glob("*.jsonl")]
+    return bool(last) and all(map(_has_ended, last))
+
+
+def _has_ended(records: Sequence[str]) -> bool:
+    """Return True if these last records contain an end. A few records may follow it; a new start cancels it."""
+    for record in reversed(records):
+        if '"monitor.ended"' in record or '"job.ended"' in record:
+            return True
+        if '"monitor.started"' in record:
+            return False
+    return False
+
+
+# -- run folders -----------------------------------------------------------------------------------
+
+
+class _RankFile(msgspec.Struct):
+    """The histograms of one rank on one node, and where its single values are."""
+
+    state: durations.Durations
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.path.parent.parent
+
+
+class _Rank(msgspec.Struct):
+    """One initial rank of a run, which has a file on each node that it ran on, in the order of their beginnings."""
+
+    number: int
+    files: list[_RankFile]
+
+    @property
+    def deadlines(self) -> list[str]:
+        return sorted({deadline for file in self.files for deadline in file.state.deadlines})
+
+    @property
+    def seconds(self) -> float:
+        """Return the observed time. A file of a node to which the rank returned covers the time between as well."""
+        total, until = 0.0, -math.inf
+        for state in (file.state for file in self.files):
+            end = state.began_at + state.seconds
+            total += max(0.0, end - max(state.began_at, until))
+            until = max(until, end)
+        return total
+
+    @property
+    def is_from_beginning(self) -> bool:
+        """Return True if this rank's steps show that its run did not continue from a checkpoint."""
+        first_step = self.files[0].state.first_step
+        return first_step is not None and first_step <= BEGINNING
+
+    def series(self, deadline: str) -> list[durations.Series]:
+        """Return the histograms of all its files."""
+        return [file.state.deadlines[deadline] for file in self.files if deadline in file.state.deadlines]
+
+    def total(self, deadline: str) -> Histogram:
+        """Return all its durations; not to be changed."""
+        of_files = [series.total for series in self.series(deadline)]
+        if len(of_files) == 1:
+            return of_files[0]
+        total = Histogram()
+        for histogram in of_files:
+            total.merge(histogram)
+        return total
+
+    def periods(self, deadline: str) -> list[tuple[float, durations.Period]]:
+        """Return its periods with settled durations and their ends (wall seconds), in order."""
+        periods = [
+            (file.state.began_at + (number + 1) * file.state.period_s, period)
+            for file in self.files
+            if deadline in file.state.deadlines
+            for number, period in file.state.deadlines[deadline].periods.items()
+            if period.settled
+        ]
+        return sorted(periods, key=lambda entry: entry[0])
+
+
+def _by_rank(files: Sequence[_RankFile]) -> list[_Rank]:
+    """Return the ranks of one run."""
+    by_number: dict[int, list[_RankFile]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.state.began_at):
+        by_number[file.state.header.rank].append(file)
+    return [_Rank(number, files_of_rank) for number, files_of_rank in by_number.items()]
+
+
+def _folder(folder: Path) -> tuple[list[_RankFile], list[ObservedRun], list[Path]]:
+    names = sorted(folder.iterdir())  # not glob, which shows an unreadable folder as empty
+    histograms = [path for path in names if path.suffix == ".hist"]
+    if histograms:
+        timings_files, read_files = _files(histograms)
+        return timings_files, [], read_files
+    tables = [path for path in names if path.name.endswith(TABLES)]
+    if tables:
+        return [], [run for table in tables for run in read_table(table)], tables
+    run = folder.parent if folder.name == "timings" else folder
+    if _has_just_begun(run):
+        raise ConfigurationError(
+            f"{run} contains no timings yet: the run has just begun, and they are written every 15 s. Try again later"
+        )
+    raise ConfigurationError(
+        f"{folder} contains no timings. A run records them if it uses sections, heartbeats or steps. Is this the run "
+        "folder, and did the run use any of them?"
+    )
+
+
+def _files(paths: Sequence[Path]) -> tuple[list[_RankFile], list[Path]]:
+    """Read the histograms of ranks."""
+    timings_files: list[_RankFile] = []
+    used: list[Path] = []
+    for path in paths:
+        try:
+            state = durations.read_histograms(path)
+        except DecodeError as error:
+            raise ConfigurationError(f"{path}: {error}; not a timings file, or damaged") from error
+        single = path.with_suffix(".jsonl")
+        timings_files.append(_RankFile(state, single))
+        used += [path, *([single] if single.exists() else [])]
+    return timings_files, used
+
+
+def _runs(timings_files: Sequence[_RankFile], notes: list[str]) -> list[ObservedRun]:
+    """Combine the files of each rank and the ranks of each run. Name and launch identify a run: the folders of several
+    nodes are one run, and a copied or repeated folder counts once."""
+    by_run: dict[tuple[str, str], dict[tuple[str, int, float], _RankFile]] = defaultdict(dict)
+    for file in timings_files:
+        header = file.state.header
+        known_files = by_run[header.run, header.launch]
+        key = (header.node, header.rank, file.state.began_at)
+        if key not in known_files:
+            known_files[key] = file
+        elif known_files[key].folder != file.folder:
+            notes.append(f"{file.folder} contains run {header.run} again; it counts once")
+    ranks = [_by_rank(list(members.values())) for members in by_run.values()]
+    groups = _groups(ranks)
+    return [_run(name, members, groups, notes) for (name, _), members in zip(by_run, ranks, strict=True)]
+
+
+_Groups = dict[str, list[tuple[int, ...]]]  # by deadline, where there is more than one
+
+
+def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
+    """Return the groups of similar ranks of each deadline over all runs. A rank that some runs lack is in no group."""
+    medians: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    longest: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for ranks in runs:
+        for rank in ranks:
+            for deadline in rank.deadlines:
+                total = rank.total(deadline)
+                if total.count >= FEWEST:
+                    medians[deadline][rank.number].append(durations.median(total))
+                    settled = (period.settled_max for _, period in rank.periods(deadline))
+                    longest[deadline][rank.number].append(max(settled, default=0.0))
+    by_deadline: _Groups = {}
+    for deadline, by_rank in medians.items():
+        paces = {
+            rank: RankPace(geometric_mean(pace_medians), min(longest[deadline][rank]) if len(runs) > 1 else 0.0)
+            for rank, pace_medians in by_rank.items()
+            if len(pace_medians) == len(runs) and min(pace_medians) > 0.0
+        }
+        groups = rank_groups.split(paces)
+        if len(groups) > 1:
+            by_deadline[deadline] = groups
+    return by_deadline
+
+
+def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> ObservedRun:
+    headers = [file.state.header for rank in ranks for file in rank.files]
+    names = sorted({deadline for rank in ranks for deadline in rank.deadlines})
+    gathered = {deadline: _Gathered.of(deadline, ranks) for deadline in names}
+    of_groups = {
+        deadline: {members: _Gathered.of(deadline, _among(ranks, members)) for members in groups.get(deadline, ())}
+        for deadline in names
+    }
+    for deadline, by_group in of_groups.items():
+        if by_group:  # the slowest rank of each occurrence is one of the slowest group
+            slowest = max((group.body for group in by_group.values()), key=durations.median)
+            whole = gathered[deadline].body
+            gathered[deadline].body = msgspec.structs.replace(slowest, max=whole.max)
+    verdicts = Verdicts([file.folder for rank in ranks for file in rank.files])
+    for rank in ranks:
+        of_rank = {
+            deadline: [collected, *(group for members, group in of_groups[deadline].items() if rank.number in members)]
+            for deadline, collected in gathered.items()
+        }
+        _gather(rank, of_rank, verdicts, notes)
+    return ObservedRun(
+        name=name,
+        configuration=headers[0].configuration,
+        ranks=max(len(ranks), *(header.world_size for header in headers)),
+        seconds=max(rank.seconds for rank in ranks),
+        deadlines={deadline: collected.observed() for deadline, collected in gathered.items()},
+        groups={
+            deadline: {rank_groups.named(members): group.observed() for members, group in collected.items()}
+            for deadline, collected in of_groups.items()
+            if collected
+        },
+    )
+
+
+def _among(ranks: Sequence[_Rank], members: tuple[int, ...]) -> list[_Rank]:
+    return [rank for rank in ranks if rank.number in members]
+
+
+class _Gathered(msgspec.Struct):
+    """One deadline of a run while its ranks are read one by one. slowest: (seconds, time) by start and number since
+    it. above: all longer durations are among the single values, or in missing."""
+
+    deadline: str
+    body: Histogram
+    n: int
+    above: float
+    course: tuple[float, float, float]
+    rank_medians: tuple[float, float]
+    is_from_beginning: bool
+    is_full: bool
+    slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
+    hows: dict[_Place, Start] = {}
+    missing: dict[int, int] = {}
+    cuts: list[ObservedCut] = []
+
+    @classmethod
+    def of(cls, deadline: str, ranks: Sequence[_Rank]) -> _Gathered:
+        """Add up the histograms of all ranks."""
+        totals = [rank.total(deadline) for rank in ranks]
+        body = Histogram()
+        for total in totals:
+            body.merge(total)
+        medians = [durations.median(total) for total in totals if total.count]
+        sampled = [series.total for rank in ranks for series in rank.series(deadline)]
+        return cls(
+            deadline,
+            body,
+            n=max((total.count for total in totals), default=0),
+            above=max(
+                (durations.threshold(total) if total.count > durations.FIRST else 0.0 for total in sampled), default=0.0
+            ),
+            course=_course([rank.periods(deadline) for rank in ranks]),
+            rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
+            is_from_beginning=all(rank.is_from_beginning for rank in ranks),
+            is_full=any(
+                file.state.left_out for rank in ranks for file in rank.files if deadline in file.state.deadlines
+            ),
+        )
+
+    def take(self, place: _Place, how: Start, value: durations.Value) -> None:
+        """Keep a single value if it is the slowest rank's."""
+        values = self.slowest.get(place)
+        if values is None:
+            values = self.slowest[place] = {}
+        slowest_value = values.get(value.j)
+        if slowest_value is None or value.s > slowest_value[0]:
+            values[value.j] = (value.s, value.t)
+        if how == "cold" or place not in self.hows:  # one cold rank makes the start cold for all: they wait for it
+            self.hows[place] = how
+
+    def observed(self) -> ObservedDeadline:
+        """Return the observations in the form that the fit needs."""
+        places = sorted(self.slowest)
+        kept = [(number, *self.slowest[place][number]) for place in places for number in sorted(self.slowest[place])]
+        half_at, settled_max, drift = self.course
+        return ObservedDeadline(
+            starts=[StartValues(self.hows.get(place, "cold"), _leading(self.slowest[place])) for place in places],
+            kept=kept,
+            is_whole=len(kept) >= self.n and not self.missing,
+            above=self.above,
+            missing={min(upper_bound(number), self.body.max): count for number, count in self.missing.items()},
+            body=self.body,
+            n=self.n,
+            max_s=self.body.max,
+            half_at=half_at,
+            settled_max=settled_max,
+            drift=drift,
+            cuts=self.cuts,
+            rank_medians=self.rank_medians,
+            is_from_beginning=self.is_from_beginning,
+            is_full=self.is_full,
+        )
+
+
+def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts, notes: list[str]) -> None:
+    """Align a rank's single values with those of the others, and find its missing large values. gathered: by deadline,
+    all collections that this rank belongs to."""
+    large = {
+        deadline: [
+            {number: count for number, count in total.buckets.items() if upper_bound(number) > collected.above}
+            for collected in gathered[deadline]
+        ]
+        for deadline in rank.deadlines
+        for total in (rank.total(deadline),)
+    }
+    for place, start_kind, line in (value for file in rank.files for value in _single_values(file, notes)):
+        if line.section in gathered:
+            if line.end != "ok":
+                cut = ObservedCut(verdicts.judged(rank.number, place[:2], line), line.j, start_kind)
+                for collected in gathered[line.section]:
+                    collected.cuts.append(cut)
+                continue
+            number = bucket(line.s)
+            for counts in large.get(line.section, ()):
+                if number in counts:  # a damaged file may have values that its histogram lacks
+                    counts[number] -= 1
+            for collected in gathered[line.section]:
+                collected.take(place, start_kind, line)
+    for deadline, missing_counts in large.items():
+        for collected, counts in zip(gathered[deadline], missing_counts, strict=True):
+            for number, count in counts.items():
+                if count > 0:
+                    collected.missing[number] = max(collected.missing.get(number, 0), count)
+
+
+def _single_values(file: _RankFile, notes: list[str]) -> Iterator[tuple[_Place, Start, durations.Value]]:
+    """Yield the single values of a file, each with its start; note how many are cut off. Raises: ConfigurationError."""
+    place: _Place = (0, 0, 0)
+    earlier: Counter[tuple[int, int]] = Counter()  # each call of a wrapped function begins with iteration 0
+    start_kind: Start = "cold"
+    try:
+        lines, cut_off = single_durations.read_lines(file.path)
+    except FileNotFoundError:
+        return
+    except (OSError, DecodeError) as error:
+        raise ConfigurationError(f"{file.path}: {error}") from error
+    if cut_off:
+        lines_cut_off = "1 line was" if cut_off == 1 else f"{cut_off} lines were"
+        notes.append(f"{file.path}: {lines_cut_off} cut off, as by a full disk; the histogram has these durations")
+    for line in lines:
+        if isinstance(line, durations.Started):
+            start = (line.cycle, line.iteration)
+            place, start_kind = (*start, earlier[start]), line.how
+            earlier[start] += 1
+        elif isinstance(line, durations.Value):
+            yield place, start_kind, line
+
+
+def _leading(values: Mapping[int, tuple[float, float]]) -> list[float]:
+    """Return the values after a start up to the first gap."""
+    leading: list[float] = []
+    while (value := values.get(len(leading))) is not None:
+        leading.append(value[0])
+    return leading
+
+
+def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tuple[float, float, float]:
+    """Return the course of durations over time, without the first ones after each start: the time when half of the
+    occurrences were over (wall seconds), the maximum until then, and the drift from the first to the last third.
+
+    by_rank: the periods of each rank in order, with their ends (wall seconds)."""
+    half_at, largest = 0.0, 0.0
+    drifts = []
+    for periods in by_rank:
+        total = sum(period.settled for _, period in periods)
+        before = 0
+        thirds: tuple[list[tuple[float, int]], ...] = ([], [], [])
+        for end, period in periods:
+            if before < total / 2:
+                largest = max(largest, period.settled_max)
+                half_at = max(half_at, end)
+            thirds[min(2, int(3 * (before + period.settled / 2) / total))].append((period.median, period.settled))
+            before += period.settled
+        counts = [sum(count for _, count in third) for third in thirds]
+        if min(counts[0], counts[2]) >= 10:
+            first, last = (
+                sum(count * math.log(median) for median, count in third) / sum(count for _, count in third)
+                for third in (thirds[0], thirds[2])
+            )
+            drifts.append(last - first)
+    return half_at, largest, sorted(drifts)[len(drifts) // 2] if drifts else 0.0
+
+
+__all__ = ["Input", "ObservedDeadline", "ObservedRun", "read"]

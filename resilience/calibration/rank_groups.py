@@ -1,0 +1,82 @@
+"""Which ranks have similar durations?  Groups of ranks, separated by gaps in the data.
+
+The stages of a pipeline have different durations, and one rank saves checkpoints while the others continue. One limit
+for all ranks follows the slowest. If ranks fall into a few groups with clear gaps, each group gets its own limit. A gap
+lies between the medians of ranks, or between the durations that each rank reaches in every run. Ranks without a gap
+are one group: the limit follows the slowest, and each rank is compared with the whole range."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from resilience.calibration.fitting import RUNS_AGREE
+
+MOST = 8  # groups; if there are more, all ranks count as one group
+MOST_RANGES = 64  # ranges of ranks in a group's name
+LONGEST_APART = math.log(
+    2.0
+)  # gap between the longest durations of two groups; random stragglers reach a factor of two
+_NAME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*")
+
+
+class RankPace(msgspec.Struct, frozen=True):
+    """A rank's durations in seconds. median: of all runs. longest: a duration that every run reached, 0 for one run."""
+
+    median: float
+    longest: float = 0.0
+
+
+def split(paces: Mapping[int, RankPace]) -> list[tuple[int, ...]]:
+    """Return the groups of ranks, each in ascending order. A single group means that all ranks are similar."""
+    by_median = _apart(sorted(paces), lambda rank: paces[rank].median, math.log(RUNS_AGREE))
+    groups = [
+        tuple(sorted(group))
+        for ranks in by_median
+        for group in _apart(ranks, lambda rank: paces[rank].longest, LONGEST_APART)
+    ]
+    is_clear = len(groups) <= MOST and all(len(list(_ranges(group))) <= MOST_RANGES for group in groups)
+    return sorted(groups) if is_clear else [tuple(sorted(paces))]
+
+
+def _apart(ranks: Sequence[int], value: Callable[[int], float], gap: float) -> list[list[int]]:
+    """Split the ranks, sorted by value, wherever two neighbours are more than `gap` apart (log)."""
+    groups: list[list[int]] = []
+    before = 0.0
+    for rank in sorted(ranks, key=value):
+        seconds = value(rank)
+        if not groups or (before > 0.0 and math.log(seconds / before) > gap):
+            groups.append([])
+        groups[-1].append(rank)
+        before = seconds
+    return groups
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Return the name of a group, such as `0,4-7`."""
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in _ranges(ranks))
+
+
+def is_name(text: str) -> bool:
+    """Return True for the name of a group."""
+    return _NAME.fullmatch(text) is not None
+
+
+def holds(name: str, rank: int) -> bool:
+    """Return True if the group of this name contains the rank. Raises: ValueError for what is no name."""
+    for part in name.split(","):
+        first, _, last = part.partition("-")
+        if int(first) <= rank <= int(last or first):
+            return True
+    return False
+
+
+def _ranges(ranks: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """Yield (first, last) of each range of consecutive ranks."""
+    for _, run in itertools.groupby(enumerate(sorted(ranks)), lambda numbered: numbered[1] - numbered[0]):
+        members = [rank for _, rank in run]
+        yield members[0], members[-1]

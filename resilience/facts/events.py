@@ -1,0 +1,847 @@
+"""Which facts can the toolkit record?  The catalogue of events, each defined once.
+
+An event is a fact in the past tense with only its own fields. The record around it says which process wrote it and
+when (`facts.records`). The class is the whole definition: tag, level, docstring, and fields with units in their names
+(`_s` seconds, `_bytes`, `_ns`). Log lines, spans and metrics are views of the record, defined in `telemetry.log`,
+`telemetry.spans` and `telemetry.metrics`. `docs/events.md` is generated from this module."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, get_args
+
+import msgspec
+
+from resilience.facts.identity import Seconds, WorldSize
+from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
+
+Level = Literal["debug", "info", "warning", "error"]
+StageName = Literal[
+    "initialize",
+    "health_check",
+    "run",
+    "restart",
+    "detect",
+    "abort",
+    "agree",
+    "finalize",
+    "check",
+    "collect",
+    "regroup",
+    "resume",
+]
+Outcome = Literal["completed", "interrupted", "failed", "left", "lost"]
+CycleReason = Literal["first", "failure", "membership", "request"]
+CycleOutcome = Literal["completed", "failed", "interrupted", "preempted", "shutdown", "exhausted", "excluded"]
+CyclePhase = Literal["gate", "rendezvous", "spawn", "import", "run", "stop"]
+PHASES: tuple[str, ...] = ("detect", "abort", "agree", "finalize", "check", "collect", "regroup", "resume")
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
+    """Base of all events."""
+
+    level: ClassVar[Level] = "info"
+
+
+class CallStarted(Event, frozen=True, tag="call.started"):
+    """A wrapped function was called; the ranks are about to meet."""
+
+    function: str
+    world_size: WorldSize
+    resilience_version: str
+    torch_version: str
+    python_version: str
+    hostname: str
+    monitor: Literal["forked", "executed"]
+    monitor_reason: str = ""  # why the monitor was executed instead of forked
+    monitor_start_s: Seconds = 0.0
+
+
+class ConfigurationAdvised(Event, frozen=True, tag="configuration.advised"):
+    """Two settings of this job conflict. Rank 0 records this once per job."""
+
+    level: ClassVar[Level] = "warning"
+    advice: str
+
+
+class CallEnded(Event, frozen=True, tag="call.ended"):
+    """The wrapped function's call ended on this rank."""
+
+    outcome: Outcome
+    iterations: int
+    duration_s: Seconds
+    error: str = ""
+
+
+class IterationStarted(Event, frozen=True, tag="iteration.started"):
+    """All ranks met and this rank is about to initialise and enter the function."""
+
+    active_world_size: WorldSize
+    state: Literal["active", "inactive"]
+
+
+class IterationEnded(Event, frozen=True, tag="iteration.ended"):
+    """An iteration ended on this rank."""
+
+    outcome: Outcome
+    duration_s: Seconds
+    closed_by: Literal["rank", "monitor"] = "rank"
+
+
+class StageStarted(Event, frozen=True, tag="stage.started"):
+    """A stage of an iteration, or a phase of a restart, began on this rank."""
+
+    level: ClassVar[Level] = "debug"
+    stage: StageName
+
+
+class StageEnded(Event, frozen=True, tag="stage.ended"):
+    """A stage of an iteration, or a phase of a restart, ended on this rank.
+
+    ended_ago_s: how long before this record it ended, if the record was written later."""
+
+    level: ClassVar[Level] = "debug"
+    stage: StageName
+    outcome: Outcome
+    duration_s: Seconds
+    closed_by: Literal["rank", "monitor"] = "rank"
+    ended_ago_s: Seconds = 0.0
+
+
+class GarbageCollected(Event, frozen=True, tag="garbage.collected"):
+    """This rank freed memory of the interrupted iteration.
+
+    objects: unreachable objects that were found. groups_left: threads that still drop process groups."""
+
+    level: ClassVar[Level] = "debug"
+    objects: int
+    passes: int
+    duration_s: float
+    groups_left: int = 0
+
+
+class RestartEnded(Event, frozen=True, tag="restart.ended"):
+    """This rank made its first progress after an interruption: the restart is over.
+
+    duration_s: from detection to the first heartbeat, step or ping after entry. If the function sends none, sign is
+    "entry" and duration_s ends with the entry. step: the step with which the function continued, if known by then."""
+
+    interruption: str
+    duration_s: Seconds
+    sign: Literal["heartbeat", "step", "ping", "section", "entry"]
+    step: int | None = None
+
+
+class FirstStepTaken(Event, frozen=True, tag="restart.step"):
+    """This rank reported its first step after a restart that had ended with another signal, such as a section in which
+    the function loaded its checkpoint. step: the step with which the function continued."""
+
+    level: ClassVar[Level] = "debug"
+    step: int
+
+
+class Interrupted(Event, frozen=True, tag="rank.interrupted"):
+    """A rank's iteration was interrupted; the record says what this process knows about it."""
+
+    level: ClassVar[Level] = "error"
+    record: InterruptionRecord
+
+
+class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
+    """An interruption record arrived in the store. The store's order of arrival shows which came first. `fault_of`: if
+    the record is of the rank's own fault, the initial rank whose own fault was the first of the iteration."""
+
+    level: ClassVar[Level] = "debug"
+    initial_rank: int
+    interruption: Interruption
+    iteration: int
+    position: int  # from 1
+    fault_of: int | None = None
+
+
+class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
+    """This rank learned that its iteration was decided as interrupted. `stack`: its main thread's stack at that moment,
+    innermost frame last, which shows which rank waited for which. `silent_for_s`: how long the rank of the first record
+    had been silent, if it hung; all ranks that were at work lost that time. `sections`: the open sections, outermost
+    first. `collectives`: the last ones that it entered. `hang`: how this rank itself hung, if another rank's hang is
+    the reason. `waits_in`: the kernel function in which its main thread slept. `is_own`: the first record shows that
+    rank's own fault, so records of other ranks came later."""
+
+    level: ClassVar[Level] = "debug"
+    by: int | None = None  # initial rank of the first record, if known
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
+    silent_for_s: Seconds | None = None
+    sections: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    hang: Hang | None = None
+    waits_in: str = ""
+    is_own: bool = False
+
+
+class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):
+    """A limit was exceeded: the rank was silent for longer than allowed."""
+
+    level: ClassVar[Level] = "warning"
+    limit: str
+    severity: Literal["soft", "hard"]
+    allowed_s: Seconds
+    silent_for_s: Seconds
+
+
+class OthersSeen(Event, frozen=True, tag="others.seen"):
+    """A rank hung. Before any signal or cut, the positions of the other ranks were recorded.
+
+    rank: the initial rank that hung. missing: initial ranks without a recorded position, because they did not answer in
+    time. elsewhere: number of ranks on other nodes, which were not asked. duration_s: how long the monitor waited for
+    the answers."""
+
+    level: ClassVar[Level] = "debug"
+    rank: int
+    missing: tuple[int, ...] = ()
+    elsewhere: int = 0
+    duration_s: Seconds = 0.0
+
+
+class HangsWatched(Event, frozen=True, tag="hangs.watched"):
+    """How hangs are detected in this run; recorded once at its start.
+
+    limits: those that were set or calibrated, in seconds, by what they apply to. first_s and least_s belong to the rule
+    for silences without a limit: first_s applies until the job has shown its pauses, least_s is the smallest limit
+    after that. Both are None if the rule is switched off."""
+
+    limits: dict[str, Seconds]
+    first_s: Seconds | None = None
+    least_s: Seconds | None = None
+
+
+class HangSuspected(Event, frozen=True, tag="hang.suspected"):
+    """A rank has been silent for long, and no limit is set for what it does. It is ended after `allowed_s`.
+
+    kind: the innermost open section, empty if none is open. longest_s: the longest silence of that kind before.
+    is_learned: the limit follows from longest_s; else the job has not shown its pauses yet. hang: how the rank seems to
+    hang. stack: of its main thread, innermost frame last."""
+
+    level: ClassVar[Level] = "warning"
+    kind: str
+    silent_for_s: Seconds
+    longest_s: Seconds
+    allowed_s: Seconds
+    is_learned: bool
+    hang: Hang | None = None
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
+
+
+class RankSuspected(Event, frozen=True, tag="rank.suspected"):
+    """A rank is late compared with its own past: it has been silent for longer than ever before, but its learned limit
+    is still far away.
+
+    limit: the learned limit that ends it after `allowed_s`. longest_s: the longest healthy duration known. hang: how it
+    seems to hang. stack: of its main thread, innermost frame last. look_s: how long it took to examine the rank."""
+
+    level: ClassVar[Level] = "warning"
+    limit: str
+    silent_for_s: Seconds
+    longest_s: Seconds
+    allowed_s: Seconds
+    hang: Hang | None = None
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
+    look_s: Seconds = 0.0
+
+
+class SuspicionCompared(Event, frozen=True, tag="rank.suspicion_compared"):
+    """A rank is suspected and waits for nobody, so the other ranks of its node were looked at.
+
+    limit: the learned limit that it approaches. waiting: ranks that waited in a collective. busy: ranks that did not.
+    missing: ranks that did not answer in time. elsewhere: number of ranks on other nodes, which are not asked. look:
+    number of the look, from 1. is_confirmed: this look and the one before found the same: all of these ranks wait for
+    the suspect, and it stands still. duration_s: how long the monitor waited for the answers."""
+
+    limit: str
+    waiting: tuple[int, ...] = ()
+    busy: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    elsewhere: int = 0
+    look: int = 1
+    is_confirmed: bool = False
+    duration_s: Seconds = 0.0
+
+
+class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
+    """The function runs, but no limit on progress is armed: no ping, heartbeat or section with a limit, and no step
+    limit. A loop without progress would go unnoticed."""
+
+    level: ClassVar[Level] = "warning"
+    running_for_s: Seconds
+
+
+class RankSignalled(Event, frozen=True, tag="rank.signalled"):
+    """The monitor sent signals to its rank, after it had taken the evidence."""
+
+    level: ClassVar[Level] = "warning"
+    signals: tuple[str, ...]
+    reason: str
+
+
+class RankExited(Event, frozen=True, tag="rank.exited"):
+    """The rank's process ended. `goodbye`: it had left the wrapper cleanly before that."""
+
+    goodbye: bool
+    code: int | None = None
+    signal: str | None = None
+    oom: bool | None = None
+    noticed_by: Literal["mutex", "pidfd", "channel"] = "pidfd"
+
+
+class LoaderWorkersKilled(Event, frozen=True, tag="loader_workers.killed"):
+    """Data loader workers of a dead rank did not end by themselves, and its monitor killed them. pids: theirs."""
+
+    level: ClassVar[Level] = "warning"
+    pids: tuple[int, ...]
+
+
+class RankLeft(Event, frozen=True, tag="rank.left"):
+    """The rank leaves the wrapper with an exception and takes no further part."""
+
+    level: ClassVar[Level] = "warning"
+    error: str
+
+
+class RankStoodInFor(Event, frozen=True, tag="rank.stood_in_for"):
+    """A monitor represented a dead rank until the other ranks continued without it. failed: it could not. A monitor
+    that could not begin tries again until barrier_timeout is over; a later record then shows the end."""
+
+    initial_rank: int
+    result: Literal["excluded", "completed", "discarded", "failed"]
+    duration_s: Seconds
+    error: str = ""
+
+
+class EvidenceCaptured(Event, frozen=True, tag="evidence.captured"):
+    """Stacks of a rank were taken. method: own-thread, by a thread of the rank, which cannot harm it; faulthandler, by
+    a signal, used only if the GIL is held or the rank is killed next; none, no stacks exist. reason: why there are
+    none, or why no safer method was used."""
+
+    method: Literal["own-thread", "faulthandler", "py-spy", "none"]
+    threads: int
+    reason: str = ""
+    path: str = ""
+
+
+class CollectivesCut(Event, frozen=True, tag="abort.cut"):
+    """The abort shut this rank's own collective connections, which frees blocked threads."""
+
+    sockets: int
+    store_connections: int
+    method: Literal["epoll", "shape", "none"]
+    duration_s: Seconds
+
+
+class AbortStuck(Event, frozen=True, tag="abort.stuck"):
+    """The main thread has slept for the abort limit in a place where nothing can free it; the process must end."""
+
+    level: ClassVar[Level] = "error"
+    limit_s: Seconds
+    where: str
+
+
+class GroupAborted(Event, frozen=True, tag="abort.group"):
+    """The abort of an accelerator's process group ended, failed, or was given up after RESILIENCE_ABORT_WAIT.
+
+    A group whose abort was given up is abandoned, and its abort continues in a thread."""
+
+    group: str  # torch's name of the group
+    backend: str
+    duration_s: float
+    outcome: Literal["aborted", "failed", "timed out"]
+    error: str = ""
+    note: str = ""  # what a user should know about such an abort
+
+
+class AbortDelayed(Event, frozen=True, tag="abort.delayed"):
+    """The main thread has not left the function within the abort limit. It has until hard_timeout.
+
+    where: file:line function. store: the kind of store that it uses there, such as the user's FileStore."""
+
+    level: ClassVar[Level] = "warning"
+    limit_s: float
+    where: str
+    store: str = ""
+
+
+class AbortFailed(Event, frozen=True, tag="abort.failed"):
+    """The abort hook raised; the restart continues."""
+
+    level: ClassVar[Level] = "error"
+    error: str
+
+
+class InterruptDelivered(Event, frozen=True, tag="interrupt.delivered"):
+    """The main thread left the wrapped function because it was interrupted.
+
+    timed_out_groups: number of gloo groups that were closed by a timeout, because the cut alone did not free it."""
+
+    level: ClassVar[Level] = "debug"
+    duration_s: Seconds
+    signals: int
+    timed_out_groups: int = 0
+
+
+class InterruptSwallowed(Event, frozen=True, tag="interrupt.swallowed"):
+    """User code caught the interruption and continued; the interruption is delivered again."""
+
+    level: ClassVar[Level] = "warning"
+    file: str
+    line: int
+    function: str
+
+
+class SignalDeferred(Event, frozen=True, tag="signal.deferred"):
+    """A signal handler of the program raised while a restart was under way. The exception was dropped. The signal is
+    raised again when the wrapped function runs next, and not at all if it never does.
+
+    signal: its name; error: type and message of the exception."""
+
+    level: ClassVar[Level] = "warning"
+    signal: str
+    error: str
+
+
+class HookFailed(Event, frozen=True, tag="hook.failed"):
+    """A hook of the wrapper raised."""
+
+    level: ClassVar[Level] = "error"
+    hook: str
+    error: str
+
+
+class MonitorStarted(Event, frozen=True, tag="monitor.started"):
+    """A monitor began to watch its rank."""
+
+    rank_pid: int
+
+
+class MonitorLost(Event, frozen=True, tag="monitor.lost"):
+    """A rank's monitor is gone; the rank continues unmonitored."""
+
+    level: ClassVar[Level] = "error"
+    monitor_pid: int
+    reason: str
+
+
+class MonitorEnded(Event, frozen=True, tag="monitor.ended"):
+    """A monitor stopped watching its rank; no further records of the rank follow."""
+
+    dropped_records: int = 0
+
+
+class NodeFellSilent(Event, frozen=True, tag="node.fell_silent"):
+    """Another node's counter in the store did not change for longer than heartbeat_timeout."""
+
+    level: ClassVar[Level] = "error"
+    silent_node: str
+    allowed_s: Seconds
+    silent_for_s: Seconds
+    ranks: tuple[int, ...] = ()
+
+
+class StoreHosted(Event, frozen=True, tag="store.hosted"):
+    """This monitor hosts a store: the wrapper's own, or the store of an iteration's process groups."""
+
+    purpose: Literal["wrapper", "iteration"]
+    address: str
+    port: int
+    duration_s: Seconds
+
+
+class StoreLost(Event, frozen=True, tag="store.lost"):
+    """The wrapper's store no longer answers. In an agent's record: the job's store."""
+
+    level: ClassVar[Level] = "error"
+    error: str
+
+
+class TelemetryDropped(Event, frozen=True, tag="telemetry.dropped"):
+    """Records or measurements were lost; the job is not affected."""
+
+    level: ClassVar[Level] = "warning"
+    signal: Literal["record", "span", "metric", "log", "timing"]
+    reason: str
+    count: int
+
+
+class ExportStarted(Event, frozen=True, tag="export.started"):
+    """The node's exporter began to serve metrics or to send spans; `note` says what is unexpected."""
+
+    exporter: Literal["prometheus", "otlp"]
+    endpoint: str
+    note: str = ""
+
+
+class ExportFailed(Event, frozen=True, tag="export.failed"):
+    """Metrics or spans cannot be exported. The record files contain everything; the job is not affected."""
+
+    level: ClassVar[Level] = "warning"
+    exporter: Literal["prometheus", "otlp"]
+    reason: str
+    is_at_start: bool = False  # nothing is exported at all
+    signal: Literal["", "metric", "span"] = (
+        ""  # what is not exported; "" as usual: metrics by prometheus, spans by otlp
+    )
+
+
+# -- the launcher's agent ------------------------------------------------------------------------
+
+
+class CycleStarted(Event, frozen=True, tag="cycle.started"):
+    """The agent starts its node's workers. `why`: the reason for the new cycle."""
+
+    why: CycleReason
+    restarts_used: int  # in the whole job
+    max_restarts: int
+
+
+class CycleEnded(Event, frozen=True, tag="cycle.ended"):
+    """All workers of a cycle have ended on this node. duration_s: since the cycle's start.
+
+    silent_for_s: silence of the rank whose hang ended the cycle, on any node. step: the highest one before that.
+    failed_node: the node of the rank that failed first, empty if no rank failed."""
+
+    outcome: CycleOutcome
+    duration_s: Seconds
+    detail: str = ""
+    silent_for_s: Seconds | None = None
+    step: int | None = None
+    failed_node: str = ""
+
+
+class CyclePhaseStarted(Event, frozen=True, tag="cycle.phase.started"):
+    """A phase of a cycle began on this node."""
+
+    phase: CyclePhase
+
+
+class CyclePhaseEnded(Event, frozen=True, tag="cycle.phase.ended"):
+    """A phase of a cycle ended on this node."""
+
+    phase: CyclePhase
+    outcome: Outcome
+    duration_s: Seconds
+
+
+class RendezvousCompleted(Event, frozen=True, tag="rendezvous.completed"):
+    """All nodes of a cycle met. `mode`: the source of group ranks."""
+
+    group_rank: int
+    nodes: int
+    world_size: WorldSize
+    mode: Literal["infrastructure", "deterministic", "backend"]
+    store: str
+
+
+class WorkerStarted(Event, frozen=True, tag="worker.started"):
+    """A worker process was started. `why_cold`: why it could not be forked from the zygote."""
+
+    local_rank: int
+    worker_rank: int
+    worker_pid: int
+    how: Literal["warm", "cold"]
+    why_cold: str = ""
+
+
+class WorkerExited(Event, frozen=True, tag="worker.exited"):
+    """The agent collected a worker's exit status. `expected`: it finished, or was stopped on purpose."""
+
+    local_rank: int
+    worker_rank: int
+    worker_pid: int
+    code: int | None
+    signal: str | None
+    expected: bool
+
+
+class WorkerProgressed(Event, frozen=True, tag="worker.progressed"):
+    """A worker showed progress for the first time since its start, or reported its first step.
+
+    after_s: since its monitor began to watch, which is the worker's start. ago_s: how long before this record."""
+
+    sign: Literal["heartbeat", "step", "ping", "section"]
+    after_s: Seconds
+    step: int | None = None
+    ago_s: Seconds = 0.0
+
+
+class WorkerSeen(Event, frozen=True, tag="worker.seen"):
+    """When a rank hung, another rank of the same cycle was at this place, recorded before either got a signal. On other
+    nodes the place is recorded before the rank is stopped.
+
+    hang: how this rank itself hung, if it did. stack: of its main thread, innermost frame last. collectives: the last
+    ones that it entered. is_suspicion: the other rank was only suspected, and may have gone on."""
+
+    hang: Hang | None = None
+    stack: tuple[Frame, ...] = ()
+    step: int | None = None
+    collectives: tuple[Collective, ...] = ()
+    is_suspicion: bool = False
+
+
+class RestartDecided(Event, frozen=True, tag="restart.decided"):
+    """After a failure, the job's budget decided: another cycle, or the end."""
+
+    level: ClassVar[Level] = "warning"
+    verdict: Literal["restart", "stop"]
+    fingerprint: str
+    why: str
+    restarts_used: int
+    restarts_left: int
+    same_in_a_row: int
+
+
+class IncidentJudged(Event, frozen=True, tag="incident.judged"):
+    """The verdict on an interruption, in the words that the terminal shows. It needs the ranks' records, so it comes
+    after the restart. cycle, iteration: what was interrupted; iteration is None for a cycle of the launcher. rank: the
+    one blamed first, None if no rank is named. confidence: 0 to 1, of that rank."""
+
+    level: ClassVar[Level] = "warning"
+    sentence: str
+    what: str
+    cycle: int
+    iteration: int | None = None
+    rank: int | None = None
+    confidence: float = 0.0
+
+
+class JobEnded(Event, frozen=True, tag="job.ended"):
+    """The agent leaves: the job is over on this node. `is_clean`: the job was preempted, and all workers of the node
+    ended with exit status 0 in time."""
+
+    outcome: CycleOutcome
+    exit_code: int
+    detail: str = ""
+    is_clean: bool = False
+
+
+class StopRequested(Event, frozen=True, tag="stop.requested"):
+    """The whole job, or this node alone (`leaves`), was asked to stop. Workers have `grace_s` to write a checkpoint."""
+
+    source: str
+    grace_s: Seconds
+    leaves: bool = False
+
+
+class ControlRequested(Event, frozen=True, tag="control.requested"):
+    """A rank asked for a decision about its node or the workload."""
+
+    action: str
+    description: str
+    local_rank: int
+
+
+class NodeExcluded(Event, frozen=True, tag="node.excluded"):
+    """This node takes no further part in the job; the others continue without it if they can."""
+
+    level: ClassVar[Level] = "warning"
+    why: str
+
+
+class NodeUnhealthy(Event, frozen=True, tag="node.unhealthy"):
+    """A health check of this node failed, before a cycle or while workers ran."""
+
+    level: ClassVar[Level] = "warning"
+    check: str
+    detail: str
+
+
+class NodeWarned(Event, frozen=True, tag="node.warned"):
+    """A health check of this node found a problem that does not exclude it. Recorded once for each check and cause."""
+
+    level: ClassVar[Level] = "warning"
+    check: str
+    detail: str
+
+
+class OutputLost(Event, frozen=True, tag="output.lost"):
+    """Some of a worker's output is not in its usual place; the worker is not affected.
+
+    place: "file", it could not be written to `path`; "rotated", rotation removed it from `path`; "terminal", it was not
+    shown, but `path` has it. count: bytes of this path and place so far; the last record has the sum. is_shown: the
+    launcher's terminal shows this worker's output."""
+
+    level: ClassVar[Level] = "warning"
+    place: Literal["file", "rotated", "terminal"]
+    path: str
+    count: int
+    why: str = ""
+    is_shown: bool = True
+
+
+class DrainLost(Event, frozen=True, tag="drain.lost"):
+    """The process that reads workers' output is gone, and another process replaces it. Output that it had read but not
+    written is lost."""
+
+    level: ClassVar[Level] = "error"
+    drain_pid: int
+    why: str
+
+
+class DrainStopped(Event, frozen=True, tag="drain.stopped"):
+    """The process that reads workers' output had been stopped; the agent resumed it."""
+
+    level: ClassVar[Level] = "warning"
+    drain_pid: int
+
+
+class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
+    """Workers can no longer be forked from the preloaded process; they start cold."""
+
+    level: ClassVar[Level] = "warning"
+    why: str
+
+
+class ModulesPreloaded(Event, frozen=True, tag="modules.preloaded"):
+    """The zygote imported modules, so restarted workers have them at once. `refused`: modules that cannot be preloaded
+    and that each worker imports; `why` is the reason. `is_learned`: they were chosen because workers imported them;
+    then `modules` names their packages."""
+
+    modules: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+    why: str = ""
+    duration_s: float = 0.0
+    is_learned: bool = False
+
+
+class VariablesTooLate(Event, frozen=True, tag="variables.too_late"):
+    """A program set variables before it imported `package`, but the warm worker had already imported it, and the values
+    could not be applied. They have no effect in this cycle; from the next cycle on, workers start cold."""
+
+    level: ClassVar[Level] = "warning"
+    worker_rank: int
+    package: str
+    names: tuple[str, ...]
+
+
+class ElasticMeasured(Event, frozen=True, tag="elastic.measured"):
+    """torchelastic put a value on its own stream of metrics; torch's documentation explains it."""
+
+    level: ClassVar[Level] = "debug"
+    name: str
+    value: float
+
+
+class ElasticTold(Event, frozen=True, tag="elastic.told"):
+    """torchelastic recorded its own event about its agent or a worker; names and states are torch's."""
+
+    level: ClassVar[Level] = "debug"
+    name: str
+    source: str
+    state: str
+    worker_rank: int | None = None
+    duration_s: Seconds | None = None
+    error: str = ""
+
+
+class TimeoutsLoaded(Event, frozen=True, tag="timeouts.loaded"):
+    """Learned limits are in force from the start of this run. `note`: what a user should know about them."""
+
+    source: str
+    deadlines: int
+    is_same_configuration: bool
+    is_shadow: bool
+    note: str = ""
+
+
+class TimeoutExceededInShadow(Event, frozen=True, tag="timeouts.shadow_alarm"):
+    """A learned limit was exceeded. In force it would have ended the rank; in shadow mode it is only recorded."""
+
+    level: ClassVar[Level] = "warning"
+    limit: str
+    allowed_s: Seconds
+    silent_for_s: Seconds
+
+
+class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
+    """Present durations do not agree with those that a limit was learned from; `fallback_s` applies instead."""
+
+    level: ClassVar[Level] = "warning"
+    deadline: str
+    why: str
+    fallback_s: Seconds
+
+
+AnyEvent = (
+    CallStarted
+    | ConfigurationAdvised
+    | CallEnded
+    | IterationStarted
+    | IterationEnded
+    | StageStarted
+    | StageEnded
+    | RestartEnded
+    | FirstStepTaken
+    | Interrupted
+    | InterruptionArrived
+    | OutcomeSeen
+    | RankFellSilent
+    | HangsWatched
+    | HangSuspected
+    | RankSuspected
+    | SuspicionCompared
+    | ProgressUnknown
+    | RankSignalled
+    | RankExited
+    | LoaderWorkersKilled
+    | RankLeft
+    | RankStoodInFor
+    | EvidenceCaptured
+    | CollectivesCut
+    | GarbageCollected
+    | AbortStuck
+    | GroupAborted
+    | AbortDelayed
+    | AbortFailed
+    | InterruptDelivered
+    | InterruptSwallowed
+    | SignalDeferred
+    | HookFailed
+    | MonitorStarted
+    | MonitorLost
+    | MonitorEnded
+    | NodeFellSilent
+    | StoreHosted
+    | StoreLost
+    | TelemetryDropped
+    | ExportStarted
+    | ExportFailed
+    | CycleStarted
+    | CycleEnded
+    | CyclePhaseStarted
+    | CyclePhaseEnded
+    | RendezvousCompleted
+    | WorkerStarted
+    | WorkerExited
+    | WorkerProgressed
+    | WorkerSeen
+    | OthersSeen
+    | RestartDecided
+    | IncidentJudged
+    | JobEnded
+    | StopRequested
+    | ControlRequested
+    | NodeExcluded
+    | NodeUnhealthy
+    | NodeWarned
+    | OutputLost
+    | DrainLost
+    | DrainStopped
+    | ZygoteLost
+    | ModulesPreloaded
+    | VariablesTooLate
+    | ElasticMeasured
+    | ElasticTold
+    | TimeoutsLoaded
+    | TimeoutExceededInShadow
+    | TimeoutsStale
+)
+CATALOGUE: tuple[type[Event], ...] = get_args(AnyEvent)
+"""All events, in the order of the pages."""

@@ -1,0 +1,246 @@
+"""What should a user know about a run?  Header, incidents, notes, and unreadable parts.
+
+`report` condenses a loaded run; `report.terminal` formats it for a terminal, `as_json` for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from resilience.attribution.advice import named
+from resilience.attribution.cost import Times, times
+from resilience.attribution.incident import Incident, to_json
+from resilience.attribution.incidents import incidents_of
+from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated
+from resilience.facts import events
+from resilience.history.completeness import Completeness
+from resilience.history.cycles import CycleHistory
+from resilience.history.history import History
+from resilience.history.iterations import AT_ENTRY
+from resilience.report.counterfactual import WhatIf, what_ifs
+from resilience.report.sections import SectionSummary, sections_of, write_s
+from resilience.run_folder.load import Missing, Reader, Run
+from resilience.run_folder.merge import history_of
+from resilience.telemetry.recording import JobRecord
+
+SCHEMA = 1
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A note besides the incidents, and its ranks."""
+
+    what: str
+    ranks: tuple[int, ...] = ()
+
+
+class LeftRank(msgspec.Struct, frozen=True):
+    """A rank that left its last call with an exception."""
+
+    rank: int
+    error: str
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """The job from the view of the launcher. outcome, exit_code, detail: None or empty while it runs. is_clean: the job
+    was preempted, and all workers ended with exit status 0."""
+
+    cycles: int
+    restarts_used: int
+    max_restarts: int
+    outcome: str | None = None
+    exit_code: int | None = None
+    detail: str = ""
+    is_clean: bool = False
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A run, condensed. Times are UTC nanoseconds; ranks are initial ranks.
+
+    completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died; the
+    launcher stopped it; no end is recorded. lost_s, lost_steps: known losses of all incidents. times: of the whole job,
+    None if too many records are missing. what_ifs: estimates for other settings. completeness: of the records.
+    launched: None without the launcher. attempt: the newest one; a folder of an older version may contain several."""
+
+    run: str
+    job_id: str
+    functions: tuple[str, ...]
+    world_size: int | None
+    nodes: tuple[str, ...]
+    versions: dict[str, str]
+    attempt: int
+    attempts: int
+    calls: int
+    iterations: int
+    started_wall_ns: int | None
+    last_wall_ns: int | None
+    completed: tuple[int, ...]
+    lost: tuple[int, ...]
+    left: tuple[LeftRank, ...]
+    stopped: tuple[int, ...]
+    open: tuple[int, ...]
+    lost_s: float | None
+    lost_steps: int | None
+    times: Times | None
+    what_ifs: tuple[WhatIf, ...]
+    sections: tuple[SectionSummary, ...]
+    launched: Launched | None
+    incidents: tuple[Incident, ...]
+    notes: tuple[Note, ...]
+    missing: tuple[Missing, ...]
+    completeness: Completeness
+
+    @property
+    def is_ended(self) -> bool:
+        """True if the end of the run is recorded. Otherwise the report covers the run up to its last record."""
+        return not self.open and (self.launched is None or self.launched.outcome is not None)
+
+    @property
+    def end(self) -> str:
+        """Return how the run ended, as text."""
+        parts = []
+        if self.completed:
+            parts.append(f"completed on {named(self.completed)}")
+        if self.lost:
+            parts.append(f"{named(self.lost)} lost")
+        if self.left:
+            parts.append(f"{named(left_rank.rank for left_rank in self.left)} left with an error")
+        if self.stopped:
+            parts.append(f"{named(self.stopped)} stopped by the launcher")
+        if self.open:
+            parts.append(f"no end recorded for {named(self.open)}: running, or cut off")
+        if self.launched is not None and self.launched.outcome is not None:
+            detail = f": {self.launched.detail}" if self.launched.detail else ""
+            cleanly = " cleanly" if self.launched.is_clean else ""
+            parts.append(
+                f"the launcher: {self.launched.outcome}{cleanly}, exit status {self.launched.exit_code}{detail}"
+            )
+        elif self.launched is not None and not self.open:
+            parts.append("the launcher recorded no end")
+        return "; ".join(parts) or "no records"
+
+
+def report(run: Run | Reader, history: History | None = None) -> Report:
+    """Return the report of a run. history: of its records, if already read."""
+    history = history_of(run.folder, run.records) if history is None else history
+    incidents = tuple(_known(incident, run.completeness) for incident in incidents_of(history))
+    ranks = history.last_calls()
+    seconds = [cost for incident in incidents if (cost := incident.cost.lost_s) is not None]
+    steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
+    size = history.world_size if history.world_size is not None else history.cycles.largest_world
+    sections = sections_of(run.folder)
+    completeness = run.completeness
+    spent = times(history, completeness.damaged) if completeness.is_enough else None
+    return Report(
+        run=str(run.folder),
+        job_id=run.job.job_id if run.job else history.job_id or run.folder.name,
+        functions=tuple(history.functions) or _program(run),
+        world_size=size if size is not None or run.job is None else run.job.world_size,
+        nodes=tuple(sorted(history.nodes)),
+        versions=_versions(history.started or run.job),
+        attempt=max(history.attempts, default=0),
+        attempts=len(history.attempts),
+        calls=len(history.calls),
+        iterations=sum(place[3] != AT_ENTRY for place in history.iterations),
+        started_wall_ns=history.first_ns,
+        last_wall_ns=history.last_ns,
+        completed=tuple(rank for rank, last in ranks.items() if last.outcome == "completed"),
+        lost=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_lost),
+        left=tuple(
+            LeftRank(rank, last.error) for rank, last in ranks.items() if last.outcome not in (None, "completed")
+        ),
+        stopped=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_stopped),
+        open=tuple(
+            rank for rank, last in ranks.items() if last.outcome is None and not (last.is_lost or last.is_stopped)
+        ),
+        lost_s=sum(seconds) if seconds else None,
+        lost_steps=sum(steps) if steps else None,
+        times=spent,
+        what_ifs=() if spent is None else what_ifs(spent, incidents, history.last_ns, write_s(sections)),
+        sections=sections,
+        launched=_launched(history.cycles),
+        incidents=incidents,
+        notes=(
+            *(Note(what, tuple(sorted(ranks))) for what, ranks in history.noted.items()),
+            *_unknown_progress(history.cycles),
+        ),
+        missing=run.missing,
+        completeness=completeness,
+    )
+
+
+def _known(incident: Incident, completeness: Completeness) -> Incident:
+    """Return the incident without clearing ranks whose records are missing because nothing is on record."""
+    if completeness.is_whole:
+        return incident
+    damaged, cleared = set(completeness.damaged), []
+    for group in incident.verdict.exonerated:
+        left = tuple(rank for rank in group.ranks if rank not in damaged)
+        cleared.append(group if group.reason != WITHIN_LIMITS else Exonerated(left, group.reason))
+    verdict = msgspec.structs.replace(incident.verdict, exonerated=tuple(group for group in cleared if group.ranks))
+    return msgspec.structs.replace(incident, verdict=verdict)
+
+
+def as_json(found: Report) -> dict[str, Any]:
+    """Return the report as plain values."""
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    plain["times"] = dict.fromkeys(Times.__struct_fields__) if found.times is None else plain["times"]
+    plain["times"]["ettr"] = None if found.times is None else found.times.ettr
+    plain["completeness"]["is_whole"] = found.completeness.is_whole
+    plain["incidents"] = [to_json(incident) for incident in found.incidents]
+    return {"schema": SCHEMA, **plain, "is_ended": found.is_ended, "end": found.end}
+
+
+def _program(run: Run | Reader) -> tuple[str, ...]:
+    return (run.job.function,) if run.job is not None and run.job.function else ()
+
+
+def _launched(cycles: CycleHistory) -> Launched | None:
+    if not cycles.places:
+        return None
+    newest = cycles.parts(cycles.places[-1])
+    starts = [part.started for part in newest.values() if part.started is not None]
+    restarts_used = max(event.restarts_used for event in starts)
+    ends = [
+        event
+        for (node, attempt), event in sorted(cycles.over.items())
+        if attempt == cycles.places[-1][0] and node in newest  # nodes that left earlier do not know how the job ended
+    ]
+    completed = [event for event in ends if event.outcome == "completed"]  # some nodes continued without the others
+    last = max(completed or ends, key=lambda event: event.exit_code, default=None)
+    return Launched(
+        cycles=len(cycles.places),
+        restarts_used=restarts_used,
+        max_restarts=starts[0].max_restarts,
+        outcome=None if last is None else last.outcome,
+        exit_code=None if last is None else last.exit_code,
+        detail="" if last is None else last.detail,
+        is_clean=bool(ends) and all(event.is_clean for event in ends),
+    )
+
+
+def _versions(source: events.CallStarted | JobRecord | None) -> dict[str, str]:
+    if source is None:
+        return {}
+    named_versions = {
+        "resilience": source.resilience_version,
+        "torch": source.torch_version,
+        "Python": source.python_version,
+    }
+    return {name: version for name, version in named_versions.items() if version}
+
+
+def _unknown_progress(cycles: CycleHistory) -> Iterable[Note]:
+    """Yield a note on workers of the last cycle, running or stopped, that have sent no signal of progress."""
+    ranks = tuple(
+        rank
+        for rank, worker in sorted(cycles.last_workers().items())
+        if worker.progress is None and worker.called_ns is None and (worker.exit is None or worker.exit.expected)
+        if worker.exit is None or worker.exit.code != 0
+    )
+    if ranks:
+        yield Note(
+            "progress unknown: no heartbeat, step or section reported; only the death of a process would be detected",
+            ranks,
+        )

@@ -1,0 +1,1 @@
+"""What did a run leave behind?  Reads its folder: records, logs, output, clocks; merged, and as SQL."""

@@ -1,0 +1,279 @@
+"""What does a run folder contain?  Everything that can be read, and a list of what cannot.
+
+A run folder may be incomplete, end in the middle of a line, lack some of its files, or be partly unreadable. The reader
+takes what exists and notes the rest with file and line. It does not interpret records; `attribution.incidents` and
+`report.condensed` do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
+
+import msgspec
+
+from resilience.attribution.advice import named
+from resilience.errors import ConfigurationError, DecodeError
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import SCHEMA, Record, from_line, from_lines
+from resilience.history.completeness import Completeness
+from resilience.telemetry.recording import JOB_FILE, JobRecord, read_job
+
+RECORDS = "records"
+NOTED = 20  # unreadable lines noted individually per file; the others are counted
+_Numbering = tuple[str, int, int, int, int]
+"""Role, process id, attempt, cycle and call: records of one numbering, from 0."""
+
+
+class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that is missing or could not be parsed. line: from 1."""
+
+    file: str
+    what: str
+    line: int | None = None
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The readable part of a run folder. records: by file, in the order of each file."""
+
+    folder: Path
+    job: JobRecord | None
+    records: tuple[Record, ...]
+    missing: tuple[Missing, ...]
+    completeness: Completeness = Completeness()
+
+
+class Reader:
+    """Reads a run folder once, file by file. Memory holds the records of one file, not of the run.
+
+    records: iterate once; `missing` and `completeness` are final afterwards. No content of the folder raises."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._missing: list[Missing] = []
+        self.job = _job(folder, self._missing)
+        self.completeness = Completeness()
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """What could not be read so far."""
+        return tuple(self._missing)
+
+    @property
+    def records(self) -> Iterator[Record]:
+        """Yield all records, by file, in the order of each file."""
+        size = 0
+        known_ranks: set[int] = set()
+        workers: set[int] = set()
+        launched: set[str] = set()  # nodes whose workers an agent started
+        agents: set[str] = set()  # nodes whose agent left records
+        missing_before = len(self._missing)
+        paths = _listed(self.folder / RECORDS, self._missing)
+        unlisted = [] if paths else unlisted_in(self.folder, RECORDS)
+        damaged = {folder.file: 0 for folder in unlisted}  # it is not known how many
+        if not paths and len(self._missing) == missing_before == 0:
+            self._missing.append(Missing(RECORDS, "contains no record files"))
+        for path in paths:
+            file_records, lost = _read(path, self._missing)
+            numbers: defaultdict[_Numbering, set[int]] = defaultdict(set)
+            dropped: Counter[_Numbering] = Counter()
+            ended: dict[_Numbering, int] = {}  # losses that a monitor states at its end
+            for record in file_records:
+                origin, event = record.origin, record.event
+                numbering = _numbering(origin)
+                numbers[numbering].add(record.sequence)
+                if origin.initial_rank is not None:
+                    known_ranks.add(origin.initial_rank)
+                if origin.role == "agent":
+                    agents.add(origin.node)
+                elif origin.is_launchers:
+                    launched.add(origin.node)
+                match event:
+                    case events.CallStarted():
+                        size = max(size, event.world_size)
+                    case events.WorkerStarted():
+                        workers.add(event.worker_rank)
+                    case events.TelemetryDropped(signal="record"):
+                        dropped[numbering] += event.count
+                    case events.MonitorEnded():
+                        ended[numbering] = event.dropped_records
+                    case _:  # no other event matters here
+                        pass
+                yield record
+            reported = dropped | Counter(ended)  # the larger one: both count the same losses
+            # A damaged line is also missing in the sequence.
+            lost = max(lost, _note_gaps(f"{RECORDS}/{path.name}", numbers, reported, self._missing))
+            if lost:
+                damaged[path.stem] = lost
+        absent = sorted(workers.union(range(size)) - known_ranks)
+        if absent:  # these ranks must have existed, but left no records
+            self._missing.append(Missing(RECORDS, f"no records of {named(absent)}"))
+        for node in sorted(launched - agents):  # its agent started these monitors
+            if f"{node}-agent" not in damaged:
+                damaged[f"{node}-agent"] = 0  # it is not known how many
+                self._missing.append(Missing(RECORDS, f"no records of the agent of {node}"))
+        self.completeness = _completeness([path.stem for path in paths], damaged, known_ranks, absent)
+
+
+def load(folder: Path) -> Run:
+    """Read a whole run folder. No content raises; a folder that is not a run gives an empty run."""
+    reader = Reader(folder)
+    records = tuple(reader.records)
+    return Run(folder, reader.job, records, reader.missing, reader.completeness)
+
+
+def runs_in(root: Path) -> list[Path]:
+    """Return the run folders within `root`, newest first; [] if it is no folder.
+
+    Raises: ConfigurationError if it cannot be read."""
+    try:
+        runs = [path for path in root.iterdir() if is_run(path)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigurationError(f"{root} {_words(error)}") from error
+    times = {path: at for path in runs if (at := _changed_ns(path)) is not None}
+    return sorted(times, key=lambda path: (times[path], path.name), reverse=True)
+
+
+def unlisted_in(folder: Path, *names: str) -> list[Missing]:
+    """Return which of these folders of a run exist but cannot be listed, and why."""
+    unlisted: list[Missing] = []
+    for name in names:
+        try:
+            os.listdir(folder / name)
+        except FileNotFoundError:
+            continue  # nothing has been written there
+        except OSError as error:
+            unlisted.append(Missing(name, _words(error)))
+    return unlisted
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a folder looks like a run folder."""
+    try:
+        return (folder / RECORDS).is_dir() or (folder / JOB_FILE).is_file()
+    except OSError:
+        return False
+
+
+def _changed_ns(path: Path) -> int | None:
+    """Return when a folder was changed, UTC; None if it cannot be found, for instance because it was just deleted."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def _job(folder: Path, missing: list[Missing]) -> JobRecord | None:
+    try:
+        return read_job(folder)
+    except FileNotFoundError:
+        missing.append(Missing(JOB_FILE, "does not exist"))
+    except (OSError, DecodeError) as error:
+        missing.append(Missing(JOB_FILE, _words(error)))
+    return None
+
+
+def _listed(folder: Path, missing: list[Missing]) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        missing.append(Missing(RECORDS, "does not exist"))
+    except OSError as error:
+        missing.append(Missing(RECORDS, _words(error)))
+    return []
+
+
+def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
+    """Return the records of a file, and the number of other lines. A torn last line does not count."""
+    name = f"{RECORDS}/{path.name}"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        missing.append(Missing(name, _words(error)))
+        return [], 1
+    with contextlib.suppress(DecodeError):  # on an error, decode line by line to find the bad ones
+        all_records = from_lines(content)
+        is_one_a_line = len(all_records) == content.count(b"\n") + (not content.endswith(b"\n"))
+        if is_one_a_line and all(record.schema <= SCHEMA for record in all_records):
+            return all_records, 0
+    lines = content.split(b"\n")
+    is_whole = not lines[-1]
+    records: list[Record] = []
+    bad = 0
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            record = from_line(line)
+        except DecodeError as error:
+            if number == len(lines) and not is_whole:
+                missing.append(Missing(name, "the last line is torn", number))
+                continue
+            bad += 1
+            if bad <= NOTED:
+                missing.append(Missing(name, f"not a record: {_words(error)}", number))
+            continue
+        if record.schema > SCHEMA:
+            missing.append(
+                Missing(name, f"schema {record.schema} is newer than {SCHEMA}; only known fields were read", number)
+            )
+        records.append(record)
+    if bad > NOTED:
+        missing.append(Missing(name, f"{bad - NOTED} more lines are not records"))
+    return records, bad
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or error}"
+    return str(error)[:120]
+
+
+# -- what is not there -------------------------------------------------------------------------
+
+
+def _completeness(
+    names: Sequence[str], damaged: Mapping[str, int], seen: Set[int], absent: Sequence[int]
+) -> Completeness:
+    """Summarise completeness. names: record files. damaged: missing records by file, 0 if unknown.
+    seen, absent: ranks."""
+    by_node: defaultdict[str, set[int]] = defaultdict(set)
+    for name in names:
+        node, _, rank = name.rpartition("-")
+        if rank.isdecimal():
+            by_node[node].add(int(rank))
+    ranks = set(absent)
+    for name in damaged:
+        node, _, rank = name.rpartition("-")
+        ranks |= {int(rank)} if rank.isdecimal() else by_node[node]
+    known = ranks.union(seen, *by_node.values())
+    return Completeness(len(known), tuple(sorted(ranks)), tuple(sorted(damaged)), sum(damaged.values()))
+
+
+def _numbering(origin: Origin) -> _Numbering:
+    """Return what numbers its records by itself: an agent; a monitor in each cycle; a rank in each call."""
+    cycle = 0 if origin.role == "agent" else origin.cycle
+    return origin.role, origin.pid, origin.attempt, cycle, origin.call if origin.role == "rank" else 0
+
+
+def _note_gaps(
+    name: str, numbers: Mapping[_Numbering, Set[int]], dropped: Mapping[_Numbering, int], missing: list[Missing]
+) -> int:
+    """Note the gaps in a file's sequence numbers; return how many records are missing.
+
+    dropped: records reported as dropped. A loss after the last record leaves no gap."""
+    gaps = {numbering: max(sequence) + 1 - len(sequence) for numbering, sequence in numbers.items()}
+    lost = sum(max(gap, dropped.get(numbering, 0)) for numbering, gap in gaps.items())
+    if lost:
+        reported = sum(dropped.values())
+        dropped_note = f", {reported} of them reported as dropped" if reported else ""
+        missing.append(Missing(name, f"{lost} record{'s' if lost != 1 else ''} missing in the sequence{dropped_note}"))
+    return lost

@@ -1,0 +1,346 @@
+"""How can SQL query a run?  Its lines, records and timings as views.
+
+DuckDB (the extra `analysis`) reads record and log files in place. Other data (workers' output, histograms) is first
+written as JSON to a temporary folder. Times are as recorded, without clock correction. Lines that cannot be parsed are
+left out and counted; the timeline shows them.
+
+    records   every event: time, place, source, tag, and its own fields as JSON
+    logs      log lines (kind log) and lines of the workers' output (kind text), other fields as JSON
+    timings   one row for each rank and section; heartbeat intervals have the name (heartbeat)
+    periods   the same in periods of equal length, from which limits are learned
+    calls     single durations: the first ones after each start, the longest ones, and all interrupted ones
+    incidents the incidents of the report, with their cost
+    phases    each phase of each incident's restart, by rank, or by node for a restart by the launcher
+    seconds   where the time of each rank went, by cause
+
+The last three are views of the run's history, as in the report, on one clock."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resilience.attribution.incidents import incidents_of
+from resilience.errors import ConfigurationError, DecodeError
+from resilience.facts import encoding
+from resilience.facts.deadlines import HEARTBEAT, OUT_OF_SECTION
+from resilience.history.history import History
+from resilience.history.iterations import AT_ENTRY
+from resilience.run_folder.entries import utc
+from resilience.run_folder.lines import LEVEL_OF, fields_of
+from resilience.run_folder.load import RECORDS
+from resilience.run_folder.merge import LOGS, LineFilter, MergedLines, files_of, history_of
+from resilience.telemetry import durations, single_durations, timings
+from resilience.telemetry.timings import Histogram, upper_bound
+
+MEMORY = "1GB"  # memory limit of DuckDB; the rest goes to the temporary folder
+BATCH = 1000  # rows fetched at once
+_PLACE = {
+    "job_id": "VARCHAR",
+    "node": "VARCHAR",
+    "role": "VARCHAR",
+    "pid": "BIGINT",
+    "attempt": "BIGINT",
+    "cycle": "BIGINT",
+    "call": "BIGINT",
+    "iteration": "BIGINT",
+    "initial_rank": "BIGINT",
+    "rank": "BIGINT",
+    "world_size": "BIGINT",
+    "step": "BIGINT",
+}
+_RECORD = {"sequence": "BIGINT", "wall_ns": "BIGINT", "mono_ns": "BIGINT", "origin": _PLACE}
+_LINE = {
+    "ts": "VARCHAR",
+    "level": "VARCHAR",
+    "event": "VARCHAR",
+    "mono_ns": "BIGINT",
+    "seq": "BIGINT",
+    **{name: kind for name, kind in _PLACE.items() if name != "call"},
+    "section": "VARCHAR",
+    "trace_id": "VARCHAR",
+    "span_id": "VARCHAR",
+    "kind": "VARCHAR",
+    "file": "VARCHAR",
+}
+_COUNTS = ("attempt", "cycle", "call")  # omitted from a record if 0
+_SPREAD = ("count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s")
+_NAMED = {timings.HEARTBEAT: "(heartbeat)", HEARTBEAT: "(heartbeat)", OUT_OF_SECTION: "(out of section)"}
+_TEXTS = ("node", "section", "outcome", "start", "layer", "kind", "category", "status", "phase")
+_TIMES = ("ts", "until", "max_ts")
+VIEWS: dict[str, tuple[str, ...]] = {
+    "records": ("ts", "sequence", "wall_ns", "mono_ns", *_PLACE, "event", "level", "fields", "file"),
+    "logs": (*_LINE, "fields"),
+    "timings": ("node", "rank", "section", "outcome", *_SPREAD),
+    "periods": ("node", "rank", "section", "ts", "until", "count", "sum_s", "mean_s", "p50_s", "max_s", "max_ts"),
+    "calls": (
+        "node",
+        "rank",
+        "section",
+        "ts",
+        "duration_s",
+        "outcome",
+        "number",
+        "since_start",
+        "start",
+        "cycle",
+        "iteration",
+    ),
+    "incidents": (
+        "number",
+        "layer",
+        "attempt",
+        "cycle",
+        "call",
+        "iteration",
+        "ts",
+        "kind",
+        "category",
+        "status",
+        "first_rank",
+        "hang_s",
+        "restart_s",
+        "rework_s",
+        "lost_s",
+    ),
+    "phases": ("incident", "layer", "phase", "node", "rank", "ts", "duration_s"),
+    "seconds": ("rank", "work_s", "startup_s", "restart_s", "hang_s", "rework_s", "idle_s"),
+}
+
+
+class QueryResult(msgspec.Struct):
+    """The result of a query. rows: readable once, inside the `run_query` block. bad: number of lines left out."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+    bad: int
+
+
+@contextlib.contextmanager
+def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
+    """Run an SQL query on a run.
+
+    Raises: ConfigurationError if DuckDB is not installed or the query fails."""
+    try:
+        duckdb = importlib.import_module("duckdb")
+    except ImportError:
+        raise ConfigurationError(
+            "--sql needs DuckDB, which is not installed: pip install 'torch-resilience[analysis]'"
+        ) from None
+    folder = folder.absolute()  # the paths of its files begin with its name; those in "." do not
+    with tempfile.TemporaryDirectory(prefix="resilience-sql-") as temporary:
+        with contextlib.closing(duckdb.connect()) as connection:
+            connection.execute(f"SET memory_limit = '{MEMORY}'")
+            connection.execute(f"SET temp_directory = {_quoted(temporary)}")
+            bad = _define(connection, folder, Path(temporary), sql)
+            try:
+                result = connection.execute(sql)
+                columns = tuple(column[0] for column in result.description or ())
+                yield QueryResult(columns, _rows(result), bad)
+            except duckdb.Error as error:
+                views = "; ".join(f"{name}({', '.join(columns)})" for name, columns in VIEWS.items())
+                raise ConfigurationError(f"--sql: {str(error).strip()}\nThe views are: {views}") from None
+
+
+def _rows(result: Any) -> Iterator[tuple[Any, ...]]:
+    while batch := result.fetchmany(BATCH):
+        yield from batch
+
+
+def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
+    """Create the views for a query; return how many lines of records and logs cannot be parsed."""
+    connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
+    connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
+    text_path = temporary / "text.ndjson"
+    _write(text_path, _text_of(folder))
+    records = _objects(files_of(folder, RECORDS))
+    logs = _objects(files_of(folder, LOGS))
+    prefix = len(str(folder)) + 2  # SQL counts from 1
+    origin = ", ".join(f"coalesce(r.origin.{n}, 0) AS {n}" if n in _COUNTS else f"r.origin.{n}" for n in _PLACE)
+    connection.execute(
+        f"""CREATE VIEW records AS
+        SELECT make_timestamp(r.wall_ns // 1000) AS ts, r.sequence, r.wall_ns, r.mono_ns, {origin},
+               tag AS event, coalesce(level, 'info') AS level, fields, substr(filename, {prefix}) AS file
+        FROM (SELECT from_json(json, {_quoted(_shape(_RECORD))}) AS r, json->>'$.event.event' AS tag,
+                     json->'$.event' AS fields, filename FROM {records} WHERE json IS NOT NULL)
+        LEFT JOIN levels USING (tag)"""
+    )
+    columns = ", ".join("r.ts::TIMESTAMP AS ts" if n == "ts" else f"r.{n}" for n in _LINE if n not in ("kind", "file"))
+    shape = _quoted(_shape(_LINE))
+    connection.execute(
+        f"""CREATE VIEW logs AS
+        SELECT {columns}, coalesce(r.kind, 'log') AS kind, coalesce(r.file, substr(filename, {prefix})) AS file, fields
+        FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
+              UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text_path])})"""
+    )
+    names = sql.lower()  # DuckDB ignores the case of names
+    needs_history = any(view in names for view in _OF_HISTORY)  # these views need a fold over all records
+    history = history_of(folder) if needs_history else History()
+    tables = {"timings": _timings_of(folder), "periods": _periods_of(folder), "calls": _calls_of(folder)}
+    tables |= {view: rows(history) for view, rows in _OF_HISTORY.items()}
+    for view, rows in tables.items():
+        table = temporary / f"{view}.ndjson"
+        _write(table, rows)
+        columns = ", ".join(
+            f"make_timestamp(r.{name}) AS {name}" if name in _TIMES else f"r.{name}" for name in VIEWS[view]
+        )
+        kinds = {
+            name: "VARCHAR" if name in _TEXTS else "DOUBLE" if name.endswith("_s") else "BIGINT" for name in VIEWS[view]
+        }
+        connection.execute(
+            f"CREATE VIEW {view} AS SELECT {columns} FROM "
+            f"(SELECT from_json(json, {_quoted(_shape(kinds))}) AS r FROM {_objects([table])})"
+        )
+    count = (
+        f"SELECT (SELECT count(*) FROM {records} WHERE json IS NULL) + (SELECT count(*) FROM {logs} WHERE json IS NULL)"
+    )
+    return int(connection.execute(count).fetchone()[0])
+
+
+def _objects(files: Iterable[Path]) -> str:
+    """Return a table of JSON objects, one per line, NULL for a line that is not JSON."""
+    names = [_quoted(str(path)) for path in files if path.stat().st_size]
+    if not names:
+        return "(SELECT NULL::JSON AS json, NULL::VARCHAR AS filename WHERE false)"
+    return f"read_ndjson_objects([{', '.join(names)}], ignore_errors = true, filename = true)"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _shape(kinds: dict[str, Any]) -> str:
+    return encoding.to_json_text(kinds)
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    encode = encoding.to_json
+    with path.open("wb") as file:
+        for row in rows:
+            file.write(encode(row) + b"\n")
+
+
+def _text_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for line in MergedLines(folder, LineFilter(kinds=frozenset({"text"})), clocks=()):
+        place = {"node": line.node, "initial_rank": line.rank, "cycle": line.cycle}
+        about = {"ts": utc(line.at_ns), "level": line.level, "event": line.event, "kind": "text"}
+        yield {**about, **place, "file": line.file, **fields_of(line)}
+
+
+def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in files_of(folder, "timings", ".hist"):
+        try:
+            recorded = durations.read_histograms(path).timings()
+        except (OSError, DecodeError):
+            continue  # `resilience calibrate` reports the problem
+        node, _, rank = path.stem.rpartition("-")
+        for outcome, sections in (("completed", recorded.sections), ("failed", recorded.failed)):
+            for name, histogram in sections.items():
+                place = {"node": node, "rank": int(rank) if rank.isdecimal() else None}
+                place |= {"section": _NAMED.get(name, name), "outcome": outcome}
+                yield place | _summary(histogram)
+
+
+def _periods_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in files_of(folder, "timings", ".hist"):
+        try:
+            recorded = durations.read_histograms(path)
+        except (OSError, DecodeError):
+            continue  # as above
+        for name, series in recorded.deadlines.items():
+            for number, period in sorted(series.periods.items()):
+                begin = recorded.began_at + number * recorded.period_s
+                place = {"node": recorded.header.node, "rank": recorded.header.rank, "section": _NAMED.get(name, name)}
+                place |= {"ts": _micros(begin), "until": _micros(begin + recorded.period_s)}
+                values = {"count": period.count, "sum_s": period.sum, "mean_s": period.sum / max(1, period.count)}
+                yield place | values | {"p50_s": period.median, "max_s": period.max, "max_ts": _micros(period.max_at)}
+
+
+def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in files_of(folder, "timings"):
+        place: dict[str, Any] = {}
+        start: dict[str, Any] = {}
+        try:
+            for _, line in single_durations.read_values(path):
+                match line:
+                    case durations.Header():
+                        place = {"node": line.node, "rank": line.rank}
+                    case durations.Started():
+                        start = {"start": line.how, "cycle": line.cycle, "iteration": line.iteration}
+                    case durations.Value():
+                        values = {"section": _NAMED.get(line.section, line.section), "ts": _micros(line.t)}
+                        values |= {"duration_s": line.s, "outcome": line.end, "number": line.i, "since_start": line.j}
+                        yield place | values | start
+        except (OSError, DecodeError):
+            continue  # the lines after an invalid one are left out
+
+
+def _incidents_of(history: History) -> Iterator[dict[str, Any]]:
+    for incident in incidents_of(history):
+        at, restart, cost = incident.detected_wall_ns, incident.restart, incident.cost
+        yield {
+            "number": incident.number,
+            "layer": incident.layer,
+            "attempt": incident.attempt,
+            "cycle": incident.cycle,
+            "call": incident.call,
+            "iteration": None if incident.iteration == AT_ENTRY else incident.iteration,
+            "ts": None if at is None else at // 1000,
+            "kind": incident.kind,
+            "category": incident.category,
+            "status": incident.status,
+            "first_rank": incident.verdict.first,
+            "hang_s": cost.hang_s,
+            "restart_s": None if restart is None else restart.max_s,
+            "rework_s": cost.rework_s,
+            "lost_s": cost.lost_s,
+        }
+
+
+def _phases_of(history: History) -> Iterator[dict[str, Any]]:
+    for incident in incidents_of(history):
+        for phase in history.restart_phases(incident.place):
+            yield {
+                "incident": incident.number,
+                "layer": incident.layer,
+                "phase": phase.name,
+                "node": phase.node,
+                "rank": phase.who if isinstance(phase.who, int) else None,
+                "ts": phase.start_ns // 1000,
+                "duration_s": phase.seconds,
+            }
+
+
+def _seconds_of(history: History) -> Iterator[dict[str, Any]]:
+    for rank, spent in sorted(history.spent().items()):
+        times = {f"{name}_s": value / 1e9 for name, value in msgspec.structs.asdict(spent).items()}
+        yield {"rank": rank} | times | {"work_s": spent.productive / 1e9}
+
+
+_OF_HISTORY = {"incidents": _incidents_of, "phases": _phases_of, "seconds": _seconds_of}
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _summary(histogram: Histogram) -> dict[str, Any]:
+    mean = histogram.sum / histogram.count if histogram.count else None
+    shares = {f"p{share}_s": _quantile(histogram, share / 100) for share in (50, 95, 99)}
+    return {"count": histogram.count, "sum_s": histogram.sum, "mean_s": mean, **shares, "max_s": histogram.max}
+
+
+def _quantile(histogram: Histogram, share: float) -> float | None:
+    """Return the upper bound of the bucket that this share of durations does not exceed, at most the maximum."""
+    below = 0
+    for number in sorted(histogram.buckets):
+        below += histogram.buckets[number]
+        if below >= share * histogram.count:
+            return min(upper_bound(number), histogram.max)
+    return None

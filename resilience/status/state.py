@@ -1,0 +1,459 @@
+"""What is the state of a job right now?  Repeated reads of its run folder.
+
+`Watcher` follows the growing record files and reads the snapshots that monitors write of their ranks. A read costs only
+what was added since the last one. Of a long file, the first read covers the beginning and the end, because the last
+records show what a rank or agent does now. It needs no server and works on any host that can read the folder; ages use
+the clock of that host. States are those of `history.rank_states`. `order` sorts ranks by how long they have shown
+nothing new, `grouped` condenses many ranks to few lines."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from resilience.facts import events
+from resilience.facts.in_words import seconds
+from resilience.facts.records import Record, beginnings
+from resilience.history.history import History
+from resilience.history.rank_states import HEALTHY
+from resilience.status.last_fault import Iteration, LastFault
+from resilience.telemetry import rank_snapshot
+from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
+
+SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as lost
+ORPHANED = 5.0  # seconds in which an agent must record the end of its workers; usually it takes milliseconds
+BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
+LIST_EVERY = 5.0  # seconds between two searches for new files
+HEAD = 2 << 10  # bytes of a file's beginning, which describes the call
+TAIL = 12 << 10  # bytes of its end that are read first; more if they do not show the current activity
+MORE = 8  # factor by which TAIL grows
+_UNSHOWN = beginnings(
+    events.StageStarted,
+    events.StageEnded,
+    events.OutcomeSeen,
+    events.CollectivesCut,
+    events.InterruptDelivered,
+    events.RestartEnded,
+    events.FirstStepTaken,
+)
+"""Most records are of these kinds. None of them changes the state shown here."""
+_WRONG = ("suspect", "terminated", "excluded", "unmonitored")
+
+Phase = Literal["starting", "running", "restarting", "ended", "lost"]
+Sort = Literal["staleness", "limit", "step", "rank", "node"]
+Kind = Literal["alike", "node"]
+
+
+class Section(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An open section. open_s: minimum seconds that it has been open. limit_s: None without a limit."""
+
+    name: str
+    open_s: float
+    limit_s: float | None = None
+
+    @property
+    def share(self) -> float:
+        """The used share of its limit; 0 without a limit."""
+        return self.open_s / self.limit_s if self.limit_s else 0.0
+
+
+class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A rank now. silent_s: seconds since its last heartbeat, ping or higher step. section: the open section that is
+    closest to its limit, else the innermost. shown_s: age of the snapshot. pid: of its process on its node, None if it
+    has ended or is unknown."""
+
+    rank: int
+    node: str
+    state: str
+    doing: str = ""
+    step: int | None = None
+    silent_s: float | None = None
+    section: Section | None = None
+    sections: int = 0
+    shown_s: float | None = None
+    pid: int | None = None
+
+    @property
+    def is_well(self) -> bool:
+        return self.state in HEALTHY
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds since the last known change of the rank: a heartbeat, a step, a section."""
+        return next((age for age in (self.shown_s, self.silent_s) if age is not None), 0.0)
+
+    @property
+    def share(self) -> float:
+        """The used share of its open section's limit."""
+        return self.section.share if self.section is not None else 0.0
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Ranks on one line. state: their common state, or the count of each state. where: their common section or
+    activity. low, high: of their steps. worst: the first rank in order of staleness."""
+
+    ranks: tuple[int, ...]
+    nodes: int
+    state: str
+    where: str
+    low: int | None
+    high: int | None
+    worst: RankNow
+
+
+class FaultNow(msgspec.Struct, frozen=True):
+    """The last fault."""
+
+    what: str
+    rank: int
+    ago_s: float
+
+
+class Now(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began, of all calls
+    that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it. phase
+    "lost": no process of the job is left and no end is recorded; detail gives the evidence. damaged: lines that were
+    read and are no records."""
+
+    run: str
+    job_id: str
+    phase: Phase
+    since_s: float
+    last_record_s: float
+    nodes: int
+    world_size: int | None
+    states: dict[str, int]
+    ranks: tuple[RankNow, ...]
+    cycle: int | None = None
+    restarts: int | None = None
+    restarts_left: int | None = None
+    iterations: int = 0
+    outcome: str | None = None
+    detail: str = ""
+    failure: FaultNow | None = None
+    attempt: int = 0
+    damaged: int = 0
+
+    @property
+    def is_well(self) -> bool:
+        """True if the job runs or has completed."""
+        return self.phase not in ("ended", "lost") or self.outcome == "completed"
+
+
+class Watcher:
+    """Follows one run folder."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """clock: UTC seconds."""
+        self._folder = folder
+        self._clock = clock
+        self._tails: dict[str, RecordTail | None] = {}  # by file name; None: not read yet
+        self._list_at = float("-inf")
+        self._job_id = folder.name
+        self._begin(0)
+
+    def _begin(self, attempt: int) -> None:
+        """Forget earlier attempts."""
+        self._attempt = attempt
+        self._history = History(has_details=False)
+        self._first_ns: int | None = None
+        self._last_ns = 0
+        self._calls: dict[int, str] = {}  # initial rank -> outcome of its last call, empty while it runs
+        self._left: set[int] = set()  # ranks whose process has ended
+        self._outside: set[int] = set()  # ranks whose call is over; their process may continue with other work
+        self._node: dict[int, str] = {}
+        self._pid: dict[int, int] = {}
+        self._size: int | None = None
+        self._newest = (0, 0)  # attempt and cycle of any rank
+        self._iteration: Iteration = (0, 0, 0, 0)
+        self._in_place: dict[int, int] = {}  # call of the present cycle -> its highest iteration
+        self._last_fault = LastFault()
+
+    def look(self) -> Now | None:
+        """Return the current state of the job; None while there are no records."""
+        now = self._clock()
+        if now >= self._list_at:
+            self._list_at = now + LIST_EVERY
+            self._list()
+        records, is_first_look = self._folder / "records", None in self._tails.values()
+        for name, tail in self._tails.items():
+            if tail is None:
+                self._tails[name], added = _opened(records / name)
+            else:
+                added = tail.added()
+            for record in added:
+                self._take(record)
+        if is_first_look:
+            self._last_fault.look_back(self._iteration, [records / name for name in self._tails])
+        return None if self._first_ns is None else self._now(now, self._first_ns)
+
+    def _list(self) -> None:
+        try:
+            names = sorted(name for name in os.listdir(self._folder / "records") if name.endswith(".jsonl"))
+        except OSError:
+            return
+        for name in names:
+            self._tails.setdefault(name, None)
+
+    # -- records --------------------------------------------------------------------------------
+
+    def _take(self, record: Record) -> None:
+        origin, event = record.origin, record.event
+        if origin.attempt < self._attempt:
+            return  # left by an earlier attempt
+        if origin.attempt > self._attempt:
+            self._begin(origin.attempt)
+        self._job_id = origin.job_id
+        self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
+        self._last_ns = max(self._last_ns, record.wall_ns)
+        self._history.take(record)
+        rank = origin.initial_rank
+        self._last_fault.take(record)
+        if isinstance(event, events.WorkerStarted):
+            self._pid[event.worker_rank] = event.worker_pid
+        if rank is None:
+            return
+        self._node[rank] = origin.node
+        if origin.role == "rank" and rank not in self._left:
+            self._pid[rank] = origin.pid
+            self._size = origin.world_size if self._size is None else self._size
+        self._newest = max(self._newest, (origin.attempt, origin.cycle))
+        if origin.iteration is not None:
+            self._enter((origin.attempt, origin.cycle, origin.call, origin.iteration))
+        match event:
+            case events.MonitorStarted() | events.CallStarted():
+                self._left.discard(rank)
+                self._outside.discard(rank)
+                self._calls[rank] = ""
+                self._size = event.world_size if isinstance(event, events.CallStarted) else self._size
+                self._pid[rank] = event.rank_pid if isinstance(event, events.MonitorStarted) else origin.pid
+            case events.CallEnded(outcome=outcome):
+                self._calls[rank] = outcome
+            case events.MonitorEnded() if not origin.is_launchers:
+                self._outside.add(rank)
+            case events.RankExited():
+                self._left.add(rank)
+                self._pid.pop(rank, None)
+            case _:  # no other event matters here
+                pass
+
+    def _enter(self, iteration: Iteration) -> None:
+        """Note an iteration of any rank."""
+        *cycle, call, number = iteration
+        present = list(self._iteration[:2])
+        if cycle > present:
+            self._in_place.clear()
+        if cycle >= present:
+            self._in_place[call] = max(self._in_place.get(call, 0), number)
+        self._iteration = max(self._iteration, iteration)
+
+    # -- the present ----------------------------------------------------------------------------
+
+    def _now(self, now: float, first_ns: int) -> Now:
+        snapshots = {
+            rank: snapshot
+            for rank, snapshot in rank_snapshot.read_all(self._folder).items()
+            if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest  # otherwise from an earlier worker
+        }
+        ranks = self._ranks(now, snapshots)
+        states: dict[str, int] = defaultdict(int)
+        for rank in ranks:
+            states[rank.state] += 1
+        place = self._history.cycles.places[-1] if self._history.cycles.places else None
+        parts = {} if place is None else self._history.cycles.parts(place)
+        starts = [part.started for part in parts.values() if part.started is not None]
+        restarts_left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
+        phase, outcome, detail = self._phase(now)
+        evidence = self._evidence_of_loss(now, snapshots.values()) if phase != "ended" else ""
+        if evidence:
+            phase, detail = "lost", evidence
+        is_present = place is None or self._iteration[:2] == place
+        fault = self._last_fault.newest(self._history.cycles)
+        return Now(
+            run=str(self._folder),
+            job_id=self._job_id,
+            attempt=self._attempt,
+            phase=phase,
+            since_s=max(0.0, now - first_ns / 1e9),
+            last_record_s=max(0.0, now - self._last_ns / 1e9),
+            nodes=len(parts) or len(set(self._node.values())),
+            world_size=self._size if place is None else self._history.cycles.world_size(place),
+            states=dict(sorted(states.items())),
+            ranks=ranks,
+            cycle=None if place is None else place[1],
+            restarts=max((event.restarts_used for event in starts), default=None),
+            restarts_left=min(restarts_left, default=None),
+            iterations=sum(self._in_place.values()) if is_present else 0,
+            outcome=outcome,
+            detail=detail,
+            damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
+            failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
+        )
+
+    def _phase(self, now: float) -> tuple[Phase, str | None, str]:
+        """Return the phase of the job; after its end, also outcome and detail."""
+        cycles = self._history.cycles
+        if not cycles.agents:
+            ended = self._left
+            if now - self._last_ns / 1e9 > BETWEEN_CALLS:
+                ended = ended | self._outside
+            if ended and ended >= self._calls.keys() - self._history.excluded.keys():
+                outcomes = {self._calls.get(rank) for rank in ended}
+                # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
+                return "ended", "completed" if "completed" in outcomes else "failed", ""
+            return ("running" if self._iteration != (0, 0, 0, 0) or self._calls else "starting"), None, ""
+        attempt = max(agents[-1].attempt for agents in cycles.agents.values())
+        ends = [event for (_, number), event in cycles.over.items() if number == attempt]
+        if ends and cycles.is_over(attempt):
+            newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
+            stayed = [event for (node, number), event in cycles.over.items() if number == attempt and node in newest]
+            completed = [
+                event for event in ends if event.outcome == "completed"
+            ]  # some nodes continued without the others
+            worst = max(completed or stayed or ends, key=lambda event: event.exit_code)
+            return "ended", worst.outcome, worst.detail
+        if not cycles.places or cycles.places[-1][0] != attempt:
+            return "starting", None, ""
+        parts = cycles.parts(cycles.places[-1]).values()
+        if any(part.ended is not None for part in parts):
+            return "restarting", None, ""
+        return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""
+
+    def _evidence_of_loss(self, now: float, snapshots: Collection[rank_snapshot.RankSnapshot]) -> str:
+        """Return the evidence that no process of an unfinished job is alive, "" if some may be."""
+        quiet = now - self._last_ns / 1e9
+        parts = self._history.cycles.last_parts()
+        if quiet > ORPHANED and not any(part.ended for part in parts):
+            unreported = {rank for part in parts for rank, worker in part.workers.items() if worker.exit is None}
+            if unreported and unreported <= self._left:
+                return f"all ranks ended {seconds(quiet)} ago, but no agent recorded it"
+        alive_times = [snapshot.wall(snapshot.alive_at) for snapshot in snapshots if snapshot.alive_at is not None]
+        interval_s = rank_snapshot.alive_every(
+            max((snapshot.origin.world_size or 1 for snapshot in snapshots), default=1)
+        )
+        silent = min([quiet, *(now - at for at in alive_times)])
+        if alive_times and silent > SILENT_LOOKS * interval_s:
+            return f"no sign of life for {seconds(silent)}; expected every {seconds(interval_s)}"
+        return ""
+
+    def _ranks(self, now: float, snapshots: dict[int, rank_snapshot.RankSnapshot]) -> tuple[RankNow, ...]:
+        by_rank: dict[int, RankNow] = {}
+        for node in sorted(self._history.nodes):
+            for rank, state in self._history.states(node).items():
+                previous = by_rank.get(rank)
+                # A rank that moved has its state on the new node.
+                if previous is None or self._node.get(rank) == node:
+                    by_rank[rank] = _rank_now(rank, node, state, now, snapshots.get(rank))
+        pids = {rank: pid for rank, pid in self._pid.items() if rank not in self._left}
+        return tuple(msgspec.structs.replace(by_rank[rank], pid=pids.get(rank)) for rank in sorted(by_rank))
+
+
+_TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.CycleStarted))
+"""Events after which a file shows what its rank or agent does."""
+
+
+def _opened(path: Path) -> tuple[RecordTail, list[Record]]:
+    """Return a reader of a file's new records, and its records so far: the first and the last ones."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        size = 0
+    last = TAIL
+    while HEAD + last < min(size, READ_AT_ONCE):
+        tail = RecordTail(path, last=last, without=_UNSHOWN)
+        records = tail.added(size)
+        if any(type(record.event) in _TELLING for record in records):
+            head = RecordTail(path, until=HEAD, without=_UNSHOWN)
+            records = [*head.added(size), *records]
+            tail.damaged += head.damaged
+            return tail, records
+        last *= MORE
+    tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None, without=_UNSHOWN)
+    return tail, tail.added(size)
+
+
+def _rank_now(rank: int, node: str, state: str, now: float, snapshot: rank_snapshot.RankSnapshot | None) -> RankNow:
+    if snapshot is None or snapshot.origin.node != node:
+        return RankNow(rank, node, state)
+    # Snapshots of a large job are updated rarely: a short section may have ended long ago.
+    sections = [
+        Section(section.name, max(0.0, snapshot.open_for(section, now - snapshot.offset)), section.limit_s)
+        for section in snapshot.sections
+    ]
+    nearest = max(reversed(sections), key=lambda section: section.share, default=None)
+    is_gone = state in ("terminated", "excluded")
+    return RankNow(
+        rank=rank,
+        node=node,
+        state=state,
+        doing="" if is_gone else snapshot.doing,
+        step=snapshot.step,
+        silent_s=None if snapshot.heartbeat_at is None else max(0.0, now - snapshot.wall(snapshot.heartbeat_at)),
+        section=None if is_gone else nearest,
+        sections=0 if is_gone else len(sections) + snapshot.sections_more,
+        shown_s=max(0.0, now - snapshot.wall(snapshot.written_at)),
+    )
+
+
+def order(ranks: Iterable[RankNow], by: Sort = "staleness", world_size: int = 1) -> list[RankNow]:
+    """Return ranks, most suspicious first.
+
+    by: staleness (lost or suspect ranks, then those without news for longest, then those closest to a limit), limit
+    (used share), step (lowest first), rank or node. world_size: determines how often ranks update their snapshots, and
+    so from which age on a snapshot is stale."""
+    usual = 2 * rank_snapshot.pause(world_size)
+
+    def staleness(rank: RankNow) -> tuple[int, float, float, float, int]:
+        wrong = _WRONG.index(rank.state) if rank.state in _WRONG else len(_WRONG)
+        stale = rank.stale_s if rank.stale_s > usual else 0.0
+        return wrong, -stale, -rank.share, -(rank.silent_s or 0.0), rank.rank
+
+    match by:
+        case "staleness":
+            return sorted(ranks, key=staleness)
+        case "limit":
+            return sorted(ranks, key=lambda rank: (-rank.share, staleness(rank)))
+        case "step":
+            return sorted(ranks, key=lambda rank: (rank.step is None, rank.step or 0, staleness(rank)))
+        case "rank":
+            return sorted(ranks, key=lambda rank: rank.rank)
+        case "node":
+            return sorted(ranks, key=lambda rank: (rank.node, rank.rank))
+
+
+def grouped(ranks: Iterable[RankNow], by: Kind, world_size: int = 1) -> list[Group]:
+    """Return groups, most suspicious worst rank first.
+
+    by: alike (the same state and section) or node."""
+    groups: dict[tuple[str, ...], list[RankNow]] = {}
+    for rank in order(ranks, "staleness", world_size):
+        key = (rank.node,) if by == "node" else (rank.state, _where(rank))
+        groups.setdefault(key, []).append(rank)
+    return [_group(members) for members in groups.values()]
+
+
+def _group(members: list[RankNow]) -> Group:
+    steps = [rank.step for rank in members if rank.step is not None]
+    states = Counter(rank.state for rank in members)
+    places = {_where(rank) for rank in members}
+    return Group(
+        ranks=tuple(sorted(rank.rank for rank in members)),
+        nodes=len({rank.node for rank in members}),
+        state=members[0].state if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.most_common()),
+        where=places.pop() if len(places) == 1 else f"{len(places)} places",
+        low=min(steps, default=None),
+        high=max(steps, default=None),
+        worst=members[0],
+    )
+
+
+def _where(rank: RankNow) -> str:
+    if rank.section is not None:
+        return rank.section.name
+    return "" if rank.doing in ("", "run") else f"({rank.doing})"

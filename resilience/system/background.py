@@ -1,0 +1,201 @@
+"""Does work that a disk may block, in a thread of its own.
+
+A file server that does not answer blocks readers and writers for as long as it likes; no timeout and no signal ends
+that. So rank, monitor and agent give such work to the one thread of a `Writer`. Its queue is bounded: if it is full,
+the job is refused and the caller counts it. After a fork the child has its own writer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from resilience.system import files
+
+THREAD = "resilience-writes"
+MOST = 4096  # jobs that wait for the disk
+ASK_LIMIT = 5.0  # seconds for a folder to prove that it is usable
+STALL = 1.0  # seconds for one job, after which the disk counts as one that does not answer
+LAST_LIMIT = 10.0  # seconds for a slow disk to take the last lines
+LAST_STALL = 5.0  # seconds for one job then: waiting longer than STALL holds up nobody, and lost lines stay lost
+LOOK = 0.05  # seconds between two checks that the disk still answers
+READ_LIMIT = 2.0  # seconds for a read: longer than STALL, so only a disk that hangs exceeds it
+NO_ANSWER = "the disk does not answer"
+
+T = TypeVar("T")
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+class Writer:
+    """The thread and its queue. Safe to use from any thread; starts with the first job."""
+
+    def __init__(self) -> None:
+        self._forget()
+        _writers.add(self)
+
+    def _forget(self) -> None:
+        """Reset. In a forked child the thread, its locks and its jobs belong to the parent."""
+        self._starting = threading.Lock()
+        # Implemented in C, so that an exception that interrupts the caller leaves no lock behind.
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._job_began_at: float | None = None  # when the present job began
+
+    @property
+    def is_stalled(self) -> bool:
+        """Return True if the disk does not answer."""
+        return self._has_stalled_for(STALL)
+
+    def _has_stalled_for(self, seconds: float) -> bool:
+        since = self._job_began_at
+        return since is not None and time.monotonic() - since > seconds
+
+    def submit(self, job: Callable[[], object]) -> bool:
+        """Run the job after all earlier ones. Return False if the queue is full, or if no thread can be started now.
+        The job must not raise."""
+        if self._jobs.qsize() >= MOST:
+            return False
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=THREAD, daemon=True)
+                    try:
+                        self._thread.start()
+                    except RuntimeError:  # this host or process has no thread left: a later job tries again
+                        self._thread = None
+                        return False
+        self._jobs.put(job)
+        return True
+
+    def end(self, limit: float = LAST_LIMIT) -> None:
+        """Finish all jobs, for at most `limit` seconds, and end the thread. A later job starts another one."""
+        thread = self._thread
+        if thread is not None:
+            is_done = self.flush(limit)
+            self.leave()
+            if is_done:
+                thread.join(limit)
+
+    def ask(self, function: Callable[[], T], limit: float) -> T:
+        """Run `function`, wait for it, and return its result.
+
+        Raises: what it raises; OSError if it takes more than `limit` seconds, or the disk already does not answer."""
+        results: list[T] = []
+        errors: list[BaseException] = []
+        is_done = threading.Event()
+
+        def job() -> None:
+            try:
+                results.append(function())
+            except BaseException as raised:  # re-raised in the caller
+                errors.append(raised)
+            is_done.set()
+
+        if self.is_stalled or not self.submit(job) or not is_done.wait(limit):
+            raise OSError(errno.ETIMEDOUT, NO_ANSWER)
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def leave(self) -> None:
+        """End the thread once all jobs are done. A later job starts another one. Does not wait."""
+        self._jobs.put(None)
+        self._forget()
+
+    def flush(self, limit: float = LAST_LIMIT) -> bool:
+        """Wait until all jobs are done, as long as the disk answers, at most `limit` seconds. Return True if they
+        are."""
+        if self._thread is None:
+            return True
+        is_done = threading.Event()
+        deadline = time.monotonic() + limit
+        if self._has_stalled_for(LAST_STALL) or not self.submit(is_done.set):
+            return False
+        while not is_done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
+            if self._has_stalled_for(LAST_STALL) or time.monotonic() >= deadline:
+                return is_done.is_set()
+        return True
+
+    def replace(self, path: Path, content: bytes) -> bool:
+        """Write a whole file, later. Return False if it is refused, as when the disk does not answer: newer content
+        comes soon."""
+        return not self.is_stalled and self.submit(lambda: files.replace(path, content))
+
+    def _work(self, jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+        while (job := jobs.get()) is not None:
+            self._job_began_at = time.monotonic()
+            with contextlib.suppress(Exception):  # the thread's edge: a job that raises must not stop the others
+                job()
+            self._job_began_at = None
+
+
+def asked(function: Callable[[], T], limit: float = ASK_LIMIT) -> T:
+    """Run `function` in a thread of its own, wait for it, and return its result. For a folder that may prove unusable
+    and is then given up. Raises: what the function raises, OSError if it takes longer than `limit` seconds."""
+    writer = Writer()
+    try:
+        return writer.ask(function, limit)
+    finally:
+        writer.leave()
+
+
+class BackgroundFile:
+    """A file of lines, written by the writer's thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = files.LineFile(path)
+        self._lost = 0  # accepted lines that could not be written
+        self._lost_before = 0  # at the last `take_lost`
+
+    def write(self, line: bytes, lost: Callable[[], object] = lambda: None) -> bool:
+        """Append a line (newline included), later; return False if it is refused. lost: called in the writer's thread
+        if it is accepted, but cannot be written."""
+        return WRITER.submit(lambda: self._append(line, lost))
+
+    def write_now(self, line: bytes, limit: float) -> bool:
+        """Append a line and wait for that, at most `limit` seconds. Return True if it is written, or will be when the
+        disk answers again."""
+        if WRITER.is_stalled:
+            return self.write(line)
+        is_done = threading.Event()
+        is_written = True
+
+        def job() -> None:
+            nonlocal is_written
+            is_written = self._file.write(line)
+            is_done.set()
+
+        return WRITER.submit(job) and (not is_done.wait(limit) or is_written)
+
+    def take_lost(self) -> int:
+        """Return how many accepted lines could not be written since the last call."""
+        total = self._lost  # the writer's thread goes on counting
+        lost, self._lost_before = total - self._lost_before, total
+        return lost
+
+    def close(self, limit: float = LAST_LIMIT) -> None:
+        """Wait until the lines are written, as long as the disk answers, at most `limit` seconds, and close the file. A
+        later write reopens it."""
+        if WRITER.submit(self._file.close):
+            WRITER.flush(limit)
+
+    def _append(self, line: bytes, lost: Callable[[], object]) -> None:
+        if not self._file.write(line):
+            self._lost += 1
+            lost()
+
+
+def _forget_in_child() -> None:
+    for writer in list(_writers):
+        writer._forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+WRITER = Writer()

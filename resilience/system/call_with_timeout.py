@@ -1,0 +1,35 @@
+"""Does a call that may never return, return in time?
+
+The call runs in a thread of its own. If it is late, the thread is left behind: Python cannot end it. The caller
+decides what to do then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from resilience.system import devices
+
+
+def returns_within(limit: float, function: Callable[[], object], name: str) -> bool:
+    """Run `function` in a daemon thread. Return True if it returned within `limit` seconds.
+
+    name: of the thread, which uses the caller's CUDA device. Raises: what the function raised in that time."""
+    raised: list[BaseException] = []
+    device = devices.current()
+
+    def work() -> None:
+        try:
+            devices.use(device)
+            function()
+        except BaseException as error:  # re-raised in the calling thread
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        return False
+    if raised:
+        raise raised[0]
+    return True

@@ -1,0 +1,58 @@
+"""Where are the threads of this process, and whose code do they run?
+
+Frames are read under the interpreter's lock, so no thread can end meanwhile. Stacks leave out this package's wrappers
+of torch's methods."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+from types import FrameType
+
+_WRAPPERS = "/resilience/system/collective_calls.py"
+_STANDARD = os.path.join(os.path.dirname(threading.__file__), "")
+_OURS = tuple(
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), layer, "")
+    for layer in ("calibration", "core", "facts", "inprocess", "monitor", "system", "telemetry")
+)
+
+
+def is_wrapper(file: str) -> bool:
+    """Return True if a frame of this file only passes a call on to torch."""
+    return file.endswith(_WRAPPERS)
+
+
+def is_ours(file: str) -> bool:
+    """Return True if a file belongs to the part of this package that runs inside a rank."""
+    return file.startswith(_OURS)
+
+
+@functools.cache
+def is_standard(file: str) -> bool:
+    """Return True if a file belongs to the standard library."""
+    return file.startswith("<frozen ") or (file.startswith(_STANDARD) and "-packages" + os.sep not in file)
+
+
+@functools.cache
+def is_torch(file: str) -> bool:
+    """Return True if a file belongs to torch."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    return torch is not None and file.startswith(os.path.join(os.path.dirname(torch), ""))
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by the thread's identity.
+
+    No garbage collection may begin meanwhile. Before Python 3.12 the interpreter allocates here while it holds the lock
+    of its list of threads; a finalizer that releases the GIL then deadlocks the process
+    (https://github.com/python/cpython/issues/106883)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,93 @@
+"""A program's signal handlers run in the main thread wherever it is, also in the middle of a restart.
+
+One that raises there would cost the rank: torch's handler of SIGCHLD raises an error for each process of a data loader
+that was lost, mostly when the error of another call has just told of it and the restart has begun. So for the duration
+of a call handlers are guarded. In the program's own code, in its function or a hook, a guarded handler does what it
+did. In our code the exception is dropped and reported, and the signal is raised again as soon as the function runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from resilience.system.frames import is_ours, is_standard, is_torch
+from resilience.system.processes import signal_name
+
+
+class Deferred(NamedTuple):
+    """A signal whose handler raised in our code. error: the exception's type and text."""
+
+    signal: str
+    error: str
+
+
+class ProgramHandlers:
+    """Guards the handlers of this process. Belongs to the main thread.
+
+    is_in_function: whether the main thread runs the program's function. our_number: of the signal whose handler is
+    ours."""
+
+    def __init__(self, is_in_function: Callable[[], bool]) -> None:
+        self._is_in_function = is_in_function
+        self._pid = 0
+        self._to_raise: set[int] = set()
+        self._unreported: dict[int, Deferred] = {}
+
+    def guard(self, our_number: int) -> None:
+        """Guard the handlers that are there now. Raises: what one that is not guarded yet raises meanwhile; call it
+        again then."""
+        self._pid = os.getpid()
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            is_programs = callable(handler) and handler is not signal.default_int_handler and number != our_number
+            if is_programs and not isinstance(handler, _Guarded):
+                signal.signal(number, _Guarded(self, handler))
+
+    def release(self) -> None:
+        """Put the handlers back that are guarded."""
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if isinstance(handler, _Guarded):
+                signal.signal(number, handler.handler)
+
+    def raise_again(self) -> None:
+        """Raise the signals again that were put off. Raises: what their handlers raise."""
+        for number in list(self._to_raise):
+            self._to_raise.discard(number)
+            signal.raise_signal(number)
+
+    def must_put_off(self, frame: FrameType | None) -> bool:
+        """Return True if an exception at this place would leave through our code only."""
+        if self._is_in_function() or os.getpid() != self._pid:
+            return False
+        while frame is not None and (is_standard(frame.f_code.co_filename) or is_torch(frame.f_code.co_filename)):
+            frame = frame.f_back
+        return frame is not None and is_ours(frame.f_code.co_filename)
+
+    def put_off(self, number: int, error: Exception) -> None:
+        """Note a signal to raise again, because its handler raised `error` in our code."""
+        self._unreported[number] = Deferred(signal_name(number), f"{type(error).__name__}: {error}"[:500])
+        self._to_raise.add(number)
+
+    def take_deferred(self) -> list[Deferred]:
+        """Return the signals that were put off since the last call, each once."""
+        return [self._unreported.pop(number) for number in list(self._unreported)]
+
+
+class _Guarded:
+    """Stands where the program's handler was."""
+
+    def __init__(self, owner: ProgramHandlers, handler: Any) -> None:
+        self.handler = handler
+        self._owner = owner
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.handler(number, frame)
+        except Exception as error:
+            if not self._owner.must_put_off(frame):
+                raise
+            self._owner.put_off(number, error)

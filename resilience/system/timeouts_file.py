@@ -1,0 +1,147 @@
+"""The file of limits: YAML for people, read back whole or refused with its line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from resilience.calibration import rank_groups
+from resilience.calibration.differences import advice, differences, harmless, serious
+from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
+from resilience.errors import ConfigurationError, DecodeError
+from resilience.facts import encoding
+from resilience.facts.configuration import Configuration
+from resilience.facts.events import TimeoutsLoaded
+from resilience.facts.limits import Limits
+from resilience.system import files
+
+NAME = "timeouts.yaml"
+AUTO = "auto"
+MOST_REFUSED = 3  # most unfitting files to name
+HEAD = "# Written by `resilience calibrate`. Durations in seconds. What the entries mean: docs/calibration.md\n"
+
+
+def write(path: Path, timeouts: Timeouts) -> None:
+    """Replace the whole file. Raises: ConfigurationError if that fails; the old file then stays."""
+    text = HEAD + encoding.to_yaml(_rounded(msgspec.to_builtins(timeouts)))
+    if not files.replace(path, text.encode()):
+        raise ConfigurationError(f"{path} could not be written; {files.TO_REPLACE}")
+
+
+def read(path: Path) -> Timeouts:
+    """Read a file of limits. Raises: ConfigurationError, naming what is wrong and where."""
+    try:
+        loaded = encoding.from_yaml(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: {error.strerror or error}; expected a file written by `resilience calibrate`"
+        ) from error
+    except DecodeError as error:
+        raise ConfigurationError(f"{path} is not YAML: {error}") from error
+    schema = loaded.get("schema") if isinstance(loaded, dict) else None
+    if schema != SCHEMA:
+        raise ConfigurationError(
+            f"{path} has schema {schema!r}, expected {SCHEMA}; rewrite it with this version's `resilience calibrate`"
+        )
+    try:
+        timeouts: Timeouts = encoding.from_builtins(loaded, Timeouts, strict=False)
+    except DecodeError as error:
+        raise ConfigurationError(f"{path}: {error}; write it again with `resilience calibrate`") from error
+    for name, deadline in timeouts.deadlines.items():
+        for what, limit in _limits(name, deadline):
+            if limit is not None and not 0.0 < limit < math.inf:
+                raise ConfigurationError(
+                    f"{path}: the limit of {what} is {limit!r}, expected seconds above 0 and finite"
+                )
+        for group in deadline.groups:
+            if not rank_groups.is_name(group.ranks):
+                raise ConfigurationError(
+                    f"{path}: the ranks of a group of {name!r} are {group.ranks!r}, expected such as '0,4-7'"
+                )
+    return timeouts
+
+
+def _limits(name: str, deadline: Deadline) -> Iterator[tuple[str, float | None]]:
+    """Yield all limits of a deadline, each with what it is for."""
+    yield repr(name), deadline.timeout_s
+    for group in deadline.groups:
+        yield f"{name!r} for ranks {group.ranks!r}", group.timeout_s
+    if deadline.outside is not None:
+        yield f"{name!r} outside known phases", deadline.outside.timeout_s
+
+
+def learned(
+    source: str, run_dir: Path, base: Limits, configuration: Configuration, is_shadow: bool, margin: float | None = None
+) -> tuple[Limits, TimeoutsLoaded]:
+    """Return the limits of a run, and the event about them.
+
+    source: a file, or `auto` for the newest one that fits this configuration. If there is none, `base` is used, and the
+    event says so. Raises: ConfigurationError for a file that cannot be read, or that does not fit."""
+    if source == AUTO:
+        chosen, refused = _newest(run_dir, configuration)
+        if chosen is None:
+            where = f"{NAME} for {configuration.name} in {Path.cwd()}, {run_dir} or a run folder there"
+            note = f"no {where}; configured or default limits apply" + "".join(f"; {mismatch}" for mismatch in refused)
+            return base, TimeoutsLoaded(source, 0, False, is_shadow, note)
+        path, timeouts = chosen
+    else:
+        path = Path(source)
+        timeouts = read(path)
+    unequal = differences(timeouts.configuration, configuration, timeouts.ranks)
+    mismatch = _mismatch(timeouts, configuration)
+    if mismatch:
+        raise ConfigurationError(
+            f"{path} was learned from {timeouts.configuration.name} and does not fit this run: {mismatch}",
+            option="timeouts",
+            value=source,
+        )
+    note = harmless(unequal)
+    limits = in_force(timeouts, base, margin, is_equal=not note)
+    event = TimeoutsLoaded(
+        str(path), len(limits.learned), True, is_shadow, note and f"it fits, with differences: {note}"
+    )
+    if is_shadow:
+        return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, learned={}, rule=None)), event
+    return limits, event
+
+
+def _mismatch(timeouts: Timeouts, now: Configuration) -> str:
+    """Return why the limits do not fit this run and what to do about it, empty if they fit."""
+    before = timeouts.configuration
+    reason = serious(differences(before, now, timeouts.ranks))
+    return reason and f"{reason}{advice(before, now, timeouts.ranks)}"
+
+
+def _newest(run_dir: Path, configuration: Configuration) -> tuple[tuple[Path, Timeouts] | None, list[str]]:
+    """Return the newest file that fits this configuration, None without any, and why other files do not fit."""
+    fitting, refused = [], []
+    for path in (Path.cwd() / NAME, run_dir / NAME, *sorted(run_dir.glob(f"*/{NAME}"))):
+        try:
+            age = path.stat().st_mtime_ns
+        except OSError:
+            continue
+        try:
+            timeouts = read(path)
+        except ConfigurationError as error:
+            refused.append(str(error))
+            continue
+        mismatch = _mismatch(timeouts, configuration)
+        if mismatch:
+            refused.append(f"{path}: {mismatch}")
+        else:
+            fitting.append((age, path, timeouts))
+    newest = max(fitting, key=lambda candidate: candidate[:2], default=None)
+    return (None if newest is None else newest[1:]), refused[-MOST_REFUSED:]
+
+
+def _rounded(value: Any) -> Any:
+    """Round to six digits: readable, and more than a limit needs."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

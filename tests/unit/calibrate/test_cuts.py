@@ -1,0 +1,93 @@
+"""The verdict of an incident says whether an occurrence that a limit ended was a hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.attribution.culprits import Culprit
+from resilience.attribution.incident import Incident
+from resilience.attribution.symptoms import Class
+from resilience.attribution.verdict import Verdict
+from resilience.calibrate import cuts
+from resilience.calibrate.cuts import Verdicts
+from resilience.telemetry.durations import Value
+from tests.support.record_streams import Fault, Kind, job
+
+KILLED = Value("data", 5, 5, 0.0, 2.0, "killed")
+UNSURE = (Culprit(2, "stopped", 0.4, 4), Culprit(3, "stopped", 0.4, 4))
+BLAMED, WAITING = 1, 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "blamed", "others"),
+    [
+        ("stopped", "hang", "hang"),
+        ("native", "hang", "hang"),
+        ("busy", "killed", "killed"),  # a long computation looks like an endless one, and others wait for either
+        ("hang", "killed", "killed"),
+        ("exception", "killed", "hang"),
+        ("kill", "killed", "hang"),
+    ],
+)
+def test_rank_that_was_stopped_or_waited_for_one_that_never_comes_hung_and_of_others_nobody_knows(
+    tmp_path: Path, kind: Kind, blamed: str, others: str
+) -> None:
+    folder = job([Fault(kind, 1, 0, 20)], world=3).write(tmp_path / "run")
+    verdicts = Verdicts([folder])
+    assert verdicts.judged(1, (0, 0), KILLED).end == blamed
+    assert verdicts.judged(2, (0, 0), KILLED).end == others
+    assert verdicts.judged(1, (0, 7), KILLED).end == "killed"  # an iteration without an incident
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, rank: int, *incidents: Incident) -> str:
+    """Return the end of an occurrence of this rank in iteration 0 of a run with these incidents."""
+    monkeypatch.setattr(cuts, "fold", lambda _: incidents)
+    return Verdicts([]).judged(rank, (0, 0), KILLED).end
+
+
+def incident(*culprits: Culprit, candidates: tuple[Culprit, ...] = ()) -> Incident:
+    verdict = Verdict(culprits[0].what if culprits else "unknown", "unknown", culprits=culprits, candidates=candidates)
+    return Incident(1, 0, 0, 0, 0, "restarted", "hang", verdict)
+
+
+@pytest.mark.parametrize(
+    "what", ["storage_stall", "input_stall", "busy_without_progress", "hung", "went_on", "desynchronised", "hook_hung"]
+)
+def test_wait_for_a_rank_that_may_be_healthy_may_be_healthy_too(monkeypatch: pytest.MonkeyPatch, what: Class) -> None:
+    assert judged(monkeypatch, BLAMED, incident(Culprit(BLAMED, what, 0.7, 7))) == "killed"
+    assert judged(monkeypatch, WAITING, incident(Culprit(BLAMED, what, 0.7, 7))) == "killed"
+
+
+def test_wait_is_a_hang_if_one_of_several_culprits_is_known_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    culprits = Culprit(BLAMED, "hung", 0.7, 7), Culprit(2, "stopped", 0.9, 4)
+    assert judged(monkeypatch, WAITING, incident(*culprits)) == "hang"
+    assert judged(monkeypatch, BLAMED, incident(*culprits)) == "killed"
+
+
+def test_nothing_is_a_hang_while_there_are_only_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 2, 3):
+        assert judged(monkeypatch, rank, incident(candidates=UNSURE)) == "killed"
+
+
+def test_candidate_beside_a_culprit_did_not_only_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = incident(Culprit(BLAMED, "stopped", 0.9, 4), candidates=UNSURE)
+    assert judged(monkeypatch, 2, both) == "killed"
+    assert judged(monkeypatch, WAITING, both) == "hang"
+
+
+def test_end_of_the_whole_cycle_does_not_judge_an_iteration_with_an_incident_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = incident(Culprit(BLAMED, "hung", 0.7, 7))
+    verdict = Verdict("crashed", "unknown", culprits=(Culprit(2, "crashed", 0.95, 1),))
+    later = Incident(2, 0, 0, 0, -1, "restarted", "exit", verdict, layer="launcher")
+    assert judged(monkeypatch, WAITING, own, later) == "killed"
+    assert judged(monkeypatch, WAITING, later) == "hang"
+
+
+def test_cut_that_no_limit_made_stays_what_it_is(tmp_path: Path) -> None:
+    verdicts = Verdicts([tmp_path])
+    for end in ("cut", "hang"):
+        assert verdicts.judged(0, (0, 0), Value("data", 0, 0, 0.0, 1.0, end)).end == end

@@ -1,0 +1,475 @@
+"""What was recorded in run folders, and in tables, becomes the same limits. No duration is lost on the way."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resilience.calibrate import timings
+from resilience.calibrate.limits import Target, backtest, calibrate
+from resilience.calibrate.observed import pool_of
+from resilience.calibration.limits_file import Deadline, SeenInJob, Timeouts, in_force, of_rank, staleness
+from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import Start
+from resilience.facts.limits import Limits
+from resilience.telemetry import durations
+from resilience.telemetry.durations import Header, Recorder
+
+SOON = Target(false_alarms=200.0, horizon_s=600.0, min_timeout=0.001)
+MONTHLY = Target(min_timeout=0.001)
+CONFIGURATION = Configuration("train.py", world_size=1)
+
+
+def record(
+    folder: Path,
+    starts: Iterable[tuple[Start, Sequence[float]]],
+    *,
+    rank: int = 0,
+    node: str = "n",
+    name: str = "train",
+    launch: str = "",
+    began: float = 1000.0,
+    world: int = 1,
+    first_step: int | None = None,
+) -> Path:
+    """Write what a monitor would have kept of these starts, one occurrence after the other; return the run folder."""
+    configuration = msgspec.structs.replace(CONFIGURATION, world_size=world)
+    header = Header(folder.name, node, rank, world, configuration, launch or folder.name)
+    recorder = Recorder(folder, header, began)
+    at = began
+    for cycle, (how, values) in enumerate(starts):
+        recorder.started(how, at, cycle=cycle)
+        for seconds in values:
+            recorder.add(name, seconds, at)
+            at += seconds
+    recorder.state.first_step = first_step
+    recorder.close(at)
+    return folder
+
+
+def steps(n: int, seed: int, seconds: float = 0.1) -> list[float]:
+    chance = random.Random(seed)
+    return [seconds * math.exp(chance.gauss(0.0, 0.02)) for _ in range(n)]
+
+
+def limits(*folders: Path, target: Target = SOON) -> Timeouts:
+    return calibrate(timings.read(folders), target)
+
+
+def test_evaluation_soon_after_the_start_is_not_dropped(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        values = steps(400, seed)
+        values[10] = 10.7
+        folders.append(record(tmp_path / f"run{seed}", [("cold", values)]))
+    found = limits(*folders).deadlines["train"]
+    assert found.max_s == pytest.approx(10.7)
+    assert found.timeout_s is not None and found.timeout_s > 10.7
+    assert found.status == "provisional" and "twice only" in found.reason
+
+
+def test_values_that_the_file_has_no_room_for_are_taken_from_the_histogram_and_it_says_so(tmp_path: Path) -> None:
+    rising = [0.1 * 1.0005**i for i in range(12_000)]  # each one is larger than all before, and worth keeping
+    folder = record(tmp_path / "run", [("cold", [*rising, 32.0])])
+    state = durations.read_histograms(folder / "timings" / "n-0.hist")
+    assert state.left_out > 0
+    (observed,) = (run.deadlines["train"] for run in timings.read([folder]).runs)
+    assert sum(observed.counts(0).values()) == pytest.approx(12_001, rel=0.001)
+    assert max(observed.counts(0)) >= max(32.0, rising[-1]) * 0.999
+    found = limits(folder).deadlines["train"]
+    assert found.timeout_s is not None and found.timeout_s > found.max_s >= 32.0
+    assert any("only from the histogram" in warning for warning in found.warnings)
+
+
+def test_file_that_is_not_full_is_not_called_full(tmp_path: Path) -> None:
+    values = steps(2000, 1)
+    values[10] = values[20] = 10.0  # longer than 99 % of the first ones
+    values[130:145] = [5.0] * 15  # not large at that time, but in the end
+    folder = record(tmp_path / "run", [("cold", values)])
+    (observed,) = (run.deadlines["train"] for run in timings.read([folder]).runs)
+    assert sum(observed.missing.values()) == 15
+    assert limits(folder).deadlines["train"].warnings == ()
+
+
+def test_no_recorded_duration_lies_above_its_limit(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    for case in range(30):
+        values = steps(chance.randint(40, 600), case)
+        for _ in range(chance.randint(0, 5)):
+            values[chance.randrange(len(values))] = chance.uniform(0.1, 50.0)
+        cut = chance.randint(1, len(values))
+        made = limits(record(tmp_path / f"run{case}", [("cold", values[:cut]), ("warm", values[cut:])])).deadlines
+        longest = max(each.timeout_s or math.inf for each in made.values())
+        assert max(values) <= longest, f"case {case}"
+        for known in made.values():
+            assert known.timeout_s is None or known.max_s <= known.timeout_s, f"case {case}"
+
+
+def test_first_occurrences_are_fitted_apart_by_their_start_and_never_shorter_than_usual(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        usual = [4.0 if i % 7 == 0 else seconds for i, seconds in enumerate(steps(300, seed), 1)]
+        starts: list[tuple[Start, list[float]]] = [("cold", [30.0, *usual]), ("warm", [0.5, *usual])]
+        starts.append(("iteration", [0.15, *usual]))
+        folders.append(record(tmp_path / f"run{seed}", starts))
+    made = limits(*folders).deadlines
+    assert made["train.first"].timeout_s == pytest.approx(150.0)
+    usual_s = made["train"].timeout_s
+    assert usual_s is not None and usual_s > 4.0
+    for name in ("train.first.warm", "train.first.iteration"):
+        assert usual_s <= (made[name].timeout_s or 0.0) < 30.0
+
+
+def test_each_section_has_a_warm_up_of_its_own_length(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    record(folder, [("cold", [9.0, 8.0, 7.0, *steps(200, 1)])])
+    record(folder, [("cold", [9.0, *steps(200, 2)])], name="other", rank=1)
+    made = limits(folder).deadlines
+    assert (made["train.first"].occurrences, made["other.first"].occurrences) == (3, 1)
+
+
+def test_initial_heartbeat_has_a_limit_from_its_own_durations(tmp_path: Path) -> None:
+    made = limits(record(tmp_path / "run", [("cold", [6.0]), ("warm", [2.0])], name="initial_heartbeat")).deadlines
+    assert {name: known.timeout_s for name, known in made.items()} == {
+        "initial_heartbeat": 30.0,
+        "initial_heartbeat.warm": 10.0,
+    }
+
+
+def test_unlike_ranks_have_limits_of_their_own_and_none_is_stale_at_once(tmp_path: Path) -> None:
+    folders = []
+    for run in range(2):
+        folder = tmp_path / f"run{run}"
+        for rank, seconds in enumerate((0.1, 0.105, 0.4, 0.41)):
+            record(folder, [("cold", steps(2000, 10 * run + rank, seconds))], rank=rank, world=4)
+        folders.append(folder)
+    found = limits(*folders)
+    known = found.deadlines["train"]
+    assert [group.ranks for group in known.groups] == ["0-1", "2-3"]
+    fast, slow = (group.timeout_s or math.inf for group in known.groups)
+    assert fast < 0.4 < slow <= (known.timeout_s or 0.0)
+    enforced = in_force(found, Limits())
+    for rank, median in enumerate((0.1, 0.105, 0.4, 0.41)):
+        own = of_rank(enforced, rank, 4)
+        assert own.sections["train"].hard == (fast, slow)[rank // 2]
+        assert staleness(own.learned["train"], SeenInJob(2000, median, median, 0, 2000)) == ""
+    other_world = of_rank(enforced, 0, 8)
+    assert other_world.sections["train"].hard == known.timeout_s
+    assert calibrate(timings.read(folders), msgspec.structs.replace(SOON, ranks=8)).deadlines["train"].groups == ()
+
+
+@pytest.mark.parametrize("fast", [1, 3])
+def test_durations_of_unlike_ranks_are_those_of_the_slowest(tmp_path: Path, fast: int) -> None:
+    folders = []
+    for run in range(2):
+        folder = tmp_path / f"run{run}"
+        for rank, seconds in enumerate((*[0.1] * fast, 0.4)):
+            n = 600 + 20 * (run if rank < fast else 0)  # ranks end at different steps
+            record(folder, [("cold", steps(n, 10 * run + rank, seconds))], rank=rank, world=fast + 1)
+        folders.append(folder)
+    known = limits(*folders).deadlines["train"]
+    assert known.median_s == pytest.approx(0.4, rel=0.05)
+    assert known.status == "ok" and [group.status for group in known.groups] == ["ok", "ok"]
+
+
+def test_like_ranks_whose_slowest_differs_each_time_are_not_stale(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    folder = tmp_path / "run"
+    for rank in range(8):
+        values = [0.1 * chance.lognormvariate(0.0, 0.3) for _ in range(2000)]
+        record(folder, [("cold", values)], rank=rank, world=8)
+    found = limits(folder)
+    assert found.deadlines["train"].groups == ()
+    known = of_rank(in_force(found, Limits()), 0, 8).learned["train"]
+    assert staleness(known, SeenInJob(2000, 0.2, 0.1, 0, 2000)) == ""
+
+
+def with_evaluations(seed: int, n: int = 3000, at: Sequence[int] = (1000, 2000)) -> list[float]:
+    values = steps(n, seed)
+    for position in at:
+        values[position] = 8.0
+    return values
+
+
+def test_evaluation_at_the_same_steps_of_all_runs_leaves_a_short_limit_elsewhere(tmp_path: Path) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", with_evaluations(seed))]) for seed in range(3)]
+    known = limits(*folders).deadlines["train"]
+    assert known.outside is not None
+    assert known.outside.phases.positions == (1000, 2000)
+    assert known.outside.timeout_s < 0.5 < 8.0 < (known.timeout_s or 0.0)
+    enforced = in_force(limits(*folders), Limits())
+    assert enforced.outside["train"].limit.hard == known.outside.timeout_s
+    assert in_force(limits(*folders), Limits(), is_equal=False).outside == {}
+
+
+@pytest.mark.parametrize("n", [40, 140])
+def test_three_short_runs_without_a_slow_position_leave_a_short_limit_as_far_as_they_came(
+    tmp_path: Path, n: int
+) -> None:
+    folders = [
+        record(tmp_path / f"run{seed}", [("cold", steps(n + seed, seed))], first_step=seed % 2) for seed in range(4)
+    ]
+    known = limits(*folders[:3], target=MONTHLY).deadlines["train"]
+    assert (known.status, known.timeout_s) == ("provisional", pytest.approx(5 * known.max_s))
+    assert known.outside is not None
+    assert (known.outside.status, known.outside.phases.positions) == ("short", ())
+    assert known.outside.phases.until == n + 1
+    assert known.outside.timeout_s == pytest.approx(3 * known.outside.max_s)
+    assert limits(*folders[:2], target=MONTHLY).deadlines["train"].outside is None
+    (answer, *_) = [each for each in backtest(timings.read(folders).runs, MONTHLY).answers if each.deadline == "train"]
+    assert answer.outside_s is not None and answer.outside_exposure >= n - 1 and answer.outside_exceeded == 0
+
+
+def test_short_runs_of_which_one_was_slow_somewhere_leave_one_limit(tmp_path: Path) -> None:
+    runs = [steps(40, seed) for seed in range(3)]
+    runs[2][20] = 8.0
+    folders = [
+        record(tmp_path / f"run{number}", [("cold", values)], first_step=0) for number, values in enumerate(runs)
+    ]
+    assert limits(*folders, target=MONTHLY).deadlines["train"].outside is None
+
+
+@pytest.mark.parametrize("first_step", [None, 400], ids=["no steps", "resumed"])
+def test_short_runs_that_did_not_begin_at_the_beginning_leave_one_limit(tmp_path: Path, first_step: int | None) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", steps(40, seed))], first_step=first_step) for seed in range(3)]
+    assert limits(*folders, target=MONTHLY).deadlines["train"].outside is None
+
+
+def test_evaluations_at_other_steps_of_each_run_leave_one_limit(tmp_path: Path) -> None:
+    runs = [with_evaluations(seed, at=(900 + 37 * seed, 1800 + 53 * seed)) for seed in range(3)]
+    folders = [record(tmp_path / f"run{number}", [("cold", values)]) for number, values in enumerate(runs)]
+    assert limits(*folders).deadlines["train"].outside is None
+
+
+def test_short_limit_that_a_run_does_not_bear_out_is_none(tmp_path: Path) -> None:
+    runs = [with_evaluations(seed) for seed in range(3)]
+    runs[2][1500] = 8.0
+    folders = [record(tmp_path / f"run{number}", [("cold", values)]) for number, values in enumerate(runs)]
+    assert limits(*folders).deadlines["train"].outside is None
+
+
+def test_positions_of_a_table_and_of_folders_are_the_same(tmp_path: Path) -> None:
+    runs = [[8.0, *with_evaluations(seed)] for seed in range(2)]
+    folders = [record(tmp_path / f"run{number}", [("cold", values)]) for number, values in enumerate(runs)]
+    of_folders = limits(*folders).deadlines["train"].outside
+    of_table = limits(table(tmp_path / "t.csv", runs)).deadlines["train"].outside
+    assert of_folders is not None and of_table is not None
+    assert of_folders.phases.positions == of_table.phases.positions == (1001, 2001)
+    assert of_folders.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
+
+
+def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
+    first = record(tmp_path / "a" / "job", [("cold", steps(300, 1))], node="a", launch="one")
+    second = record(tmp_path / "b" / "job", [("cold", steps(300, 2))], node="b", rank=1, launch="one")
+    given = timings.read([first, second])
+    assert [(run.name, run.ranks) for run in given.runs] == [("job", 2)]
+    copy = tmp_path / "copy" / "job"
+    shutil.copytree(first, copy)
+    given = timings.read([first, copy, first])
+    assert len(given.runs) == 1
+    assert any("counts once" in note for note in given.notes)
+    assert any("given twice" in note for note in given.notes)
+    other = record(tmp_path / "c" / "job", [("cold", steps(300, 3))], launch="two")
+    assert len(timings.read([first, other]).runs) == 2
+
+
+def table(path: Path, runs: Sequence[Sequence[float]]) -> Path:
+    rows = [f"{run},train,0,{i},{seconds!r}" for run, values in enumerate(runs) for i, seconds in enumerate(values)]
+    path.write_text("\n".join(["run,section,rank,i,seconds", *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [[8.0, *steps(3000, seed)] for seed in range(2)],
+        [[8.0, *steps(3000, 5)], [8.0, *[1.2 * seconds for seconds in steps(3000, 6)]]],
+        [[8.0, *(seconds * (1 + 0.3 * i / 3000) for i, seconds in enumerate(steps(3000, seed)))] for seed in range(2)],
+        [[8.0, *steps(2990, 1), *[3.0] * 10]],
+        [[8.0, *steps(3000, 2)], [8.0, *steps(2990, 3), *[3.0] * 10]],
+        [[8.0, *steps(2000, seed), *[3.0] * 5, *steps(900, seed + 9), *[3.0] * 5] for seed in range(3)],
+    ],
+    ids=["alike", "runs differ", "drift", "rises at the end", "rises in the second run", "late phases in each run"],
+)
+def test_folder_and_table_give_the_same_answer_for_the_same_data(tmp_path: Path, runs: list[list[float]]) -> None:
+    folders = [record(tmp_path / f"run{i}", [("cold", values)]) for i, values in enumerate(runs)]
+    target = Target(false_alarms=200.0, horizon_s=6000.0, min_timeout=0.001)
+
+    def answer(*paths: Path) -> Deadline:
+        return limits(*paths, target=target).deadlines["train"]
+
+    of_folder, of_table = answer(*folders), answer(table(tmp_path / "t.csv", runs))
+    assert of_folder.status == of_table.status
+    assert of_folder.reason.split(":")[0] == of_table.reason.split(":")[0]
+    assert of_folder.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
+
+
+def test_one_episode_of_stalls_in_a_recorded_run_is_one_event(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        values = steps(8000, seed)
+        if seed == 0:
+            values[3000:3020] = [0.5] * 20
+        folders.append(record(tmp_path / f"run{seed}", [("cold", values)]))
+    found = limits(*folders).deadlines["train"]
+    assert found.status == "provisional"
+    assert "seen once only, 20 occurrences in a row" in found.reason
+
+
+def test_backtest_tests_everything_that_was_recorded(tmp_path: Path) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", steps(5000, seed))]) for seed in range(2)]
+    test = backtest(timings.read(folders).runs, SOON)
+    assert test.tested == test.recorded == pytest.approx(10_000, rel=0.001)
+    assert [each.exceeded for each in test.answers] == [0, 0]
+    alone = backtest(timings.read(folders[:1]).runs, SOON)
+    assert (alone.tested, alone.answers) == (0, [])
+    assert "give a second run" in alone.untested["train"]
+
+
+def moved(folder: Path, starts: Iterable[tuple[str, Sequence[float]]], rank: int = 0) -> Path:
+    """Write the occurrences of a rank that starts on this node in each cycle; return the run folder."""
+    configuration = msgspec.structs.replace(CONFIGURATION, world_size=2)
+    at, began = 1000.0, 0
+    for cycle, (node, values) in enumerate(starts):
+        recorder = Recorder(folder, Header(folder.name, node, rank, 2, configuration, "one launch"), at)
+        recorder.started("warm" if cycle else "cold", at, cycle=cycle)
+        if recorder.state.first_step is None:
+            recorder.state.first_step = began
+        for seconds in values:
+            recorder.add("train", seconds, at)
+            at += seconds
+        began += len(values)
+        recorder.close(at)
+    return folder
+
+
+def test_rank_that_moves_between_nodes_has_all_its_occurrences(tmp_path: Path) -> None:
+    kept = moved(tmp_path / "few", [(node, steps(60, number)) for number, node in enumerate(("n0", "n1", "n2"))])
+    (run,) = timings.read([kept]).runs
+    assert run.deadlines["train"].n == 180 and run.deadlines["train"].is_whole  # each node keeps that many
+    folder = moved(tmp_path / "run", [(node, steps(150, number)) for number, node in enumerate(("n0", "n1", "n2"))])
+    (run,) = timings.read([folder]).runs
+    known = run.deadlines["train"]
+    assert known.n == 450 and not known.is_whole
+    assert sum(known.counts(0).values()) == pytest.approx(450, rel=0.01)
+    assert run.ranks == 2
+
+
+def test_rank_that_moves_away_and_back_is_observed_for_as_long_as_the_run(tmp_path: Path) -> None:
+    for rank in range(2):
+        starts = [(node, [0.1] * 100) for node in ("n0", "n1", "n0")]
+        moved(tmp_path / "run", starts if rank else [("n9", [0.1] * 300)], rank)
+    (run,) = timings.read([tmp_path / "run"]).runs
+    assert run.seconds == pytest.approx(30.0)
+    assert (run.deadlines["train"].n, run.ranks) == (300, 2)
+
+
+def test_rank_that_moves_between_nodes_stays_in_its_group(tmp_path: Path) -> None:
+    for run in range(2):
+        for rank, seconds in enumerate((0.1, 0.4)):
+            values = steps(2000, 10 * run + rank, seconds)
+            moved(tmp_path / f"run{run}", [("n0", values[:1000]), (f"n{run}", values[1000:])], rank)
+    given = timings.read([tmp_path / "run0", tmp_path / "run1"])
+    assert [sorted(run.groups["train"]) for run in given.runs] == [["0", "1"], ["0", "1"]]
+    assert [group.n for run in given.runs for group in run.groups["train"].values()] == [2000] * 4
+
+
+def killed_at(folder: Path, starts: Sequence[Start], values: Sequence[float], seconds: float) -> Path:
+    """Write a run of which a limit ended the next occurrence after the last of these starts."""
+    recorder = Recorder(folder, Header(folder.name, "n", 0, 1, CONFIGURATION, folder.name), 1000.0)
+    for cycle, how in enumerate(starts):
+        recorder.started(how, 1000.0, cycle=cycle)
+        for number, value in enumerate(values if cycle < len(starts) - 1 else ()):
+            recorder.add("train", value, 1000.0 + number)
+    recorder.add("train", seconds, 2000.0, "killed")
+    recorder.close(2000.0 + seconds)
+    return folder
+
+
+@pytest.mark.parametrize(("starts", "name"), [(["cold"], "train.first"), (["cold", "warm"], "train.first.warm")])
+def test_first_occurrence_that_a_limit_ended_leaves_the_usual_limit_alone(
+    tmp_path: Path, starts: list[Start], name: str
+) -> None:
+    values = [0.3, *steps(600, 1)]
+    folders = [record(tmp_path / f"run{i}", [("cold", values), ("warm", values)]) for i in range(2)]
+    before = limits(*folders, target=MONTHLY).deadlines
+    killed = killed_at(tmp_path / "killed", starts, values, 1.2)
+    after = limits(*folders, killed, target=MONTHLY).deadlines
+    assert (after["train"].warnings, after["train"].timeout_s) == ((), before["train"].timeout_s)
+    assert [key for key, known in after.items() if known.warnings] == [name]
+    assert "1 occurrences were ended by a limit" in after[name].warnings[0]
+
+
+def test_first_occurrence_of_a_table_that_a_limit_ended_is_one_of_the_first(tmp_path: Path) -> None:
+    rows = [f"{run},train,0,{i},{s!r},ok" for run in range(2) for i, s in enumerate([0.3, *steps(600, run)])]
+    for number, name in ((0, "train.first"), (300, "train")):
+        path = tmp_path / "t.csv"
+        path.write_text("\n".join(["run,section,rank,i,seconds,end", f"2,train,0,{number},1.2,killed", *rows]) + "\n")
+        rows_of_third = [f"2,train,0,{i},{s!r},ok" for i, s in enumerate(steps(300, 9), 1) if i != number]
+        path.write_text(path.read_text() + "\n".join(rows_of_third) + "\n")
+        made = limits(path, target=MONTHLY).deadlines
+        assert [key for key, known in made.items() if known.warnings] == [name]
+
+
+def test_second_call_of_a_wrapped_function_is_another_start(tmp_path: Path) -> None:
+    """Its iterations are counted from 0 again."""
+    recorder, at = Recorder(tmp_path, Header("job", "node", 0, 1), at=1e9), 1e9
+    for call in range(2):
+        recorder.started("warm" if call else "cold", at, 0, 0)
+        for step in range(2000):
+            seconds = 0.1 if step % 40 else 5.1 + call / 10_000 + step / 1000
+            recorder.add("step", seconds, at)
+            at += seconds
+    recorder.close(at)
+    (observed,) = timings.read([tmp_path]).runs[0].deadlines.values()
+    assert ([start.how for start in observed.starts], observed.n) == (["cold", "warm"], 4000)
+    assert sum(count for seconds, count in pool_of([observed], 5).descending if seconds > 5.0) == 100
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_no_occurrence_is_lost_or_counted_twice_with_any_number_of_ranks(tmp_path: Path, world: int) -> None:
+    chance = random.Random(world)
+    for rank in range(world):
+        values = [2.0 * chance.lognormvariate(0.0, 0.5) for _ in range(600)]
+        record(tmp_path / "run", [("cold", values)], rank=rank, world=world)
+    (run,) = timings.read([tmp_path / "run"]).runs
+    assert [run.deadlines["train"].counts(first).total() for first in (0, 1, 50)] == [600, 599, 550]
+
+
+def test_large_durations_that_no_file_kept_count_on_each_node_of_a_rank(tmp_path: Path) -> None:
+    values = [*steps(2000, 1), *[0.5] * 15]
+    folder = moved(tmp_path / "run", [("n0", values), ("n1", values)])
+    for path in (folder / "timings").glob("*.jsonl"):
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if '"s":0.5' not in line))
+    (run,) = timings.read([folder]).runs
+    assert sum(count for seconds, count in run.deadlines["train"].missing.items() if seconds > 0.4) == 30
+
+
+def test_line_that_a_full_disk_cut_off_is_noted_and_costs_no_duration(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", [("cold", [*steps(2000, 1), 7.0])])
+    path = folder / "timings" / "n-0.jsonl"
+    *lines, last = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, last[:30], "\n"]))
+    read = timings.read([folder])
+    assert read.runs[0].deadlines["train"].max_s == 7.0
+    assert list(read.runs[0].deadlines["train"].missing.values()) == [1]
+    assert [note for note in read.notes if "cut off" in note] == [
+        f"{path}: 1 line was cut off, as by a full disk; the histogram has these durations"
+    ]
+
+
+def test_halves_and_drift_of_a_rank_that_moves_are_those_of_its_whole_course(tmp_path: Path) -> None:
+    values = [0.001 * i + 1.0 for i in range(900)]
+    stayed = moved(tmp_path / "a", [("n0", values[:300]), ("n0", values[300:600]), ("n0", values[600:])])
+    went = moved(tmp_path / "b", [("n0", values[:300]), ("n1", values[300:600]), ("n2", values[600:])])
+    one, other = (timings.read([folder]).runs[0].deadlines["train"] for folder in (stayed, went))
+    assert other.half_at == pytest.approx(one.half_at, abs=40.0)
+    assert other.drift == pytest.approx(one.drift, rel=0.1)
+    assert other.settled_max == pytest.approx(one.settled_max, rel=0.05)
+    assert other.is_from_beginning

@@ -1,0 +1,136 @@
+"""How a new file follows an earlier one."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.calibration.fitting import MONTH
+from resilience.calibration.limits_file import (
+    SCHEMA,
+    Alarms,
+    Deadline,
+    OutsideLimit,
+    RankGroupLimit,
+    Timeouts,
+    in_force,
+    of_rank,
+    succeed,
+)
+from resilience.facts.configuration import Configuration
+from resilience.facts.limits import Limit, Limits, Outside
+from resilience.facts.phases import Phases
+
+PHASES = Phases((10, 20), 30)
+
+
+def test_limit_that_is_kept_has_its_own_ratios_to_the_new_durations() -> None:
+    fresh = Deadline(2.0, "short", "", 1e-6, ratio_to_max=2.0, ratio_to_median=4.0, max_s=1.0, median_s=0.5)
+    known = succeed({"step": fresh}, {"step": Deadline(100.0, "ok", "", 1e-6)})["step"]
+    assert (known.timeout_s, known.ratio_to_max, known.ratio_to_median) == (100.0, 100.0, 200.0)
+
+
+def test_limit_that_is_raised_without_a_fit_has_its_own_ratios() -> None:
+    fresh = Deadline(None, "insufficient", "", 1e-6, max_s=3.0, median_s=1.0)
+    known = succeed({"step": fresh}, {"step": Deadline(2.0, "ok", "", 1e-6)})["step"]
+    assert (known.timeout_s, known.ratio_to_max, known.ratio_to_median) == (15.0, 5.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    ("fresh_s", "max_s", "limit_s", "words"),
+    [
+        (20.0, 30.0, 20.0, "the earlier limit of 100 s is above max_timeout, 20 s"),
+        (2.0, 1.0, 20.0, "kept at 20 s"),
+        (None, 30.0, 20.0, "kept at 20 s"),
+        (None, 1.0, 20.0, "kept at 20 s"),
+    ],
+)
+def test_earlier_limit_is_kept_up_to_the_longest_limit_only(
+    fresh_s: float | None, max_s: float, limit_s: float, words: str
+) -> None:
+    fresh = Deadline(fresh_s, "provisional", "too few", 1e-6, max_s=max_s)
+    known = succeed({"step": fresh}, {"step": Deadline(100.0, "ok", "", 1e-6)}, 20.0)["step"]
+    assert (known.timeout_s, known.previous_timeout_s) == (limit_s, 100.0)
+    assert words in known.reason
+
+
+def test_longest_limit_bounds_what_only_the_earlier_runs_had() -> None:
+    earlier = {"save": Deadline(100.0, "ok", "fitted", 1e-6), "load": Deadline(10.0, "ok", "fitted", 1e-6)}
+    known = succeed({}, earlier, 20.0)
+    assert (known["save"].timeout_s, known["save"].previous_timeout_s) == (20.0, 100.0)
+    assert "the earlier limit of 100 s is above max_timeout, 20 s" in known["save"].reason
+    assert known["load"] == earlier["load"]
+    assert succeed({}, earlier) == earlier
+
+
+def test_limit_is_raised_without_a_fit_up_to_the_longest_limit_only() -> None:
+    fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=6.0)
+    known = succeed({"step": fresh}, {"step": Deadline(5.0, "ok", "", 1e-6)}, 20.0)["step"]
+    assert known.timeout_s == 20.0 and "raised from 5 s" in known.reason
+
+
+RATED = Deadline(
+    100.0,
+    "ok",
+    "fitted",
+    1e-6,
+    expected_false_alarms_per_month=Alarms(0.5, 2.0),
+    false_alarms_per_occurrence=Alarms(1e-6, 1e-4),
+    every_s=10.0,
+    max_s=30.0,
+)
+
+
+def test_earlier_limit_that_the_longest_limit_shortens_states_no_rate() -> None:
+    known = succeed({}, {"save": RATED}, 60.0)["save"]
+    assert (known.timeout_s, known.status) == (60.0, "provisional")
+    assert known.expected_false_alarms_per_month == Alarms(None, 2.0)  # counting holds for any limit above the maximum
+    assert known.false_alarms_per_occurrence == Alarms(None, 1e-4)
+    assert known.warnings == ()
+
+
+def test_earlier_limit_that_becomes_shorter_than_a_healthy_occurrence_says_so() -> None:
+    known = succeed({}, {"save": RATED}, 20.0)["save"]
+    assert known.expected_false_alarms_per_month == Alarms(None, 259_200.0)  # one for each occurrence
+    assert known.false_alarms_per_occurrence == Alarms(None, 1.0)
+    assert known.warnings == ("a healthy occurrence took 30 s, which is above the limit",)
+    again = succeed({}, {"save": known}, 10.0)["save"]
+    assert again.warnings == known.warnings
+
+
+def test_earlier_limit_of_too_few_durations_stays_without_an_answer() -> None:
+    kept = Deadline(100.0, "insufficient", "too few; kept at 100 s", 1e-6, max_s=3.0)
+    known = succeed({}, {"save": kept}, 20.0)["save"]
+    assert (known.timeout_s, known.status) == (20.0, "insufficient")
+    assert known.false_alarms_per_occurrence == Alarms()
+
+
+@pytest.mark.parametrize("earlier_s", [100.0, 5.0], ids=["kept", "raised"])
+def test_limit_without_a_fit_that_is_shorter_than_a_healthy_occurrence_says_so(earlier_s: float) -> None:
+    fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=30.0)
+    known = succeed({"step": fresh}, {"step": Deadline(earlier_s, "ok", "", 1e-6)}, 20.0)["step"]
+    assert known.timeout_s == 20.0
+    assert known.warnings == ("a healthy occurrence took 30 s, which is above the limit",)
+
+
+def with_groups(*groups: tuple[str, float], outside_s: float) -> Limits:
+    """Return the limits of a job of four ranks, whose section `work` has these limits of groups."""
+    work = Deadline(
+        20.0,
+        "short",
+        "",
+        1e-6,
+        groups=tuple(RankGroupLimit(ranks, limit, "short", "") for ranks, limit in groups),
+        outside=OutsideLimit(outside_s, "short", "", PHASES),
+    )
+    return in_force(
+        Timeouts(SCHEMA, Configuration("train.py", world_size=4), "", 1.0, MONTH, 4, {"work": work}), Limits()
+    )
+
+
+def test_limit_outside_known_phases_holds_for_a_group_of_ranks_with_a_longer_limit() -> None:
+    known = with_groups(("0-1", 2.0), ("2-3", 10.0), outside_s=4.0)
+    fast, slow = of_rank(known, 1, 4), of_rank(known, 2, 4)
+    assert (slow.sections["work"].hard, slow.outside["work"]) == (10.0, Outside(Limit(hard=4.0), PHASES))
+    assert slow.learned["work"].outside_s == 4.0
+    assert (fast.sections["work"].hard, fast.outside) == (2.0, {})  # shorter everywhere
+    assert fast.learned["work"].outside_s == 0.0

@@ -1,0 +1,55 @@
+"""Durations are written for a person: never with an exponent, wherever they appear."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.attribution.notes import note
+from resilience.core.watch import Finding
+from resilience.core.watched import suspicion_in_words
+from resilience.facts import events
+from resilience.facts.in_words import seconds
+from resilience.facts.interruptions import Interruption, InterruptionRecord, OpenSection
+from resilience.monitor.server import silence_in_words
+from resilience.report.rank_lanes import _silent_stretches
+
+HOURS, TEXT = 9720.0, "2 h 42 min"
+
+
+@given(st.floats(0, 1e9))
+def test_no_duration_has_an_exponent(value: float) -> None:
+    assert "e" not in seconds(value)
+    assert "min" in seconds(value) or value < 60
+
+
+def test_message_about_a_silent_rank_has_hours_and_minutes() -> None:
+    finding = Finding("section:data", "hard", 7200.0, HOURS)
+    assert silence_in_words(finding) == f"no sign of life (section:data) for {TEXT}, limit 2 h 00 min"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.NodeFellSilent("node3", 5.0, HOURS),
+        events.RankSuspected("section:train", HOURS, HOURS, 90_000.0),
+        events.TimeoutExceededInShadow("step", HOURS, HOURS),
+        events.HangSuspected("save", HOURS, 3.0, HOURS, False),
+    ],
+)
+def test_notes_have_hours_and_minutes(event: events.Event) -> None:
+    text = note(event)
+    assert text is not None
+    assert TEXT in text
+
+
+def test_suspicion_has_hours_and_minutes() -> None:
+    assert suspicion_in_words(1, events.HangSuspected("", HOURS, HOURS, HOURS, False)).count(TEXT) == 3
+
+
+@pytest.mark.parametrize("sections", [(), (OpenSection("data", HOURS, HOURS),)])
+def test_labels_of_a_lane_have_hours_and_minutes(sections: tuple[OpenSection, ...]) -> None:
+    record = InterruptionRecord(1, Interruption.HARD_TIMEOUT, silent_for_s=HOURS, open_sections=sections)
+    (stretch,) = _silent_stretches(record, 0)
+    assert TEXT in stretch.label

@@ -1,0 +1,126 @@
+"""The report says how the run ended, what it lost, and what is worth knowing beside the incidents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from resilience.facts import events
+from resilience.facts.records import Record
+from resilience.report.condensed import Launched, Note, Report, as_json, report
+from resilience.run_folder.load import Run
+from tests.support import launch_streams
+from tests.support.launch_streams import launched
+from tests.support.record_streams import STARTED_NS, Fault, Job, job
+
+
+def report_of(told: Job) -> Report:
+    return report(Run(Path("run"), None, tuple(told.records), ()))
+
+
+def test_header_tells_world_versions_and_times() -> None:
+    found = report_of(job(world=3, spares=1))
+    assert (found.job_id, found.functions, found.world_size, found.nodes) == ("job", ("train.main",), 4, ("node",))
+    assert found.versions == {"resilience": "0.1.0", "torch": "2.13.0", "Python": "3.11.7"}
+    assert found.started_wall_ns is not None and found.last_wall_ns is not None
+    assert STARTED_NS <= found.started_wall_ns < found.last_wall_ns
+    assert (found.calls, found.iterations, found.incidents) == (1, 1, ())
+    assert found.end == "completed on ranks 0-3"
+
+
+def test_end_tells_who_completed_who_was_lost_and_who_left() -> None:
+    found = report_of(job([Fault("kill", 1, 0), Fault("left", 2, 1, 20)], world=3, spares=2))
+    assert (found.completed, found.lost, found.open) == ((0, 3, 4), (1,), ())
+    assert [(left.rank, left.error) for left in found.left] == [(2, "SystemExit: 3")]
+    assert found.end == "completed on ranks 0, 3-4; rank 1 lost; rank 2 left with an error"
+
+
+def test_run_that_is_under_way_has_no_end() -> None:
+    told = job(world=2)
+    told.files[1] = [record for record in told.files[1] if not isinstance(record.event, events.CallEnded)]
+    told.files[1] = [record for record in told.files[1] if not isinstance(record.event, events.RankExited)]
+    assert report_of(told).end == "completed on rank 0; no end recorded for rank 1: running, or cut off"
+
+
+def test_empty_run_says_so() -> None:
+    found = report(Run(Path("runs/x"), None, (), ()))
+    assert (found.job_id, found.end, found.lost_s) == ("x", "no records", None)
+
+
+def test_losses_are_summed_over_the_incidents() -> None:
+    found = report_of(job([Fault("exception", 1, 0), Fault("hang", 1, 1, 23)]))
+    assert found.lost_steps == 3
+    assert found.lost_s == sum(incident.cost.lost_s or 0 for incident in found.incidents)
+
+
+def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
+    told = job(world=3)
+    for rank in (0, 2):
+        told.files[rank] += [noted(told.files[rank][-1], events.ProgressUnknown(3.0))] * 2
+    told.files[1].append(noted(told.files[1][-1], events.AbortFailed("ValueError: no")))
+    told.files[1].append(noted(told.files[1][-1], events.ExportStarted("prometheus", "http://x", "port 9 is taken")))
+    told.files[1].append(noted(told.files[1][-1], events.ExportStarted("prometheus", "http://x")))
+    told.files[0].append(noted(told.files[0][-1], events.HangSuspected("save", 61.0, 3.0, 600.0, False)))
+    told.files[0].append(noted(told.files[0][-1], events.HangsWatched({"step": 9.0})))
+    told.files[2].append(noted(told.files[2][-1], events.RankSuspected("section:train", 2.0, 1.5, 9.0)))
+    told.files[2].append(noted(told.files[2][-1], events.TimeoutExceededInShadow("step", 3.0, 3.1)))
+    assert report_of(told).notes == (
+        Note("no limit on progress was armed: a loop that makes no progress would go unnoticed", (0, 2)),
+        Note(
+            "a hang was suspected in section 'save', where no limit is set; a rank is ended there after 10 min 00 s",
+            (0,),
+        ),
+        Note("hangs: only these limits are in force: step 9 s; the detection of hangs is switched off", (0,)),
+        Note("the abort hook raised: ValueError: no", (1,)),
+        Note("metrics are served at http://x: port 9 is taken", (1,)),
+        Note("a rank was late in train: longer than ever before (1.5 s); limit 9 s", (2,)),
+        Note("a shadow limit would have ended a rank in step: 3 s (nothing was done)", (2,)),
+    )
+
+
+def noted(record: Record, event: events.AnyEvent) -> Record:
+    return msgspec.structs.replace(record, event=event)
+
+
+def test_json_holds_everything_and_what_is_computed() -> None:
+    found = report_of(job([Fault("kill", 1, 0)], spares=1))
+    plain = msgspec.json.decode(msgspec.json.encode(as_json(found)))
+    assert plain["schema"] == 1
+    assert plain["end"] == found.end
+    (incident,) = plain["incidents"]
+    assert incident["verdict"]["first"] == 1
+    assert incident["cost"]["lost_s"] == found.lost_s
+    assert incident["records"][0]["exit"] == {"signal": "SIGKILL", "oom": False}
+
+
+def test_launched_job_tells_its_cycles_its_budget_and_its_end() -> None:
+    told = launched([launch_streams.Fault("kill", 1), launch_streams.Fault("exhausted", 2)], nodes=2)
+    found = report(Run(Path("run"), None, tuple(told.records), ()))
+    assert found.launched == Launched(2, 1, 10, "exhausted", 1, "process 2002 ended (SIGKILL)")
+    assert (found.lost, found.stopped, found.completed, found.open) == ((2,), (0, 1, 3), (), ())
+    assert (found.world_size, found.attempts, [incident.layer for incident in found.incidents]) == (
+        4,
+        1,
+        ["launcher", "launcher"],
+    )
+    plain = as_json(found)
+    assert plain["times"]["ettr"] == found.times.ettr
+    assert plain["launched"]["restarts_used"] == 1
+
+
+def test_workers_that_were_replaced_count_by_their_last_cycle() -> None:
+    told = launched([launch_streams.Fault("hang", 1)])
+    found = report(Run(Path("run"), None, tuple(told.records), ()))
+    assert (found.completed, found.lost, found.stopped) == ((0, 1), (), ())
+    running = launched([launch_streams.Fault("hang", 1)], is_running=True)
+    assert report(Run(Path("run"), None, tuple(running.records), ())).open == (0, 1)
+
+
+def test_what_somebody_asked_for_is_noted() -> None:
+    told = launched([launch_streams.Fault("membership"), launch_streams.Fault("preempt")])
+    found = report(Run(Path("run"), None, tuple(told.records), ()))
+    assert [note.what for note in found.notes] == [
+        "a new cycle began because nodes joined or left",
+        "the job was asked to stop: SIGTERM to the agent of node0",
+    ]

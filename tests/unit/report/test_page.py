@@ -1,0 +1,209 @@
+"""The report as a page: it needs nothing else, tells the same, and stays small for many ranks."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from resilience.attribution.incidents import incidents_of
+from resilience.attribution.stack_groups import stack_groups
+from resilience.cli import main
+from resilience.report import log_lines
+from resilience.report.page import ReportPage, _headline
+from resilience.report.rank_lanes import MOST_LANES, LaneChart, lanes
+from resilience.report.terminal import report_lines
+from resilience.run_folder.load import load
+from resilience.run_folder.merge import history_of
+from resilience.system.render import date, moments, plain
+from tests.support.lines import SECOND, log_line, write
+from tests.support.record_streams import Fault, job
+from tests.unit.report.test_throughput import stepped
+
+VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """Collects text, and checks that every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return job([Fault("exception", 1, 0), Fault("kill", 2, 1)], seed=3).write(tmp_path / "run")
+
+
+def drawn_of(folder: Path) -> LaneChart:
+    history = history_of(folder)
+    return lanes(history, incidents_of(history))
+
+
+def page_of(folder: Path, out: Path) -> str:
+    assert main(["report", str(folder), "--html", str(out)]) == 0
+    return out.read_text()
+
+
+def test_steps_per_second_are_drawn_over_the_time_of_the_lanes(folder: Path, tmp_path: Path) -> None:
+    assert "Steps per second" not in page_of(folder, tmp_path / "without.html")
+    first = min(record.wall_ns for record in load(folder).records) / 1e9
+    for rank in range(4):
+        stepped(folder, rank, first, [2.0, 4.0])
+    page = page_of(folder, tmp_path / "page.html")
+    Page(page)
+    drawn = page[page.index('<svg id="throughput"') : page.index("</svg>", page.index('<svg id="throughput"'))]
+    assert re.findall(r"([\d.]+) steps per second</title>", drawn) == ["2", "4"]
+    assert "Steps per second over time, at most 4" in drawn
+
+
+def test_log_lines_around_an_incident_are_on_the_page(folder: Path, tmp_path: Path) -> None:
+    (incident, *_) = incidents_of(history_of(folder))
+    at = incident.detected_wall_ns
+    assert at is not None
+    lines = [log_line("near <the> fault", at, 1, loss=2.5), log_line("long before", at - 60 * SECOND, 0)]
+    write(folder, "logs/node-1.jsonl", *lines)
+    write(folder, "output/0/2.err", b"plain words\n", changed_ns=at)
+    page = page_of(folder, tmp_path / "report.html")
+    (logged, *_) = re.findall(r"<details class=logs>(.*?)</details>", page, re.DOTALL)
+    assert "rank 1" in logged
+    assert "near &lt;the&gt; fault  loss=2.5" in logged
+    assert "plain words" in logged
+    assert "long before" not in logged
+    assert "<label hidden>" in logged  # without a script there is no search
+
+
+def test_log_lines_on_the_page_are_bounded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (incident, *_) = incidents_of(history_of(folder))
+    at = incident.detected_wall_ns
+    assert at is not None
+    write(folder, "logs/node-1.jsonl", *(log_line(f"line {n}", at + n, 1) for n in range(5000)))
+    page = page_of(folder, tmp_path / "report.html")
+    assert page.count("rank 1    line") == log_lines.MOST_LINES * page.count("<details class=logs>")
+    assert "resilience logs RUN --around N" in page
+    monkeypatch.setattr(log_lines, "MOST_BYTES", 1000)
+    assert "<details class=logs>" not in page_of(folder, tmp_path / "report.html")
+
+
+def test_stacks_on_the_page_are_whole(tmp_path: Path) -> None:
+    folder = job([Fault("hang", 1, 0)], world=3).write(tmp_path / "run")
+    page = page_of(folder, tmp_path / "report.html")
+    history = history_of(folder)
+    (incident,) = incidents_of(history)
+    for group in stack_groups(history, incident):
+        for frame in group.stack:
+            assert f"{frame.file}:{frame.line} {frame.function}" in html.unescape(page)
+
+
+def test_page_is_whole_and_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert main(["report", str(folder), "--html", str(out)]) == 0
+    page = Page(out.read_text())
+    assert page.open == []
+    assert {link[:1] for link in page.links} == {"#", "d"}  # within the page, and an icon of no bytes
+    assert [link for link in page.links if link[0] == "d"] == ["data:,"]
+    text = "".join(page.text)
+    assert "2 incidents" in text
+    assert "http" not in out.read_text().replace("http://www.w3.org", "")
+
+
+def test_numbers_of_incidents_are_apart_from_the_words_around_them(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    for count in (1, 12):
+        faults = [Fault("exception", 1, number, 5 * (number + 1)) for number in range(count)]
+        main(["report", str(job(faults).write(tmp_path / f"run{count}")), "--html", str(out)])
+        text = "".join(Page(out.read_text()).text)
+        assert re.search(r"incidents?\s+1\b", text)
+        assert not re.search(r"incidents?1|more\(", text)
+
+
+def test_page_tells_what_the_terminal_tells(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "report.html"
+    main(["report", str(folder), "--html", str(out)])
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "100")
+    main(["report", str(folder)])
+    text = "".join(Page(out.read_text()).text)
+    for line in capsys.readouterr().out.splitlines():
+        assert line.strip() in text
+
+
+def test_ranks_with_the_same_story_share_a_lane(tmp_path: Path) -> None:
+    drawn = drawn_of(job([Fault("exception", 5, 0)], world=64, seed=1).write(tmp_path / "run"))
+    own, others = sorted(drawn.lanes, key=lambda lane: len(lane.ranks))
+    assert own.ranks == (5,)
+    assert others.ranks == tuple(rank for rank in range(64) if rank != 5)
+    assert [mark.is_own for mark in own.marks] == [True]
+    assert [mark.is_own for mark in others.marks] == [False]  # who only followed makes no lane of his own
+    assert {phase.name for phase in own.phases} >= {"abort", "regroup"}
+
+
+def test_more_stories_than_lanes_are_told(tmp_path: Path) -> None:
+    faults = [Fault("exception", rank, rank) for rank in range(MOST_LANES + 6)]
+    drawn = drawn_of(job(faults, world=MOST_LANES + 8).write(tmp_path / "run"))
+    assert len(drawn.lanes) == MOST_LANES
+    shown = {rank for lane in drawn.lanes for rank in lane.ranks}
+    assert sorted(shown | set(drawn.left_out)) == list(range(MOST_LANES + 8))
+
+
+def test_page_that_cannot_be_written_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["report", str(folder), "--html", str(tmp_path / "file" / "x.html")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_page_of_a_run_over_midnight_has_dates(folder: Path) -> None:
+    page = ReportPage(folder)
+    day = 24 * 3600 * 10**9
+    page.found = msgspec.structs.replace(page.found, last_wall_ns=(page.found.started_wall_ns or 0) + day)
+    page._moment = moments(page.found.started_wall_ns, page.found.last_wall_ns)
+    html = page.page()
+    assert f"to {date(page.found.last_wall_ns)}" in html
+    at = page.found.incidents[0].detected_wall_ns
+    assert f'<span class="dim">{date(at).removesuffix(" UTC")}, cost' in html
+    mark = next(mark for lane in page.lanes.lanes for mark in lane.marks)
+    assert f"<title>{date(mark.at_ns).removesuffix(' UTC')} " in html
+    assert date(page.found.incidents[0].since_wall_ns).removesuffix(" UTC") in plain_table(page)
+
+
+def plain_table(page: ReportPage) -> str:
+    lines = report_lines(page.found, 100, 0)
+    return next(plain(line) for line in lines if plain(line).startswith("  1  "))
+
+
+def test_job_that_completed_without_a_lost_rank_is_not_bad(folder: Path) -> None:
+    found = ReportPage(folder).found
+    changed = msgspec.structs.replace
+    assert not _headline(changed(found, lost=(1,), completed=(0, 2), left=()), 0)["is_bad"]
+    assert _headline(changed(found, lost=(1,), completed=(), left=()), 0)["is_bad"]
+
+
+def test_one_rank_is_one_rank(folder: Path) -> None:
+    page = ReportPage(folder)
+    page.found = msgspec.structs.replace(page.found, world_size=1)
+    assert "1 ranks" not in page.page()

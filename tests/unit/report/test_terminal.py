@@ -1,0 +1,370 @@
+"""`resilience report`: 80 columns, readable at first sight, helpful where it cannot do what was asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from resilience.attribution.culprits import Culprit
+from resilience.attribution.incident import Phase, Spread
+from resilience.attribution.symptoms import Class
+from resilience.cli import VERBS, main
+from resilience.facts.in_words import seconds
+from resilience.report.condensed import report
+from resilience.report.page import ReportPage
+from resilience.report.terminal import incident_lines, report_lines
+from resilience.run_folder.load import load
+from resilience.system.render import cut, painted, plain, show, table, wrap
+from tests.support import launch_streams
+from tests.support.record_streams import Fault, Kind, job
+
+WIDTH = 80
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    def made(name: str, faults: list[Fault], **options: int) -> Path:
+        return job(faults, **options).write(tmp_path / "runs" / name)  # type: ignore[arg-type]
+
+    return made
+
+
+def lines_of(folder: Path, width: int = WIDTH, now_ns: int = 0) -> list[str]:
+    return [plain(line) for line in report_lines(report(load(folder)), width, now_ns)]
+
+
+# -- what it shows -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_line_fits(make: Callable[..., Path], kind: Kind, width: int) -> None:
+    folder = make("run", [Fault(kind, 1, 0, 13), Fault("exception", 2, 1, 20)], spares=1)
+    lines = lines_of(folder, width)
+    assert len(lines) > 20
+    assert max(len(line) for line in lines) <= width
+
+
+@pytest.mark.parametrize("kind", get_args(launch_streams.Kind))
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_line_of_a_launched_job_fits(kind: launch_streams.Kind, width: int, tmp_path: Path) -> None:
+    faults = [launch_streams.Fault("raise", 3), launch_streams.Fault(kind, 2)]
+    folder = launch_streams.launched(faults, nodes=2).write(tmp_path / "runs" / "launched")
+    assert max(len(line) for line in lines_of(folder, width)) <= width
+
+
+def test_report_of_a_run_without_an_end_says_until_when_it_reaches(tmp_path: Path) -> None:
+    running = launch_streams.launched(is_running=True)
+    last_ns = max(record.wall_ns for record in running.records)
+    folder = running.write(tmp_path / "runs" / "running")
+    at = time.strftime("%H:%M:%S", time.gmtime(last_ns / 1e9))
+    lines = lines_of(folder, now_ns=last_ns + 37 * 10**9)
+    assert lines[1].split() == ["as", "of", at, "UTC,", "37", "s", "ago", "(the", "last", "record)"]
+    page = ReportPage(folder).page()
+    assert f"As of {at} UTC, " in page
+    ended = launch_streams.launched().write(tmp_path / "runs" / "ended")
+    assert not [line for line in lines_of(ended, now_ns=last_ns) if "as of" in line]
+    assert "As of" not in ReportPage(ended).page()
+
+
+def test_json_says_whether_the_end_is_on_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for is_running in (True, False):
+        folder = launch_streams.launched(is_running=is_running).write(tmp_path / "runs" / str(is_running))
+        assert main(["report", str(folder), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["is_ended"] is not is_running and found["last_wall_ns"] > 0
+
+
+def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
+    told = launch_streams.launched([launch_streams.Fault("hang", 2)], nodes=2)
+    text = "\n".join(lines_of(told.write(tmp_path / "runs" / "launched")))
+    for part in (
+        "4 ranks on 2 nodes: node0, node1",
+        "records cover 9.36 s, 2 cycles",
+        "completed on ranks 0-3; the launcher: completed, exit status 0",
+        "% of 9.36 s productive",
+        "lost: start-up 660 ms, restarts 695",
+        "% with a limit of 1 s",
+        "1  Hang, killed on rank 2  cycle 0, step 40",
+        "verdict    rank 2: waiting for input (storage)",
+        "rendezvous      200 ms    200 ms  node0",
+        "script start    400 ms    400 ms  rank 0",
+        "2.01 s silence, 700 ms restart, 10 steps done again",
+        "ranks 0-1, 3 stopped; started again (warm):",
+    ):
+        assert part in text
+
+
+def test_long_times_of_a_phase_do_not_run_together(make: Callable[..., Path]) -> None:
+    found = report(load(make("run", [Fault("exception", 1, 0)])))
+    phase = Phase("resume", Spread(30.5, 90.0, 2, 4))
+    incident = msgspec.structs.replace(found.incidents[0], phases=(phase,))
+    lines = [plain(line) for line in incident_lines(incident, WIDTH)]
+    assert any("30.5 s 1 min 30 s  rank 2" in line for line in lines)
+
+
+@pytest.mark.parametrize("world", [4, 300])
+def test_length_does_not_grow_with_the_world(make: Callable[..., Path], world: int) -> None:
+    lines = lines_of(make("run", [Fault("kill", 1, 0)], world=world))
+    assert len(lines) < 50
+    assert max(len(line) for line in lines) <= WIDTH
+
+
+def test_one_screen_tells_what_where_since_when_and_what_it_cost(make: Callable[..., Path]) -> None:
+    folder = make("run", [Fault("exception", 1, 0, 10), Fault("kill", 2, 1, 23)], spares=1)
+    text = "\n".join(lines_of(folder))
+    for part in (
+        "Run job  train.main",
+        "5 ranks on 1 node: node",
+        "resilience 0.1.0, torch 2.13.0, Python 3.11.7",
+        "completed on ranks 0-1, 3-4; rank 2 lost",
+        "1  22:13:21  exception     rank 1  data.py:34",
+        "2  22:13:22  process died  rank 2",
+        "1  Exception on rank 1  iteration 0, step 10",
+        "what       ValueError: bad batch",
+        "at /home/me/data.py:34 in next_batch",
+        "where      rank 1, node node, pid 101",
+        "verdict    rank 1: raised an exception (user code); confidence 0.9",
+        "2  Process died on rank 2  iteration 1, step 23",
+        "its process ended: SIGKILL",
+        "3 steps done again",
+        "rank 2 excluded; rank 4 stepped in",
+        "next       find out who sent SIGKILL",
+        "job.json: does not exist",
+    ):
+        assert part in text
+
+
+def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("hang", 1, 0)]))).incidents
+    text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
+    assert "no sign of life (watchdog) for 3.01 s, limit 3 s" in text
+    assert "at /home/me/data.py:34 in next_batch" in text
+    assert "section data open 3 s" in text
+    assert "stack      me/data.py:34 next_batch" in text
+    assert "inprocess/call.py" not in text
+
+
+def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("waited_for", 2, 0)]))).incidents
+    text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
+    assert "Hang on rank 2" in text
+    assert "rank 0: no sign of life" in text
+    assert "rank 2 was at /home/me/data.py:34 in next_batch" in text
+    assert "rank 0 reported first, but its failure is a consequence" in text
+
+
+def test_unsure_verdict_names_the_rules_that_could_not_run(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("communication", 1, 0)]))).incidents
+    text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
+    assert "rule 10 wait-for walk: lacks the collectives that" in text
+    (sure,) = report(load(make("sure", [Fault("kill", 1, 0)]))).incidents
+    assert "blind" not in "\n".join(plain(line) for line in incident_lines(sure, WIDTH))
+
+
+def test_candidate_is_listed_and_not_called_a_consequence(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("waited_for", 2, 0)]))).incidents
+    verdict = incident.verdict
+    candidate = Culprit(incident.reported_first or 0, "exited", 0.4, 1)
+    beside = msgspec.structs.replace(verdict, candidates=(candidate,))
+    alone = msgspec.structs.replace(beside, culprits=(), what="unknown")
+    for changed, words in ((beside, "candidates: rank 0"), (alone, "unknown; candidates: rank 0")):
+        lines = incident_lines(msgspec.structs.replace(incident, verdict=changed), WIDTH)
+        text = " ".join("\n".join(plain(line) for line in lines).split())
+        assert f"{words} (confidence below 0.5)" in text
+        assert "but its failure is a consequence" not in text
+        assert ("rank 2: hanging" in text) is (changed is beside)
+
+
+def test_every_class_has_words() -> None:
+    from resilience.attribution.symptoms import CLASSES
+
+    assert set(CLASSES) == set(get_args(Class))
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_newest_run_is_the_default(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("old", "new")):
+        os.utime(make(name, [Fault("kill", number + 1, 0)]), (1000 + number, 1000 + number))
+    assert main(["report"]) == 0
+    assert "Process died on rank 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["path", "name", "parent"])
+def test_run_is_found_by_path_by_name_and_as_the_only_one_of_a_folder(
+    how: str, make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make("mine", [Fault("kill", 1, 0)])
+    assert main(["report", {"path": str(folder), "name": "mine", "parent": str(folder.parent)}[how]]) == 0
+    assert "Process died on rank 1" in capsys.readouterr().out
+
+
+def test_json_is_one_object(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    make("mine", [Fault("kill", 1, 0), Fault("exception", 2, 1, 20)])
+    assert main(["report", "mine", "--json"]) == 0
+    plain_report = json.loads(capsys.readouterr().out)
+    assert [incident["kind"] for incident in plain_report["incidents"]] == ["terminated", "exception"]
+    assert main(["report", "mine", "--json", "--incident", "2"]) == 0
+    assert [incident["number"] for incident in json.loads(capsys.readouterr().out)["incidents"]] == [2]
+
+
+def test_one_incident_can_be_shown_alone(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    make("mine", [Fault("kill", 1, 0), Fault("exception", 2, 1, 20)])
+    assert main(["report", "mine", "--incident", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("2  Exception on rank 2")
+    assert "Run job" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "nowhere"], "nowhere does not exist; runs in .*:\n  .*/mine"),
+        (["report", "."], "is not a run folder: it has no records/; runs in"),
+        (["report", "mine", "--incident", "3"], "--incident 3: .* has incidents 1 to 1"),
+        (["reprot"], "unknown command 'reprot'; did you mean 'report'\\?"),
+        (["xyz"], "unknown command 'xyz'; the commands are: .*report"),
+    ],
+)
+def test_wrong_use_ends_with_2_and_says_what_there_is(
+    arguments: list[str],
+    message: str,
+    make: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    make("mine", [Fault("kill", 1, 0)])
+    assert main(arguments) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_folder_with_several_runs_lists_them(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [make(name, []) for name in "abcdefghijk"]
+    assert main(["report", str(folders[0].parent)]) == 2
+    text = capsys.readouterr().err
+    assert "contains 11 runs; name one of them" in text
+    assert text.endswith("… and 3 more\n")
+
+
+def test_no_run_at_all_says_where_it_looked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["report"]) == 2
+    assert f"there are no runs in {tmp_path / 'runs'}" in capsys.readouterr().err
+    assert main(["report", "x"]) == 2
+    assert "RESILIENCE_RUN_DIR" in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {verb} " in text for verb in VERBS)
+    assert main([]) == 2
+    assert main(["--version"]) == 0
+
+
+def test_reader_that_has_seen_enough_causes_no_traceback(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("mine", [Fault("kill", 1, 0)])
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        assert main(["report", "mine"]) == 128 + signal.SIGPIPE
+        monkeypatch.undo()
+
+
+# -- how it looks ------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    line = (("bad", "bold red"), (" plain", ""))
+    terminal, file = Terminal(), io.StringIO()
+    show([line], terminal)
+    show([line], file)
+    assert terminal.getvalue() == "\x1b[1;31mbad\x1b[0m plain\n"
+    assert file.getvalue() == "bad plain\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    show([line], terminal)
+    assert terminal.getvalue() == "bad plain\n"
+    assert painted(line, False) == "bad plain"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "?"),
+        (0.0, "0 ms"),
+        (0.0002, "0.2 ms"),
+        (0.004, "4 ms"),
+        (0.0213, "21 ms"),
+        (0.0997, "100 ms"),
+        (0.5, "500 ms"),
+        (0.9999, "1 s"),
+        (3.014, "3.01 s"),
+        (59.9, "59.9 s"),
+        (59.97, "1 min 00 s"),
+        (125.0, "2 min 05 s"),
+        (12_000.0, "3 h 20 min"),
+    ],
+)
+def test_durations_are_told_as_a_person_would(value: float | None, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_text_is_wrapped_and_never_lost() -> None:
+    text = "a path /" + "x" * 100 + " and the rest\nsecond line"
+    assert "".join(wrap(text, 20)).replace(" ", "") == text.replace(" ", "").replace("\n", "")
+    assert all(len(line) <= 20 for line in wrap(text, 20))
+
+
+def test_table_gives_way_in_its_wide_column() -> None:
+    lines = [plain(line) for line in table(("a", "b"), [("1", "x" * 100)], 30, wide=1)]
+    assert max(map(len, lines)) <= 30
+    assert lines[1].endswith("…")
+    assert cut("abc", 3) == "abc"
+
+
+def test_table_shortens_the_next_columns_if_the_wide_one_is_not_enough() -> None:
+    ranks = "ranks 1024-1026, 1031, … and 3 more"
+    row = ("1", "2026-11-23 04:26:24", "hang, killed", ranks, "data, train.py:24", "12 min 05 s", "310")
+    lines = [
+        plain(line) for line in table(("#", "since", "kind", "first", "where", "cost", "steps"), [row], 80, 4, 3, 2)
+    ]
+    assert max(map(len, lines)) <= 80
+    assert lines[1].startswith("  1  2026-11-23 04:26:24  hang, killed  ranks ")
+    assert "12 min 05 s" in lines[1] and lines[1].endswith("310")
+
+
+def test_narrow_column_is_not_widened_in_a_table_that_does_not_fit() -> None:
+    lines = [plain(line) for line in table(("a", "b"), [("1", "x" * 100)], 40, 0, 1)]
+    assert lines == ["  a  b", f"  1  {'x' * 34}…"]

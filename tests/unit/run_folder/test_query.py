@@ -1,0 +1,216 @@
+"""SQL over a run: documented views, nothing silently left out, errors that help."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience.cli import main
+from resilience.errors import ConfigurationError
+from resilience.facts import events
+from resilience.history.rank_time import CAUSES
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
+from resilience.run_folder.query import VIEWS, run_query
+from resilience.telemetry.durations import Header, Recorder
+from tests.support import launch_streams
+from tests.support.lines import AT, SECOND, log_line, record_line, write
+from tests.support.nested_streams import nested
+from tests.support.record_streams import Fault, job
+from tests.support.server import ROOT
+from tests.unit.run_folder.test_merge import met
+
+pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
+
+
+def answers(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with run_query(folder, sql) as answer:
+        return list(answer.rows)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """One node's run with all that the views show, and two lines that are nothing."""
+    folder = job([Fault("kill", 1, 0)]).write(tmp_path / "it's a run")
+    write(folder, "logs/node-1.jsonl", log_line("saved", AT, 1, path="/x", step=4), b"{torn")
+    with (folder / "records" / "node-0.jsonl").open("ab") as file:
+        file.write(b"\xff\n")
+    write(folder, "output/2/3.err", b"2023-11-14T22:13:21Z ERROR gave \xff up\n")
+    recorder = Recorder(folder, Header("job", "node", 7, 8), at=1000.0)
+    recorder.started("warm", 1000.0, cycle=3)
+    recorder.add("io", 1.0, 1000.5)
+    recorder.add("io", 3.0, 1001.5)
+    recorder.add("heartbeat", 0.5, 1001.0)
+    recorder.add("io", 9.0, 1002.0, "cut", is_failed=True)
+    recorder.add("io", 7.0, 1003.0, "killed")
+    recorder.close(1010.0)
+    return folder
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_view_has_the_columns_it_promises_and_the_docs_explain_them(run: Path, view: str) -> None:
+    with run_query(run, f"SELECT * FROM {view}") as answer:
+        assert answer.columns == VIEWS[view]
+        assert list(answer.rows)
+    page = (ROOT / "docs" / "logs.md").read_text()
+    assert f"| `{view}` |" in page
+    assert [column for column in VIEWS[view] if f"`{column}`" not in page] == []
+
+
+def test_records_have_their_place_their_level_and_their_fields(run: Path) -> None:
+    told = [record for record in job([Fault("kill", 1, 0)]).records if record.event.level == "error"]
+    found = answers(
+        run,
+        "SELECT wall_ns, cycle, iteration, initial_rank, event, fields->>'$.record.interruption' FROM records "
+        "WHERE level = 'error' ORDER BY file, sequence",
+    )
+    assert sorted(found) == sorted(
+        (r.wall_ns, 0, r.origin.iteration, r.origin.initial_rank, "rank.interrupted", r.event.record.interruption.value)
+        for r in told
+        if isinstance(r.event, events.Interrupted)
+    )
+    assert answers(run, "SELECT count(*) FROM records") == [(len(job([Fault("kill", 1, 0)]).records),)]
+
+
+def test_logs_hold_log_lines_and_plain_lines(run: Path) -> None:
+    found = answers(run, "SELECT kind, level, event, initial_rank, cycle, step, file FROM logs ORDER BY ts")
+    assert found == [
+        ("log", "info", "saved", 1, None, 4, "logs/node-1.jsonl"),
+        ("text", "error", "2023-11-14T22:13:21Z ERROR gave \\xff up", 3, 2, None, "output/2/3.err"),
+    ]
+    assert answers(run, "SELECT fields->>'$.path' FROM logs WHERE event = 'saved'") == [("/x",)]
+    assert answers(run, "SELECT epoch_ns(ts) FROM logs WHERE kind = 'text'") == [(AT + SECOND,)]
+
+
+def test_names_of_views_may_be_written_in_capitals(run: Path) -> None:
+    assert answers(run, "SELECT count(*) FROM INCIDENTS") == [(1,)]
+    assert answers(run, "SELECT count(*) FROM Phases") == answers(run, "SELECT count(*) FROM phases") != [(0,)]
+
+
+def test_log_lines_and_plain_lines_have_the_clock_of_their_node(tmp_path: Path) -> None:
+    ahead = 90 * SECOND
+    met(tmp_path, "a", 0, 0, (0,), (1000,))
+    met(tmp_path, "b", 1, ahead, (0,), (1000,))
+    started = events.WorkerStarted(local_rank=0, worker_rank=1, worker_pid=7, how="cold")
+    write(tmp_path, "records/b-agent.jsonl", record_line(started, AT + ahead, "b"))
+    write(tmp_path, "logs/b-1.jsonl", log_line("logged", AT + ahead + SECOND, 1, node="b"))
+    write(tmp_path, "output/0/1.out", b"printed\n")
+    write(tmp_path, "output/0/1.out.times", b"0 %d\n" % (AT + ahead + 2 * SECOND))
+    found = answers(tmp_path, "SELECT event, epoch_ns(ts) FROM logs ORDER BY ts")
+    assert found == [("logged", AT + ahead + SECOND), ("printed", AT + ahead + 2 * SECOND)]
+
+
+def test_timings_have_a_row_for_each_rank_and_section(run: Path) -> None:
+    columns = "node, rank, section, outcome, count, sum_s, mean_s, max_s"
+    assert answers(run, f"SELECT {columns} FROM timings ORDER BY section, outcome") == [
+        ("node", 7, "(heartbeat)", "completed", 1, 0.5, 0.5, 0.5),
+        ("node", 7, "io", "completed", 2, 4.0, 2.0, 3.0),
+        ("node", 7, "io", "failed", 1, 9.0, 9.0, 9.0),
+    ]
+    ((median, most),) = answers(run, "SELECT p50_s, p99_s FROM timings WHERE max_s = 3.0")
+    assert 1.0 <= median <= 1.01
+    assert most == 3.0
+
+
+def test_files_are_named_the_same_inside_the_run_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "SELECT DISTINCT file FROM records UNION SELECT DISTINCT file FROM logs ORDER BY file"
+    elsewhere = answers(run, names)
+    monkeypatch.chdir(run)
+    assert answers(Path("."), names) == elsewhere
+    assert ("logs/node-1.jsonl",) in elsewhere
+
+
+def test_lines_that_cannot_be_read_are_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(run), "--sql", "SELECT count(*) AS n FROM logs"]) == 0
+    said = capsys.readouterr()
+    assert said.out.split() == ["n", "2"]
+    assert "2 lines could not be parsed, left out" in said.err
+
+
+def test_json_gives_an_object_a_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(run), "--json", "--sql", "SELECT ts, event FROM logs WHERE kind = 'log'"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ts": "2023-11-14T22:13:20", "event": "saved"}
+
+
+def test_run_with_nothing_in_it_has_empty_views(tmp_path: Path) -> None:
+    write(tmp_path, "records/n-agent.jsonl")
+    for view in VIEWS:
+        assert answers(tmp_path, f"SELECT * FROM {view}") == []
+
+
+@pytest.mark.parametrize("sql", ["SELEC", "SELECT nothing FROM logs", "SELECT 'x'::INTEGER FROM logs"])
+def test_wrong_question_names_the_views(run: Path, sql: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"records\(ts, .*logs\(ts, .*timings\(node"):
+        answers(run, sql)
+
+
+def test_without_duckdb_the_extra_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.import_module
+
+    def without(name: str) -> object:
+        if name == "duckdb":
+            raise ModuleNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    assert main(["logs", str(run), "--sql", "SELECT 1"]) == 2
+    assert "pip install 'torch-resilience[analysis]'" in capsys.readouterr().err
+
+
+def test_record_of_another_shape_is_not_dropped(tmp_path: Path) -> None:
+    line = record_line(events.MonitorStarted(5), AT, rank=3).replace(b'"pid":7', b'"pid":"seven"')
+    write(tmp_path, "records/n-3.jsonl", line)
+    assert answers(tmp_path, "SELECT event, pid, initial_rank FROM records") == [("monitor.started", None, 3)]
+
+
+def test_periods_are_the_histograms_that_limits_are_learned_from(run: Path) -> None:
+    sql = "SELECT section, epoch(ts), epoch(until), count, sum_s, epoch(max_ts) FROM periods WHERE rank = 7 ORDER BY 1"
+    assert answers(run, sql) == [
+        ("(heartbeat)", 1000.0, 1010.0, 1, 0.5, 1001.0),
+        ("io", 1000.0, 1010.0, 2, 4.0, 1001.5),
+    ]
+
+
+def test_calls_are_single_durations_with_the_start_they_follow(run: Path) -> None:
+    columns = "section, epoch(ts), duration_s, outcome, number, since_start, start, cycle"
+    assert answers(run, f"SELECT {columns} FROM calls WHERE section = 'io' ORDER BY ts") == [
+        ("io", 1000.5, 1.0, "ok", 0, 0, "warm", 3),
+        ("io", 1001.5, 3.0, "ok", 1, 1, "warm", 3),
+        ("io", 1002.0, 9.0, "cut", 2, 2, "warm", 3),
+        ("io", 1003.0, 7.0, "killed", 3, 3, "warm", 3),
+    ]
+
+
+@given(kinds=st.lists(st.sampled_from(["kill", "raise", "hang"]), min_size=1, max_size=2), is_nested=st.booleans())
+@settings(max_examples=4, deadline=None)
+def test_views_of_the_history_say_what_the_report_says(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[launch_streams.Kind], is_nested: bool
+) -> None:
+    faults = [launch_streams.Fault(kind, 1) for kind in kinds]
+    told = nested(faults, nodes=2) if is_nested else launch_streams.launched(faults, nodes=2)
+    folder = told.write(tmp_path_factory.mktemp("run") / "run")
+    found = report(load(folder))
+    rows = answers(folder, "SELECT number, kind, restart_s, lost_s FROM incidents ORDER BY number")
+    assert rows == [
+        (one.number, one.kind, None if one.restart is None else pytest.approx(one.restart.max_s), one.cost.lost_s)
+        for one in found.incidents
+    ]
+    slowest = {(n, phase): s for n, phase, s in answers(folder, SLOWEST)}
+    for one in found.incidents:
+        for phase in one.phases:
+            assert slowest[one.number, phase.name] == pytest.approx(phase.took.max_s)
+    ((work, lost),) = answers(folder, f"SELECT sum(work_s), sum({LOST}) FROM seconds")
+    assert found.times.ettr == pytest.approx(work / (work + lost))
+
+
+SLOWEST = """SELECT incident, phase, max(s) FROM (
+    SELECT incident, phase, node, rank, sum(duration_s) AS s FROM phases GROUP BY ALL) GROUP BY ALL"""
+LOST = " + ".join(f"{cause}_s" for cause in CAUSES)

@@ -1,0 +1,386 @@
+"""A run folder is enough to say how a job is doing: states, steps, sections against their limits, restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record, from_line, to_line
+from resilience.history.history import History
+from resilience.status import last_fault, state
+from resilience.status.state import FaultNow, Now, RankNow, Section, Watcher, order
+from resilience.telemetry import rank_snapshot
+from tests.support import large_run, record_streams
+from tests.support.agreement import written
+from tests.support.launch_streams import Fault, Kind, Launched, launched
+from tests.support.nested_streams import nested
+from tests.support.node_stories import NodeStory
+from tests.support.record_streams import STARTED_NS
+
+START = STARTED_NS / 1e9
+
+
+def now_of(folder: Path, after: float = 60.0) -> Now:
+    now = Watcher(folder, lambda: START + after).look()
+    assert now is not None
+    return now
+
+
+def show(
+    folder: Path, rank: int, node: str = "node0", cycle: int = 1, alive_at: float | None = None, **more: float
+) -> None:
+    """Leave signs as a monitor does. Its monotonic clock is at 100 when the job begins."""
+    origin = Origin("job", node, "monitor", 500 + rank, cycle=cycle, initial_rank=rank, world_size=4)
+    opened = tuple(
+        rank_snapshot.SnapshotSection(name, 100.0 + at, 60.0 if name == "data" else None) for name, at in more.items()
+    )
+    made = rank_snapshot.RankSnapshot(
+        origin, "run", 158.0, START - 100, step=7 + rank, step_at=157.0, heartbeat_at=157.5, sections=opened
+    )
+    made = msgspec.structs.replace(made, alive_at=alive_at)
+    assert rank_snapshot.write(folder, made)
+
+
+def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> None:
+    folder = launched([Fault("kill", 1)], nodes=2, is_running=True).write(tmp_path / "run")
+    for rank in range(4):
+        show(folder, rank, f"node{rank // 2}", epoch=10.0, data=50.0)
+    now = now_of(folder)
+    assert (now.phase, now.cycle, now.restarts, now.restarts_left) == ("running", 1, 1, 9)
+    assert (now.world_size, now.nodes, now.states) == (4, 2, {"active": 4})
+    assert [rank.step for rank in now.ranks] == [7, 8, 9, 10]
+    first = now.ranks[0]
+    assert first.section is not None
+    assert (first.section.name, first.sections) == ("data", 2)
+    # It was open 2 s ago, when that was written; from then on it may have ended.
+    assert first.section.open_s == pytest.approx(8.0) and first.section.share == pytest.approx(8 / 60)
+    assert first.silent_s == pytest.approx(2.5) and first.shown_s == pytest.approx(2.0)
+    assert now.failure is not None
+    assert (now.failure.rank, now.failure.what) == (1, "process 1001 ended (SIGKILL)")
+
+
+def test_job_is_lost_when_its_ranks_have_ended_and_its_agent_did_not_record_it(tmp_path: Path) -> None:
+    """The agent was killed: its monitors have ended the workers."""
+    told = launched([Fault("kill", 1)], is_running=True)
+    for rank in range(2):
+        last = told.files["node0", rank][-1]
+        for event in (
+            events.RankSignalled(("SIGCONT", "SIGTERM"), "agent"),
+            events.RankExited(False, signal="SIGTERM"),
+        ):
+            told.files["node0", rank].append(msgspec.structs.replace(last, event=event))
+    folder = told.write(tmp_path / "run")
+    now = now_of(folder, after=60.0)
+    assert (now.phase, now.is_well) == ("lost", False)
+    assert "all ranks ended" in now.detail
+    assert now_of(folder, after=(now.since_s - now.last_record_s) + 1.0).phase == "running"  # the agent may be at it
+
+
+def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
+    folder = launched(is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0)
+    assert now_of(folder, after=600.0).phase == "running"  # a program that shows nothing new is none that is dead
+    show(folder, 0, cycle=0, alive_at=160.0)
+    assert now_of(folder, after=80.0).phase == "running"
+    now = now_of(folder, after=600.0)
+    assert (now.phase, now.is_well, now.detail) == (
+        "lost",
+        False,
+        "no sign of life for 9 min 00 s; expected every 10 s",
+    )
+
+
+def test_attempts_are_apart(tmp_path: Path) -> None:
+    """A folder of an older version may hold several."""
+    told = launched([Fault("exhausted", 1)])
+    later = launched(is_running=True)
+    for key, records in later.files.items():
+        told.files[key] += [
+            msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, attempt=1))
+            for record in records
+        ]
+    now = now_of(told.write(tmp_path / "run"))
+    assert (now.phase, now.attempt, now.outcome, now.failure) == ("running", 1, None, None)
+    assert now.states == {"active": 2}
+
+
+def test_section_that_shows_nothing_new_for_longer_than_usual_is_open_still(tmp_path: Path) -> None:
+    folder = launched(is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0, data=50.0)
+    (section,) = [rank.section for rank in now_of(folder, after=90.0).ranks if rank.section is not None]
+    assert section.open_s == pytest.approx(40.0)
+
+
+def test_signs_of_the_worker_before_do_not_count(tmp_path: Path) -> None:
+    folder = launched([Fault("kill", 1)], is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0, data=50.0)
+    show(folder, 1, data=50.0)
+    now = now_of(folder)
+    assert [rank.step for rank in now.ranks] == [None, 8]
+    assert [rank.sections for rank in now.ranks] == [0, 1]
+
+
+def test_without_signs_states_are_known_all_the_same(tmp_path: Path) -> None:
+    now = now_of(launched(is_running=True).write(tmp_path / "run"))
+    assert now.states == {"active": 2}
+    assert [(rank.step, rank.section, rank.silent_s) for rank in now.ranks] == [(None, None, None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [("exhausted", "exhausted"), ("preempt", "preempted"), ("kill", "completed")]
+)
+def test_end_is_the_launchers(kind: Kind, outcome: str, tmp_path: Path) -> None:
+    now = now_of(launched([Fault(kind, 0)], nodes=2).write(tmp_path / "run"))
+    assert (now.phase, now.outcome, now.is_well) == ("ended", outcome, outcome == "completed")
+
+
+@pytest.mark.parametrize("has_newcomer", [True, False])
+def test_job_that_lost_a_node_ends_with_the_nodes_that_stayed(has_newcomer: bool, tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.break_off("ab", 20.0, failed="b", silently=True)
+    told.join("a", 20.2, 25.0, cycle=1, why="failure")
+    if has_newcomer:
+        told.join("c", 22.0, 25.0, cycle=1, group=1)
+    told.agent("d", 1.0, events.CyclePhaseStarted("rendezvous"))  # a spare that never got a place
+    nodes = "ac" if has_newcomer else "a"
+    told.start(nodes, 25.0, cycle=1)
+    folder = told.write(tmp_path / "running")
+    assert now_of(folder).phase == "running"
+    told.finish(nodes, 40.0, cycle=1)
+    now = now_of(told.write(tmp_path / "ended"))
+    assert (now.phase, now.outcome, now.is_well) == ("ended", "completed", True)
+
+
+def test_job_that_a_lost_node_ended_is_over(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    lost = events.RestartDecided("stop", "lost b", "node b is lost", 0, 0, 1)
+    told.agent("a", 19.9, lost)
+    told.stop("a", 20.0, "exhausted")
+    told.agent("a", 20.2, events.JobEnded("exhausted", 1, "node b is lost"))
+    now = now_of(told.write(tmp_path / "run"))
+    assert (now.phase, now.outcome) == ("ended", "exhausted")
+
+
+def test_each_phase_shows_as_it_comes(tmp_path: Path) -> None:
+    """Records arrive one by one; a watcher sees the job start, run, restart, run and end."""
+    told = launched([Fault("hang", 1)])
+    watcher = Watcher(tmp_path, lambda: START)
+    (tmp_path / "records").mkdir()
+    names = {"agent": "node0-agent.jsonl", **{str(rank): f"node0-{rank}.jsonl" for rank in range(2)}}
+    for name in names.values():
+        (tmp_path / "records" / name).touch()
+    assert watcher.look() is None
+    seen: list[tuple[str, str]] = []
+    for record in told.interleaved(0):
+        rank = record.origin.initial_rank
+        with (tmp_path / "records" / names["agent" if rank is None else str(rank)]).open("ab") as file:
+            file.write(to_line(record))
+        now = watcher.look()
+        assert now is not None
+        states = ", ".join(sorted(now.states))
+        if not seen or seen[-1] != (now.phase, states):
+            seen.append((now.phase, states))
+    assert [phase for number, (phase, _) in enumerate(seen) if not number or seen[number - 1][0] != phase] == [
+        "starting",
+        "running",
+        "restarting",
+        "starting",
+        "running",
+        "restarting",
+        "ended",
+    ]
+    assert ("running", "active, suspect") in seen
+
+
+@pytest.mark.parametrize("kind", get_args(record_streams.Kind))
+def test_job_without_the_launcher(kind: record_streams.Kind, tmp_path: Path) -> None:
+    told = record_streams.job([record_streams.Fault(kind, 1, 0)], spares=1)
+    now = now_of(told.write(tmp_path / "run"))
+    assert (now.phase, now.outcome) == ("ended", "completed") or kind == "monitor"
+    assert (now.cycle, now.restarts, now.iterations) == (None, None, told.iterations - 1)
+    for rank, records in told.files.items():
+        ended = next(
+            n for n, r in enumerate(records) if isinstance(r.event, events.StageEnded) and r.event.stage == "run"
+        )
+        told.files[rank] = records[:ended]
+    assert now_of(told.write(tmp_path / "live")).phase == "running"
+
+
+@pytest.mark.parametrize("said", ["silent", "stood in for"])
+def test_ranks_of_a_lost_node_are_out_of_a_job_without_the_launcher(said: str, tmp_path: Path) -> None:
+    """The lost node records nothing of its end, and its files may be read before or after the others'."""
+    records = [record for record in record_streams.job(world=4).records if record.origin.initial_rank != 3]
+    lost = [record for record in record_streams.job(world=4).files[3] if record.mono_ns <= records[0].mono_ns + 10**9]
+    moved = [
+        msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, node=node))
+        for record, node in ((record, "a-node" if said == "silent" else "z-node") for record in lost)
+        if not isinstance(record.event, events.CallEnded | events.RankExited | events.MonitorEnded)
+    ]
+    monitors = next(record for record in records if record.origin.role == "monitor")
+    event = (
+        events.NodeFellSilent("lost", 30.0, 30.0, (3,))
+        if said == "silent"
+        else events.RankStoodInFor(3, "excluded", 0.1)
+    )
+    told = msgspec.structs.replace(monitors, event=event, sequence=10_000)
+    folder = written([*records[:-2], told, *records[-2:], *moved], tmp_path / "run")
+    now = now_of(folder, after=600.0)
+    assert now.states["excluded"] == 1
+    assert (now.phase, now.outcome) == ("ended", "completed")
+
+
+def test_whoever_deserves_a_look_comes_first() -> None:
+    ranks = now_ranks()
+    assert [rank.rank for rank in order(ranks)] == [3, 2, 1, 0]
+
+
+def now_ranks() -> tuple[RankNow, ...]:
+    return (
+        RankNow(0, "n", "active", silent_s=1.0),
+        RankNow(1, "n", "active", silent_s=3.0),
+        RankNow(2, "n", "active", section=Section("data", 50.0, 60.0)),
+        RankNow(3, "n", "suspect"),
+    )
+
+
+def test_newest_fault_is_told(tmp_path: Path) -> None:
+    now = now_of(launched([Fault("raise", 1), Fault("hang", 0)], nodes=2).write(tmp_path / "run"), after=20.0)
+    assert isinstance(now.failure, FaultNow)
+    assert (now.failure.rank, now.failure.what) == (0, "process 2000 ended (SIGKILL)")
+
+
+def test_torn_and_foreign_files_are_no_hindrance(tmp_path: Path) -> None:
+    told: Launched = launched(is_running=True)
+    folder = told.write(tmp_path / "run")
+    (folder / "records" / "node0-7.jsonl").write_bytes(b"\xff\xfe garbage\n{")
+    (folder / "timings").mkdir()
+    (folder / "timings" / "node0-0.signs").write_bytes(b"{")
+    now = now_of(folder)
+    assert (now.states, now.damaged) == ({"active": 2}, 1)
+
+
+def test_damage_at_both_ends_of_a_long_file_is_counted_and_the_cut_line_is_none(tmp_path: Path) -> None:
+    folder = launched([Fault("hang", 0)] * 30).write(tmp_path / "run")
+    path = max((folder / "records").iterdir(), key=lambda path: path.stat().st_size)
+    assert path.stat().st_size > state.HEAD + state.TAIL
+    assert now_of(folder).damaged == 0
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], b"torn", *lines[1:-2], b"\xff{", *lines[-2:]]))
+    assert now_of(folder).damaged == 2
+
+
+def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_soon(tmp_path: Path) -> None:
+    """A Wrapper leaves nothing behind in a process: that this ends later is nowhere on record."""
+    told = record_streams.job([record_streams.Fault("exception", 1, 0, 5)], world=3).records
+    records = [record for record in told if not isinstance(record.event, events.RankExited)]
+    last = (max(record.wall_ns for record in records) - STARTED_NS) / 1e9
+    folder = written(records, tmp_path / "run")
+    assert now_of(folder, last + 1.0).phase == "running"
+    now = now_of(folder, last + state.BETWEEN_CALLS + 1.0)
+    assert (now.phase, now.outcome, now.is_well) == ("ended", "completed", True)
+    again = [record for record in records if record.origin.initial_rank == 0][:2]
+    late = [
+        msgspec.structs.replace(
+            r, wall_ns=r.wall_ns + round(last * 1e9), origin=msgspec.structs.replace(r.origin, call=1)
+        )
+        for r in again
+    ]
+    with (folder / "records" / "node-0.jsonl").open("ab") as file:
+        file.write(b"".join(map(to_line, late)))
+    assert now_of(folder, last + 60.0).phase == "running"
+
+
+def two_calls(folder: Path) -> Path:
+    """Rank 2 fails twice in the first call, rank 3 once in the second one, 100 s later."""
+    first = record_streams.job([record_streams.Fault("exception", 2, 0), record_streams.Fault("exception", 2, 1)])
+    second = record_streams.job([record_streams.Fault("exception", 3, 0)], started_ns=STARTED_NS + 100 * 10**9)
+    later = [
+        msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, call=1))
+        for record in second.records
+    ]
+    return written([*first.records, *later], folder)
+
+
+def test_last_fault_of_a_second_call_is_not_one_of_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "TAIL", 1 << 20)  # the faults of both calls are read
+    now = now_of(two_calls(tmp_path / "run"), 200.0)
+    assert now.failure is not None
+    assert (now.failure.rank, now.failure.ago_s < 100.0) == (3, True)
+
+
+def test_fault_of_a_second_call_is_read_further_back_from_its_own_iteration(tmp_path: Path) -> None:
+    """The first call has a fault of the same iteration."""
+    folder = two_calls(tmp_path / "run")
+    paths = sorted((folder / "records").iterdir())
+    records = [from_line(line) for path in paths for line in path.read_bytes().splitlines()]
+    known = last_fault.LastFault()
+    for record in records:
+        if record.origin.call == 0:
+            known.take(record)
+    known.look_back((0, 0, 1, 1), paths)
+    fault = known.newest(History().cycles)
+    assert fault is not None
+    assert (fault.rank, fault.call, fault.iteration) == (3, 1, 0)
+
+
+def test_restarts_in_place_of_all_calls_of_a_cycle_are_counted(tmp_path: Path) -> None:
+    assert now_of(two_calls(tmp_path / "run"), 200.0).iterations == 3
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["kill", "raise", "hang", "membership"]), min_size=1, max_size=4),
+    is_nested=st.booleans(),
+    cut=st.integers(0, 60),
+)
+@settings(max_examples=25, deadline=None)
+def test_beginning_and_end_of_each_file_say_what_the_whole_files_say(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[Kind], is_nested: bool, cut: int
+) -> None:
+    faults = [Fault(kind, 1) for kind in kinds]
+    told = nested(faults, nodes=2) if is_nested else launched(faults, nodes=2)
+    # The last fault may be further up: of a launched job it is read from the ends only.
+    assert_same_from_ends(told.interleaved(0), cut, tmp_path_factory.mktemp("run"), failure=None)
+
+
+@given(kind=st.sampled_from(get_args(record_streams.Kind)), cut=st.integers(0, 60))
+@settings(max_examples=25, deadline=None)
+def test_beginning_and_end_of_a_wrappers_files_say_what_the_whole_files_say(
+    tmp_path_factory: pytest.TempPathFactory, kind: record_streams.Kind, cut: int
+) -> None:
+    assume(kind != "monitor")  # that a rank lost its monitor long ago is not told again
+    faults = [record_streams.Fault("exception", 2, 0, 5), record_streams.Fault(kind, 1, 1, 20)]
+    told = record_streams.job([*faults, record_streams.Fault("exception", 0, 2, 30)], world=4, spares=1)
+    assert_same_from_ends(told.interleaved(0), cut, tmp_path_factory.mktemp("run"))
+
+
+def assert_same_from_ends(records: list[Record], cut: int, folder: Path, **same: None) -> None:
+    folder = written(records[: len(records) - cut], folder / "run")
+    with pytest.MonkeyPatch.context() as patched:
+        whole = now_of(folder)
+        patched.setattr(state, "HEAD", 1 << 10)
+        patched.setattr(state, "TAIL", 2 << 10)
+        patched.setattr(last_fault, "FIRST", 4 << 10)
+        ends = now_of(folder)
+    same["restarts_left"] = None
+    assert msgspec.structs.replace(ends, **same) == msgspec.structs.replace(whole, **same)
+
+
+def test_look_at_a_large_run_reads_a_small_part_of_it(tmp_path: Path) -> None:
+    folder = large_run.write(tmp_path / "run", world=100)
+    tails = [state._opened(path) for path in (folder / "records").iterdir()]
+    size = sum(path.stat().st_size for path in (folder / "records").iterdir())
+    read = sum(len(to_line(record)) for _, records in tails for record in records)
+    assert read < size / 10

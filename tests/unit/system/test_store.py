@@ -1,0 +1,88 @@
+"""Store operations on a store that answers in an unusual way."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from resilience.core.restart import Read, Set
+from resilience.system.store import execute, wait
+
+
+class StoreBesideATracer:
+    """While it answers, another thread takes a list of all objects, as a memory tracer does."""
+
+    def __init__(self) -> None:
+        self.traced: list[Any] = []
+
+    def check(self, keys: list[str]) -> bool:
+        self.traced.append(gc.get_objects())
+        return True
+
+    def get(self, key: str) -> bytes:
+        return key.encode()
+
+
+def test_values_are_read_while_a_memory_tracer_holds_every_object() -> None:
+    assert execute(Read(("a", "b")), StoreBesideATracer()) == ("a", "b")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "server"])
+def test_read_of_an_absent_key_answers_none_and_writes_nothing(kind: str, tmp_path: Path) -> None:
+    kinds = {
+        "memory": dist.HashStore,
+        "file": lambda: dist.FileStore(str(tmp_path / "store")),
+        "server": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    }
+    store: Any = kinds[kind]()
+    execute(Set("there", "1"), store)
+    execute(Set("empty", ""), store)
+    assert execute(Read(("there", "absent")), store) == ("1", None)
+    assert execute(Read(("there", "empty", "absent")), store) == ("1", "", None)
+    assert execute(Read(("there", "empty", "there")), store) == ("1", "", "1")
+    assert not store.check(["absent"])
+
+
+def test_read_wakes_nobody_who_waits_for_the_key() -> None:
+    """A compare_set that fails would, in TCPStore: then a wait ends, and the key is not there."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    waiting = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: (waiting.wait(["awaited"], timedelta(seconds=60)), ended.set()))
+    thread.start()
+    for _ in range(200):
+        assert execute(Read(("awaited",)), server) == (None,)
+        assert execute(Read(("awaited", "other", "third")), server) == (None, None, None)
+        assert not ended.wait(0.005)
+    execute(Set("awaited", "1"), server)
+    thread.join(60)
+    assert ended.is_set()
+
+
+class Unanswering:
+    """A store whose waits run out at once, until it has had so many of them."""
+
+    def __init__(self, waits: int) -> None:
+        self.left = waits
+        self.timeouts: list[timedelta] = []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.timeouts.append(timeout)
+        self.left -= 1
+        if self.left:
+            raise dist.DistStoreError("the wait ran out")
+
+    def check(self, keys: list[str]) -> bool:
+        return False
+
+
+def test_no_single_wait_is_longer_than_a_chunk() -> None:
+    store = Unanswering(waits=5)
+    assert wait(store, "key", limit=600.0, chunk=29.5)  # type: ignore[arg-type]
+    assert store.timeouts == [timedelta(seconds=29.5)] * 5

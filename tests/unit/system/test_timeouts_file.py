@@ -1,0 +1,69 @@
+"""A file of limits is read whole, or refused with what is wrong in it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from resilience.calibration.limits_file import SCHEMA, Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.errors import ConfigurationError
+from resilience.facts.configuration import Configuration
+from resilience.facts.limits import Limits
+from resilience.facts.phases import Phases
+from resilience.system import timeouts_file
+
+
+def written(
+    folder: Path, *, limit: float | None = 5.0, group: float | None = 4.0, ranks: str = "0,2-3", outside: float = 2.0
+) -> Path:
+    """Write a file with one deadline; return its path."""
+    work = Deadline(
+        limit,
+        "short",
+        "",
+        1e-6,
+        groups=(RankGroupLimit("1", 3.0, "short", ""), RankGroupLimit(ranks, group, "short", "")),
+        outside=OutsideLimit(outside, "short", "", Phases((10,), 20)),
+    )
+    path = folder / timeouts_file.NAME
+    configuration = Configuration("train.py", world_size=4)
+    timeouts_file.write(path, Timeouts(SCHEMA, configuration, "", 1.0, 1.0, 4, {"work": work}))
+    return path
+
+
+def test_limits_of_ranks_and_phases_are_read(tmp_path: Path) -> None:
+    known = timeouts_file.read(written(tmp_path, group=None)).deadlines["work"]
+    assert known.outside is not None
+    assert ([group.timeout_s for group in known.groups], known.outside.timeout_s) == ([3.0, None], 2.0)
+
+
+@pytest.mark.parametrize("value", [-5.0, 0.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("limit", "the limit of 'work' is {}"),
+        ("group", "the limit of 'work' for ranks '0,2-3' is {}"),
+        ("outside", "the limit of 'work' outside known phases is {}"),
+    ],
+)
+def test_limit_that_is_no_duration_is_named(tmp_path: Path, entry: str, words: str, value: float) -> None:
+    path = written(tmp_path, **{entry: value})
+    with pytest.raises(ConfigurationError) as refused:
+        timeouts_file.read(path)
+    assert str(path) in str(refused.value)
+    assert f"{words.format(repr(value))}, expected seconds above 0 and finite" in str(refused.value)
+
+
+@pytest.mark.parametrize("ranks", ["1-3x", "", "1,", "-1", "1--3", "a"])
+def test_ranks_that_are_none_are_named(tmp_path: Path, ranks: str) -> None:
+    path = written(tmp_path, ranks=ranks)
+    with pytest.raises(ConfigurationError, match=r"the ranks of a group of 'work' are .*, expected such as '0,4-7'"):
+        timeouts_file.read(path)
+
+
+def test_larger_job_is_refused_with_the_option_that_helps(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with pytest.raises(ConfigurationError, match="limits hold for 4 ranks; calibrate with --ranks 8"):
+        timeouts_file.learned(str(path), tmp_path, Limits(), Configuration("train.py", world_size=8), False)
