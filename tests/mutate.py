@@ -2,8 +2,8 @@
 
 `python -m tests.mutate` forces each condition of `core.restart` and `core.watch` true and false, drops each step,
 each command and each operand of a condition, lets each guarded write overwrite, and swaps neighbouring steps. A
-mutant lives in memory only. It runs schedules of `testing.cluster`, and the properties of the module's own tests,
-until one breaks. It also takes a rank's initial number for its current one and the other way round, and puts in the
+mutant lives in memory only. It runs schedules of `tests.restart_simulation.cluster`, and the properties of the module's
+own tests, until one breaks. It also takes a rank's initial number for its current one and the other way round, and puts in the
 bugs of BY_HAND. The launcher's decisions are mutated likewise, methods too, and so that all who use a function get the
 mutant; the modules' own tests kill each of them. With `--launcher` only these modules are mutated, and their mutants
 run schedules of `tests.launcher_simulation` too, which takes long. Prints every mutant with what killed it and ends
@@ -42,10 +42,10 @@ from resilience.core import (
     supervision,
     watch,
 )
-from resilience.testing.cluster import Cluster
-from resilience.testing.faults import VICTIMS, Schedule, draw, everywhere, raised_everywhere
 from tests.launcher_simulation import schedules
 from tests.launcher_simulation.jobs import Job
+from tests.restart_simulation.cluster import Cluster
+from tests.restart_simulation.faults import VICTIMS, Schedule, draw, everywhere, raised_everywhere
 from tests.unit.core import (
     test_agent_liveness,
     test_control,
@@ -60,7 +60,7 @@ from tests.unit.core import (
     test_waiting_costs,
     test_watch,
 )
-from tests.unit.testing import test_launcher_simulation
+from tests.unit.restart_simulation import test_launcher_simulation
 
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
 EQUIVALENT = {

@@ -17,8 +17,8 @@ import msgspec
 
 from resilience.core.restart import Stage
 from resilience.errors import InternalError
-from resilience.testing.cluster import Cluster, ScheduleReport
-from resilience.testing.faults import Fail, KillFault, Schedule, draw
+from tests.restart_simulation.cluster import Cluster, ScheduleReport
+from tests.restart_simulation.faults import Fail, KillFault, Schedule, draw
 
 MOST_FAILURES = 5
 

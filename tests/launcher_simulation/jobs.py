@@ -29,7 +29,6 @@ from resilience.core.agent_protocol import (
 from resilience.core.control import Request
 from resilience.core.restart import Add, Check, CompareSet, Read, Set
 from resilience.errors import StoreError
-from resilience.testing.store import MemoryStore
 from tests.launcher_simulation.agents import Agent, Crew, StartWorkers, StopCounting, StopWorkers, Wake
 from tests.launcher_simulation.referee import Referee, broken
 from tests.launcher_simulation.schedules import (
@@ -49,6 +48,7 @@ from tests.launcher_simulation.schedules import (
     Signalled,
     StoreDies,
 )
+from tests.restart_simulation.store import MemoryStore
 
 Seconds = float
 Trace = Callable[[Seconds, str, object], None]

@@ -22,7 +22,7 @@ from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add
 from resilience.facts.events import Event
-from resilience.testing.store import MemoryStore
+from tests.restart_simulation.store import MemoryStore
 
 MOST = 50_000  # operations of one protocol
 TERMS = Terms(least=2, most=2, join_limit=1000.0)

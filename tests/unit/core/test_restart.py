@@ -1,4 +1,4 @@
-"""The restart protocol, step by step. What it does under faults is in tests/unit/testing/test_cluster.py.
+"""The restart protocol, step by step. What it does under faults is in tests/unit/restart_simulation/test_cluster.py.
 
 Tests whose one argument is `protocol` are also given to every mutant of the module (tests/mutate.py)."""
 
@@ -36,7 +36,7 @@ from resilience.errors import BarrierOverflow, BarrierTimeout
 from resilience.facts.encoding import to_json_text
 from resilience.facts.interruptions import FaultOrigin
 from resilience.facts.seats import Seat
-from resilience.testing.store import MemoryStore
+from tests.restart_simulation.store import MemoryStore
 
 LIMITS = WaitLimits()
 RETURNED = Result(End.RETURNED)

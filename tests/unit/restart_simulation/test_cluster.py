@@ -14,8 +14,8 @@ from resilience.core import restart
 from resilience.core.restart import Add, Await, Check, CompareSet, End, Read, RunStage, Set, Stage
 from resilience.errors import InternalError
 from resilience.facts.seats import Seat
-from resilience.testing.cluster import Cluster, ScheduleReport
-from resilience.testing.faults import (
+from tests.restart_simulation.cluster import Cluster, ScheduleReport
+from tests.restart_simulation.faults import (
     HOOKS,
     OPERATIONS,
     VICTIMS,

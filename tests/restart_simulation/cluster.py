@@ -37,10 +37,10 @@ from resilience.core.watch import Doing
 from resilience.errors import BarrierTimeout
 from resilience.facts.interruptions import missed_completion
 from resilience.facts.seats import Seat
-from resilience.testing import invariants
-from resilience.testing.actors import Actor, Errand, Monitor, Rank
-from resilience.testing.clock import VirtualClock
-from resilience.testing.faults import (
+from tests.restart_simulation import invariants
+from tests.restart_simulation.actors import Actor, Errand, Monitor, Rank
+from tests.restart_simulation.clock import VirtualClock
+from tests.restart_simulation.faults import (
     Fail,
     FalseSuspicion,
     Freeze,
@@ -52,10 +52,10 @@ from resilience.testing.faults import (
     Schedule,
     Stall,
 )
-from resilience.testing.invariants import LIMITS, Referee, broken
-from resilience.testing.monitors import VirtualMonitors
-from resilience.testing.store import MemoryStore
-from resilience.testing.virtual_rank import KILLED_AFTER, VirtualRank
+from tests.restart_simulation.invariants import LIMITS, Referee, broken
+from tests.restart_simulation.monitors import VirtualMonitors
+from tests.restart_simulation.store import MemoryStore
+from tests.restart_simulation.virtual_rank import KILLED_AFTER, VirtualRank
 
 Seconds = float
 Trace = Callable[[Seconds, str, object], None]

@@ -16,11 +16,11 @@ from resilience.errors import BarrierTimeout
 from resilience.facts import encoding
 from resilience.facts.limits import Limit, Limits
 from resilience.facts.seats import Seat
-from resilience.testing import invariants
-from resilience.testing.actors import Errand, Monitor, Rank
+from tests.restart_simulation import invariants
+from tests.restart_simulation.actors import Errand, Monitor, Rank
 
 if TYPE_CHECKING:
-    from resilience.testing.cluster import Cluster
+    from tests.restart_simulation.cluster import Cluster
 
 Seconds = float
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from resilience.core.restart import COMPLETED, End, Result, Stage
 from resilience.core.watch import Doing
-from resilience.testing.actors import Rank
-from resilience.testing.faults import Fail, Stall
+from tests.restart_simulation.actors import Rank
+from tests.restart_simulation.faults import Fail, Stall
 
 if TYPE_CHECKING:
-    from resilience.testing.cluster import Cluster
+    from tests.restart_simulation.cluster import Cluster
 
 Seconds = float
 

@@ -10,8 +10,8 @@ from typing import Any
 from resilience.core import watch
 from resilience.core.restart import ENTRY, Operation, Stage
 from resilience.core.watch import Doing, Observation
-from resilience.testing.faults import Fail, Stall
-from resilience.testing.invariants import Truth
+from tests.restart_simulation.faults import Fail, Stall
+from tests.restart_simulation.invariants import Truth
 
 Seconds = float
 

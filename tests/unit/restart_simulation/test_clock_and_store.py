@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from resilience.core.restart import Add, Await, Check, CompareSet, Operation, Read, RunStage, Set, Stage
 from resilience.system.store import execute
-from resilience.testing.clock import VirtualClock
-from resilience.testing.store import MemoryStore
+from tests.restart_simulation.clock import VirtualClock
+from tests.restart_simulation.store import MemoryStore
 
 
 def test_clock_jumps_from_one_thing_due_to_the_next() -> None:

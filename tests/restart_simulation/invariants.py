@@ -25,7 +25,7 @@ from resilience.core.restart import (
 from resilience.errors import InternalError
 from resilience.facts.interruptions import FaultOrigin
 from resilience.facts.seats import Seat
-from resilience.testing.store import MemoryStore
+from tests.restart_simulation.store import MemoryStore
 
 LIMITS = WaitLimits()  # limits of waits between ranks
 SLACK = 20.0  # seconds of a wait that operations may take; a stall has to explain the rest
