@@ -2,12 +2,12 @@
 
 `python -m tests.mutate` forces each condition of `core.restart` and `core.watch` true and false, drops each step,
 each command and each operand of a condition, lets each guarded write overwrite, and swaps neighbouring steps. A
-mutant lives in memory only. It runs schedules of `tests.restart_simulation.cluster`, and the properties of the module's
-own tests, until one breaks. It also takes a rank's initial number for its current one and the other way round, and puts in the
-bugs of BY_HAND. The launcher's decisions are mutated likewise, methods too, and so that all who use a function get the
-mutant; the modules' own tests kill each of them. With `--launcher` only these modules are mutated, and their mutants
-run schedules of `tests.launcher_simulation` too, which takes long. Prints every mutant with what killed it and ends
-with status 1 if one survives that EQUIVALENT does not explain."""
+mutant lives in memory only. It runs schedules of `tests.restart_simulation.cluster`, and the properties of the
+module's own tests, until one breaks. It also takes a rank's initial number for its current one and the other way
+round, and puts in the bugs of BY_HAND. The launcher's decisions are mutated likewise, methods too, and so that all who
+use a function get the mutant; the modules' own tests kill each of them. With `--launcher` only these modules are
+mutated, and their mutants run schedules of `tests.launcher_simulation` too, which takes long. Prints every mutant with
+what killed it and ends with status 1 if one survives that EQUIVALENT does not explain."""
 
 from __future__ import annotations
 
