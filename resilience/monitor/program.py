@@ -273,7 +273,7 @@ class Program:
                     self.tell(messages.Looked(assigned.worker_pid, is_suspicion))
             case messages.OthersPositions(pid, hangs, missing, elsewhere):
                 if worker is not None and worker.pid == pid:
-                    worker.others_found(hangs, missing, elsewhere)
+                    worker.suspicions.others_found(hangs, missing, elsewhere)
             case messages.OthersRecorded(pid):
                 if worker is not None and worker.pid == pid:
                     worker.others_seen()

@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -21,7 +20,7 @@ import msgspec
 
 from resilience.attribution.symptoms import main_stack
 from resilience.calibration.limits_file import of_rank, raised
-from resilience.core import hang_kind, shadow, suspicion, watch
+from resilience.core import hang_kind, watch
 from resilience.core.limits import with_recorded_names
 from resilience.core.pace import Pace
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
@@ -29,21 +28,22 @@ from resilience.errors import DecodeError
 from resilience.facts import deadlines, encoding, events, tracebacks
 from resilience.facts.identity import Job, Origin
 from resilience.facts.in_words import seconds
-from resilience.facts.interruptions import Detector, Exit, Hang, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord
 from resilience.facts.limits import Limits
 from resilience.facts.records import Record
 from resilience.monitor import messages
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.duration_recorder import DurationRecorder
-from resilience.monitor.evidence import Witness, shortest
+from resilience.monitor.evidence import Witness
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import GRACE, LoaderWorkers
 from resilience.monitor.oom import OomKills
 from resilience.monitor.page import NAMES, Closed, MonitorSide, PageView
+from resilience.monitor.snapshots import Snapshots
+from resilience.monitor.suspicions import Suspicions
 from resilience.system import files, processes, stacks
 from resilience.system.background import WRITER
 from resilience.system.channel import Channel, ChannelClosed
-from resilience.telemetry import rank_snapshot
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
 
@@ -70,7 +70,7 @@ class Outlet(Protocol):
     def begin(self, begin: messages.Begin) -> None: ...
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None: ...
     def seek_others(self) -> None:
-        """Ask where the other ranks of the node are. `RankMonitor.others_found` takes the answer, if one comes."""
+        """Ask where the other ranks of the node are. `Suspicions.others_found` takes the answer, if one comes."""
 
     def started(self, origin: Origin) -> None:
         """Note that the rank enters its function, or waits as a spare: an iteration has begun."""
@@ -112,16 +112,11 @@ class RankMonitor:
         self._origin: Origin | None = None
         self._recorder: DurationRecorder | None = None
         self._is_cold: bool | None = None  # None: unknown
-        self._shadowed = shadow.NOTHING
-        self._suspected = shadow.NOTHING
-        self._suspicion: Limits | None = None
-        self._suspect: suspicion.Suspect | None = None
-        self._sought_at = 0.0  # when the others' positions were last asked for
+        self.suspicions = Suspicions(self._witness.look, outlet.seek_others, self.emit)
         self._listener = Listener()
         self._observation = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
-        self._last_snapshot: rank_snapshot.RankSnapshot | None = None
-        self._show_at = time.monotonic() + rank_snapshot.EVERY
+        self._snapshots = Snapshots()
         self._interrupted: tuple[int, float] | None = None  # iteration, time
         self._stuck_in: int | None = None
         self._own_record: InterruptionRecord | None = None  # the rank's last one in this call
@@ -150,7 +145,7 @@ class RankMonitor:
 
     def run(self) -> None:
         """Watch until the rank is gone and its end is represented."""
-        due = min(self._flush_at, self._show_at)
+        due = min(self._flush_at, self._snapshots.due)
         while not self._is_over:
             self._sleep(due)
             now = time.monotonic()
@@ -161,21 +156,19 @@ class RankMonitor:
             self._report_refused_messages(now)
             self._observation = self._observe(view)
             decision = decide(self._watch, self._observation, now)
-            self._weigh_shadow(now)
-            self._weigh_suspicion(now)
+            is_ending = self._is_gone or self._watch.kill_at is not None
+            self.suspicions.weigh(self._watch.limits, self._observation, is_ending, now)
             if not decision.commands and not self._is_gone and self._witness.take_sample(now):
                 self._loader_workers.look(self._rank.pid)
                 self._oom_kills.look()
             self._watch = decision.state
             self._perform(decision)
             self._is_over |= self._is_dismissed_by_rank()
-            shadow_at = shadow.next_look(self._watch.limits.shadow, self._observation, now)
-            late_at = shadow.next_look(self._suspicion, self._observation, now)
-            again_at = None if self._suspect is None else self._suspect.look_at
+            late_at = self.suspicions.next_look(self._watch.limits, self._observation, now)
             silence_at = self._weigh_silence(now)
-            if now >= self._show_at:
+            if now >= self._snapshots.due:
                 self._write_snapshot(now)
-            moments = (decision.wake_at, shadow_at, late_at, again_at, silence_at, self._flush_at, self._show_at)
+            moments = (decision.wake_at, late_at, silence_at, self._flush_at, self._snapshots.due)
             due = min(wake_time for wake_time in moments if wake_time is not None)
         self._close()
 
@@ -313,7 +306,7 @@ class RankMonitor:
         """Write this rank's records to `folder` from now on, and apply these limits."""
         limits = with_recorded_names(of_rank(limits, origin.initial_rank, origin.world_size))
         self._watch = Watch(limits=limits)
-        self._suspicion = suspicion.limits_of(limits)
+        self.suspicions.expect(limits)
         self._folder = folder
         if self._recorder is None:
             self._recorder = DurationRecorder(folder, origin)
@@ -419,15 +412,9 @@ class RankMonitor:
             said_goodbye=call is not None and view.goodbye_call == call,
             has_left=call is not None and view.left_call == call,
             are_others_seen=self._are_others_seen(),
-            suspicion=self._confirmed_suspicion(),
+            suspicion=self.suspicions.confirmed,
             resumed_at=self._resumed_at,
         )
-
-    def _confirmed_suspicion(self) -> watch.Suspicion | None:
-        suspect = self._suspect
-        if suspect is None or not suspect.is_confirmed:
-            return None
-        return watch.Suspicion(suspect.limit, suspect.began, suspect.allowed)
 
     def _are_others_seen(self) -> bool:
         """Return True if this rank may be signalled: the other ranks' state is on record, or there are none."""
@@ -644,75 +631,13 @@ class RankMonitor:
             self._outlet.suspect(self._initial_rank, suspected)
         return None
 
-    def _weigh_shadow(self, now: float) -> None:
-        """Report what limits on trial would have done."""
-        self._shadowed, findings = shadow.weigh(self._watch.limits.shadow, self._observation, self._shadowed, now)
-        for finding in findings:
-            self.emit(events.TimeoutExceededInShadow(finding.limit, finding.allowed, finding.silent_for))
-
-    def _weigh_suspicion(self, now: float) -> None:
-        """Record the state of a rank that is late compared with its own past, long before its learned limit."""
-        if self._is_gone or self._watch.kill_at is not None:
-            return
-        self._suspected, findings = shadow.weigh(self._suspicion, self._observation, self._suspected, now)
-        self._look_again(now)
-        for finding in findings:
-            learned = self._watch.limits.learned.get(deadlines.of_limit(finding.limit))
-            if learned is not None:
-                began = time.monotonic()
-                position = self._witness.look()
-                look_s = time.monotonic() - began
-                position_fields = (position.hang, position.stack, position.step)
-                if self._suspect is None:
-                    self._suspect = suspicion.suspected(finding, position.hang, position.stack, now)
-                    self._seek_others()
-                self.emit(
-                    events.RankSuspected(
-                        finding.limit,
-                        finding.silent_for,
-                        learned.longest_s,
-                        learned.timeout_s,
-                        *position_fields,
-                        look_s,
-                    )
-                )
-
-    def _look_again(self, now: float) -> None:
-        """Drop the suspicion once the rank shows a sign of life or has moved; look at it again when that is due."""
-        suspect = self._suspect
-        if suspect is None:
-            return
-        if not shadow.lasts(self._suspected, suspect.limit, suspect.began):
-            self._suspect = None
-        elif suspect.look_at is not None and now >= suspect.look_at:
-            position = self._witness.look()
-            self._suspect = suspicion.looked_again(suspect, position.hang, position.stack)
-            self._seek_others()
-
-    def _seek_others(self) -> None:
-        if self._suspect is not None and not self._suspect.waits_for_others:
-            self._sought_at = time.monotonic()
-            self._outlet.seek_others()
-
-    def others_found(self, hangs: Mapping[int, Hang | None], missing: tuple[int, ...], elsewhere: int) -> None:
-        """Take the positions of the node's other ranks. hangs: how they hang, by rank."""
-        suspect, now = self._suspect, time.monotonic()
-        if suspect is None or suspect.look_at is not None or suspect.is_confirmed:
-            return
-        self._suspect = suspicion.compared(suspect, hangs, len(missing), now)
-        waiting = tuple(sorted(rank for rank, hang in hangs.items() if hang == "in_collective"))
-        busy = tuple(sorted(hangs.keys() - set(waiting)))
-        is_confirmed, took = self._suspect.is_confirmed, now - self._sought_at
-        found = (waiting, busy, missing, elsewhere)
-        self.emit(events.SuspicionCompared(suspect.limit, *found, suspect.looks, is_confirmed, took))
-
     def _replace_stale_limits(self) -> None:
         """Replace learned limits that no longer fit by longer ones."""
         assert self._recorder is not None
         for name, reason, longer in self._recorder.stale():
             self.emit(events.TimeoutsStale(name, reason, longer))
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
-            self._suspicion = self._suspect = None  # the basis of the comparison no longer holds
+            self.suspicions.forget()
 
     def _write_timings(self) -> None:
         if self._recorder is not None:
@@ -723,45 +648,10 @@ class RankMonitor:
             self._replace_stale_limits()
 
     def _write_snapshot(self, now: float, is_last: bool = False) -> None:
-        """Write the rank's snapshot for readers, unless nothing has changed."""
-        origin, view, observation = self._origin, self._page.read(), self._observe()
-        self._show_at = now + rank_snapshot.pause(None if origin is None else origin.world_size)
-        sign_times = (observation.heartbeat_at, observation.ping_at, observation.step_at, view.section_left_at)
-        known_sign_times = [sign_time for sign_time in sign_times if sign_time is not None]
-        if (
-            origin is None
-            or self._folder is None
-            or not (known_sign_times or view.open_sections or view.doing is not Doing.OUTSIDE)
-        ):
-            return  # it is not attached, and another monitor may watch it
-        sections = () if is_last else observation.open_sections
-        snapshot = rank_snapshot.RankSnapshot(
-            origin=msgspec.structs.replace(origin, iteration=view.iteration if self._witness.has_iterations else None),
-            doing=view.hook or view.doing.value if not is_last else Doing.OUTSIDE.value,
-            written_at=now,
-            offset=time.time() - time.monotonic(),
-            step=view.step,
-            step_at=observation.step_at,
-            heartbeat_at=max(known_sign_times, default=None),
-            sections=tuple(
-                rank_snapshot.SnapshotSection(
-                    sign.name, sign.seen_at, shortest(watch.section_limit(self._watch.limits, observation, sign))
-                )
-                for sign in sections[: rank_snapshot.MOST_SECTIONS]
-            ),
-            sections_more=max(0, len(sections) - rank_snapshot.MOST_SECTIONS),
-            limits=rank_snapshot.allowed(self._watch.limits),
-            alive_at=now,
-        )
-        previous = self._last_snapshot
-        if previous is not None and snapshot.is_like(previous):
-            if not is_last and now - (previous.alive_at or 0.0) < rank_snapshot.alive_every(origin.world_size):
-                return
-            snapshot = msgspec.structs.replace(snapshot, written_at=previous.written_at)  # unchanged, but alive
-        if not WRITER.is_stalled:
-            self._last_snapshot = snapshot
-            folder = self._folder
-            WRITER.submit(lambda: rank_snapshot.write(folder, snapshot))
+        origin, view = self._origin, self._page.read()
+        if origin is not None:
+            origin = msgspec.structs.replace(origin, iteration=view.iteration if self._witness.has_iterations else None)
+        self._snapshots.write(self._folder, origin, view, self._observe(), self._watch.limits, now, is_last)
 
     def _close(self) -> None:
         result = self._outlet.finish()

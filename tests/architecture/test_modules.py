@@ -16,7 +16,6 @@ LONG = {
     "resilience/monitor/server.py": "the loop of a monitor, and everything that one rank's witness owns",
     "resilience/facts/events.py": "the catalogue: one definition an event, in one place",
     "resilience/core/restart.py": "the restart protocol: its operations, values and steps, in one place",
-    "resilience/core/watch.py": "the decision on one rank: its limits, observations, commands and state, in one place",
     "resilience/inprocess/call.py": "one call of a wrapped function, from its entry to its end",
     "resilience/system/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
     "resilience/calibrate/limits.py": "the way from runs to a file of limits: pooled, fitted, merged, tested",

@@ -334,8 +334,12 @@ def test_child_that_a_rank_forks_is_nobody(one: Node) -> None:
 
 
 def test_look_at_a_worker_that_does_not_hang_says_where_it_is(one: Node) -> None:
-    worker = one.start("import resilience, sys\nresilience.step(7)\ndef wait(): sys.stdin.readline()\nwait()")
-    one.hear(messages.Connected)
+    worker = one.start(
+        "import resilience, sys\nresilience.step(7)\nprint('here', flush=True)\n"
+        "def wait(): sys.stdin.readline()\nwait()"
+    )
+    await_line(worker)
+    one.wait_until(lambda: (seen := processes.state(worker.pid)) is not None and seen.state == "S")
     one.monitors.look()
     assert one.hear(messages.Looked).worker_pid == worker.pid
     seen = one.await_record(events.WorkerSeen)

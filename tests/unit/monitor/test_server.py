@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from selectors import DefaultSelector
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -96,7 +97,7 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
     shared = Page.create()
     rank = RankSide(shared)
     side = Side(shared, rank)
-    monitor = RankMonitor(side, None, msgspec.defstruct("Rank", [("pidfd", int)])(pipe), Any, None)  # type: ignore[arg-type]
+    monitor = RankMonitor(side, None, msgspec.defstruct("Rank", [("pidfd", int)])(pipe), Mock(), None)
     monitor._watch = Watch(limits=Limits(rule=Rule(), sections={"checkpoint": Limit()}))
 
     def look() -> None:

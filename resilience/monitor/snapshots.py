@@ -1,0 +1,72 @@
+"""What does this rank show right now?  Writes the snapshot of one rank that `status` and the metrics read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from resilience.core import watch
+from resilience.core.watch import Doing, Observation
+from resilience.facts.identity import Origin
+from resilience.facts.limits import Limits
+from resilience.monitor.evidence import shortest
+from resilience.monitor.page import PageView
+from resilience.system.background import WRITER
+from resilience.telemetry import rank_snapshot
+
+
+class Snapshots:
+    """The snapshots of one rank. due: when to write the next one, in monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.due = time.monotonic() + rank_snapshot.EVERY
+        self._last: rank_snapshot.RankSnapshot | None = None
+
+    def write(
+        self,
+        folder: Path | None,
+        origin: Origin | None,
+        view: PageView,
+        seen: Observation,
+        limits: Limits,
+        now: float,
+        is_last: bool = False,
+    ) -> None:
+        """Write what page and observation show, unless nothing has changed or the disk does not answer.
+
+        origin: of the rank, with its iteration if the page shows iterations. is_last: the rank is gone."""
+        self.due = now + rank_snapshot.pause(None if origin is None else origin.world_size)
+        sign_times = (seen.heartbeat_at, seen.ping_at, seen.step_at, view.section_left_at)
+        known_sign_times = [sign_time for sign_time in sign_times if sign_time is not None]
+        is_shown = bool(known_sign_times or view.open_sections or view.doing is not Doing.OUTSIDE)
+        if origin is None or folder is None or not is_shown:
+            return  # it is not attached, and another monitor may watch it
+        sections = () if is_last else seen.open_sections
+        snapshot = rank_snapshot.RankSnapshot(
+            origin=origin,
+            doing=view.hook or view.doing.value if not is_last else Doing.OUTSIDE.value,
+            written_at=now,
+            offset=time.time() - time.monotonic(),
+            step=view.step,
+            step_at=seen.step_at,
+            heartbeat_at=max(known_sign_times, default=None),
+            sections=tuple(
+                rank_snapshot.SnapshotSection(
+                    sign.name, sign.seen_at, shortest(watch.section_limit(limits, seen, sign))
+                )
+                for sign in sections[: rank_snapshot.MOST_SECTIONS]
+            ),
+            sections_more=max(0, len(sections) - rank_snapshot.MOST_SECTIONS),
+            limits=rank_snapshot.allowed(limits),
+            alive_at=now,
+        )
+        previous = self._last
+        if previous is not None and snapshot.is_like(previous):
+            if not is_last and now - (previous.alive_at or 0.0) < rank_snapshot.alive_every(origin.world_size):
+                return
+            snapshot = msgspec.structs.replace(snapshot, written_at=previous.written_at)  # unchanged, but alive
+        if not WRITER.is_stalled:
+            self._last = snapshot
+            WRITER.submit(lambda: rank_snapshot.write(folder, snapshot))
