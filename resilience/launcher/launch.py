@@ -99,19 +99,11 @@ def launch(command: Command) -> int:
         except StoreError:
             if not signals.has_any():
                 raise
-            (number, *_) = signals.take()
-            say(f"{signal.Signals(number).name} arrived before the rendezvous was reached")
-            return 128 + number
+            return signalled_too_early(signals)
         cleanup.callback(handler.shutdown)
         if handler.is_host and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
             note("this node hosts the job's store: SIGTERM to it stops the whole job")
-        try:
-            folder, launched = run_folder(command, settings, config, handler)
-        except ConfigurationError as error:
-            if handler.is_host and config.min_nodes > 1:
-                say(f"{error}. This node exits when the other nodes have read this, after 300 s at most")
-            handler.turn_away(str(error))
-            raise
+        folder, launched = agreed_folder(command, settings, config, handler)
         restarts_all = command.config.restart_policy == "any-failed"
         console = Console(command.config.log_level, folder, restarts_all=restarts_all, quiet=is_quiet)
         reporter = NodeEvents(folder, launched.job_id, name, launched.attempt, console)
@@ -154,27 +146,58 @@ def launch(command: Command) -> int:
         )
         elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
         run(agent, node)
-        verdict = agent.verdict
         if drain is not None:
-            pass_on_output(drain, signals, verdict.outcome == "preempted")
+            pass_on_output(drain, signals, agent.verdict.outcome == "preempted")
             console.losses(drain.losses())
-        is_clean = verdict.outcome == "preempted" and agent.is_clean
-        first, sentence = None, ""
-        if verdict.is_failure:  # before JobEnded, which is the last record
-            state = reporter.emit if console.is_first else lambda event: None
-            first, sentence = telling.first_failure(folder, reporter.origin, console.has_nodes, state)
-        reporter.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], is_clean))
-        elastic_event = agent.get_event_succeeded() if verdict.exit_code == 0 or is_clean else agent.get_event_failed()
-        elastic_events.record(elastic_event, config.event_log_handler)
-        if verdict.outcome == "completed":
-            console.completed(success(folder, node.restarts_used))
-        elif not is_quiet:
-            failure, failures = node.failure_of(first), node.failures()
-            if failure is not None and failure.node != name and not console.is_first:
-                failure, failures, sentence = None, [], ""  # another node reports it
-            console.last_words(summary(verdict, folder, failure, failures, is_clean, node.has_left, sentence))
-        node.over(verdict)
-        return verdict.exit_code
+        report_end(agent, node, console, folder)
+        elastic_events.record(elastic_event(agent), config.event_log_handler)
+        node.over(agent.verdict)
+        return agent.verdict.exit_code
+
+
+def signalled_too_early(signals: Signals) -> int:
+    """Return the exit status of an agent that a signal reached before the rendezvous; say so."""
+    (number, *_) = signals.take()
+    say(f"{signal.Signals(number).name} arrived before the rendezvous was reached")
+    return 128 + number
+
+
+def agreed_folder(
+    command: Command, settings: Settings, config: LaunchConfig, handler: Handler
+) -> tuple[Path, attempts.Launch]:
+    """Return the run folder that all nodes agree on. If there is none, tell the other nodes why.
+
+    Raises: ConfigurationError."""
+    try:
+        return run_folder(command, settings, config, handler)
+    except ConfigurationError as error:
+        if handler.is_host and config.min_nodes > 1:
+            say(f"{error}. This node exits when the other nodes have read this, after 300 s at most")
+        handler.turn_away(str(error))
+        raise
+
+
+def report_end(agent: Agent, node: CycleSupervisor, console: Console, folder: Path) -> None:
+    """Record how the job ended, and say it on the terminal. Only one node reports a failure."""
+    verdict, reporter = agent.verdict, node.reporter
+    first, sentence = None, ""
+    if verdict.is_failure:  # before JobEnded, which is the last record
+        state = reporter.emit if console.is_first else lambda event: None
+        first, sentence = telling.first_failure(folder, reporter.origin, console.has_nodes, state)
+    reporter.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
+    if verdict.outcome == "completed":
+        console.completed(success(folder, node.restarts_used))
+    else:
+        failure, failures = node.failure_of(first), node.failures()
+        if failure is not None and failure.node != node.name and not console.is_first:
+            failure, failures, sentence = None, [], ""  # another node reports it
+        console.last_words(summary(verdict, folder, failure, failures, agent.is_clean, node.has_left, sentence))
+
+
+def elastic_event(agent: Agent) -> elastic_events.Event:
+    """Return torchelastic's own event about the end of this agent."""
+    has_succeeded = agent.verdict.exit_code == 0 or agent.is_clean
+    return agent.get_event_succeeded() if has_succeeded else agent.get_event_failed()
 
 
 def pass_on_output(drain: DrainProcess, signals: Signals, is_preempted: bool) -> bool:

@@ -22,6 +22,21 @@ LONG = {
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
 }
 
+LONGEST_FUNCTION = 50  # lines; a longer one does one thing, and says here which
+LONG_FUNCTIONS = {
+    "resilience/launcher/launch.py:launch": "puts the parts of an agent together, in an order that matters",
+    "resilience/attribution/notes.py:note": "a table: one case for each event",
+    "resilience/inprocess/wrap.py:__init__": "the parameters of the compatible API",
+    "resilience/core/watch.py:_rows": "a table: one row for each limit",
+    "resilience/cli/calibrate.py:configure": "a table: one call for each option",
+    "resilience/calibration/fitting.py:fit_pool": "the fit, step by step as the page describes it",
+    "resilience/calibrate/limits.py:_test_limit": "one row of the backtest, and the fields of its result",
+    "resilience/inprocess/session.py:_begin": "the beginning of a call, in the order that the monitor relies on",
+    "resilience/run_folder/load.py:records": "one pass over all records, and what it counts on the way",
+    "resilience/report/terminal.py:_header": "the head of the report, line by line",
+    "resilience/monitor/server.py:__init__": "the parts of a monitor, one line for each",
+}
+
 SAME_NAME = {"FaultToleranceCallback"}  # of Lightning and of transformers: each user has one of them
 
 TERMINAL = {"'TERM'", "'NO_COLOR'"}  # what a terminal can do is no setting of ours, and asked beside `isatty`
@@ -36,6 +51,17 @@ def test_module_says_what_it_is_for(path: Path) -> None:
     header = ast.get_docstring(ast.parse(path.read_text()))
     assert header
     assert header.split("\n")[0].rstrip().endswith((".", "?", ":"))
+
+
+def test_long_functions_are_known() -> None:
+    long_functions = {
+        f"{name_of(path)}:{node.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+    }
+    assert long_functions == set(LONG_FUNCTIONS)
 
 
 def test_long_modules_are_known() -> None:
