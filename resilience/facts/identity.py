@@ -56,24 +56,23 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return self.role == "agent" or self.layer == "launcher"
 
 
-class Job(msgspec.Struct, frozen=True):
-    """The content of job.json: the job that this run folder belongs to. Written once, by the first rank 0.
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The file job.json of a run folder, which describes the job. Written once, by the first process.
 
-    command: with secrets masked. configuration: what determines the duration of steps. traceparent: the value of
-    TRACEPARENT, the parent of all spans of the job. launch: where the ranks of the launch meet; it stays the same when
-    the launcher restarts them."""
+    configuration: what determines how long its steps take. traceparent: the value of TRACEPARENT, the parent span of
+    all the job's spans. command: with secrets masked (`facts.masking`). launch: equal in all folders of one launch, on
+    all disks."""
 
     job_id: str
-    attempt: int
-    cycle: int
-    world_size: int
-    function: str
-    command: tuple[str, ...]
-    hostname: str
-    resilience_version: str
-    torch_version: str
-    python_version: str
-    started_wall_ns: int
+    attempt: Natural = 0
+    created_wall_ns: Nanoseconds = 0
+    function: str = ""
+    command: tuple[str, ...] = ()
+    world_size: WorldSize | None = None
+    hostname: str = ""
+    resilience_version: str = ""
+    torch_version: str = ""
+    python_version: str = ""
     configuration: Configuration = Configuration()
     traceparent: str = ""
     launch: str = ""

@@ -26,7 +26,6 @@ def job_of(origin: Origin, function: str) -> Job:
     return Job(
         job_id=origin.job_id,
         attempt=origin.attempt,
-        cycle=origin.cycle,
         world_size=origin.world_size,
         function=function,
         command=abridged(masked(sys.argv)),
@@ -34,7 +33,7 @@ def job_of(origin: Origin, function: str) -> Job:
         resilience_version=__version__,
         torch_version=str(torch.__version__),
         python_version=sys.version.split()[0],
-        started_wall_ns=time.time_ns(),
+        created_wall_ns=time.time_ns(),
         configuration=configuration_of(None, Settings.from_environment().calibration_key, origin.world_size),
         traceparent=Exporting.from_environment().traceparent,
         launch=endpoint(),

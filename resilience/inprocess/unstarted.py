@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience.facts import encoding, events
+from resilience.facts import events
 from resilience.facts.identity import Job, Origin, safe_name
-from resilience.system import files
 from resilience.system.environment import LauncherRendezvous, Settings, launched_folder
 from resilience.telemetry.emitter import Emitter
-from resilience.telemetry.recording import RecordFile
+from resilience.telemetry.recording import RecordFile, write_job
 
 
 def record(
@@ -50,7 +49,7 @@ def record(
         events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=message[:500]),
     )
     file.close()
-    files.create(folder / "job.json", encoding.to_json_page(job(origin)), is_private=True)
+    write_job(job(origin), folder)
     return folder
 
 

@@ -35,6 +35,7 @@ from resilience.errors import ConfigurationError, DecodeError, StoreError
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.encoding import text
+from resilience.facts.identity import Job
 from resilience.facts.limits import Limits, Rule
 from resilience.facts.masking import masked
 from resilience.launcher import program, telling, worker_main
@@ -67,7 +68,7 @@ from resilience.system.environment import (
 from resilience.system.processes import become_subreaper
 from resilience.telemetry.elastic import bridged
 from resilience.telemetry.exporters import ExportThread, MetricsOptions
-from resilience.telemetry.recording import JobRecord, read_job
+from resilience.telemetry.recording import read_job, write_job
 
 DEVICES = ("auto", "cpu", "gpu", "xpu")  # a worker for each; torch also takes the name of a registered backend
 WORKERS = f"a number of workers, or {', '.join(DEVICES[:-1])} or {DEVICES[-1]} for one per device"
@@ -449,7 +450,7 @@ def run_folder(
     launch = attempts.agree(handler.job_store, root, handler.id, allocate)
     folder = writable(own_folder(root, launch))
     argv = masked(sys.argv[1:])
-    job = JobRecord(
+    job = Job(
         job_id=launch.job_id,
         attempt=launch.attempt,
         created_wall_ns=time.time_ns(),
@@ -472,7 +473,7 @@ def run_folder(
         launch=launch.token,
     )
     with contextlib.suppress(OSError):  # the disk failed or does not answer
-        asked(lambda: job.write(folder))
+        asked(lambda: write_job(job, folder))
     return folder, launch
 
 

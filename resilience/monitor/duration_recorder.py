@@ -7,6 +7,7 @@ or killed by one of our limits."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -19,8 +20,7 @@ from resilience.calibration.limits_file import SeenInJob, fallback, staleness
 from resilience.calibration.recurring_phases import BEGINNING, SLOW
 from resilience.core.watch import Doing, Finding
 from resilience.errors import DecodeError
-from resilience.facts import deadlines, encoding
-from resilience.facts.configuration import Configuration
+from resilience.facts import deadlines
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start
 from resilience.facts.identity import Origin
 from resilience.facts.limits import Learned
@@ -28,6 +28,7 @@ from resilience.facts.phases import Phases
 from resilience.monitor.page import Closed, OpenEntry, PageView
 from resilience.system.background import READ_LIMIT, WRITER
 from resilience.telemetry.durations import End, Header, Recorder
+from resilience.telemetry.recording import read_job
 from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
@@ -48,13 +49,6 @@ class _Statistics(msgspec.Struct):
     above_p99: int = 0
     is_stale: bool = False
     outside_max_s: float = 0.0
-
-
-class _JobFile(msgspec.Struct):
-    """The fields read from job.json."""
-
-    configuration: Configuration = Configuration()
-    launch: str = ""
 
 
 class _Started(msgspec.Struct, frozen=True):
@@ -419,7 +413,7 @@ class DurationRecorder:
         if self._is_known:
             return
         try:
-            job = encoding.from_json(WRITER.ask((self._folder / "job.json").read_bytes, READ_LIMIT), _JobFile)
+            job = WRITER.ask(functools.partial(read_job, self._folder), READ_LIMIT)
         except (OSError, DecodeError):
             return
         self._is_known = True

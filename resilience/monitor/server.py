@@ -25,7 +25,7 @@ from resilience.core.limits import with_recorded_names
 from resilience.core.pace import Pace
 from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
 from resilience.errors import DecodeError
-from resilience.facts import deadlines, encoding, events, tracebacks
+from resilience.facts import deadlines, events, tracebacks
 from resilience.facts.identity import Job, Origin
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord
@@ -41,11 +41,11 @@ from resilience.monitor.oom import OomKills
 from resilience.monitor.page import NAMES, Closed, MonitorSide, PageView
 from resilience.monitor.snapshots import Snapshots
 from resilience.monitor.suspicions import Suspicions
-from resilience.system import files, processes, stacks
+from resilience.system import processes, stacks
 from resilience.system.background import WRITER
 from resilience.system.channel import Channel, ChannelClosed
 from resilience.telemetry.emitter import Emitter
-from resilience.telemetry.recording import RecordFile
+from resilience.telemetry.recording import RecordFile, write_job
 
 STOOD_STILL = 5.0  # seconds by which this process woke too late: it was stopped, or its node was
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
@@ -319,8 +319,7 @@ class RankMonitor:
             self._emitter = Emitter(self._origin, [self._file])
             self.emit(events.MonitorStarted(rank_pid=self._rank.pid))
             if job is not None:
-                page = encoding.to_json_page(job)
-                WRITER.submit(lambda: files.create(folder / "job.json", page, is_private=True))
+                WRITER.submit(lambda: write_job(job, folder))
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
 

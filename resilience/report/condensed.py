@@ -15,6 +15,7 @@ from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated
 from resilience.facts import events
+from resilience.facts.identity import Job
 from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
 from resilience.history.history import History
@@ -23,7 +24,6 @@ from resilience.report.counterfactual import WhatIf, what_ifs
 from resilience.report.sections import SectionSummary, sections_of, write_s
 from resilience.run_folder.load import Missing, Reader, Run
 from resilience.run_folder.merge import history_of
-from resilience.telemetry.recording import JobRecord
 
 SCHEMA = 1
 
@@ -220,7 +220,7 @@ def _launched(cycles: CycleHistory) -> Launched | None:
     )
 
 
-def _versions(source: events.CallStarted | JobRecord | None) -> dict[str, str]:
+def _versions(source: events.CallStarted | Job | None) -> dict[str, str]:
     if source is None:
         return {}
     named_versions = {

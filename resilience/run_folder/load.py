@@ -17,10 +17,10 @@ import msgspec
 from resilience.attribution.advice import named
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import events
-from resilience.facts.identity import Origin
+from resilience.facts.identity import Job, Origin
 from resilience.facts.records import SCHEMA, Record, from_line, from_lines
 from resilience.history.completeness import Completeness
-from resilience.telemetry.recording import JOB_FILE, JobRecord, read_job
+from resilience.telemetry.recording import JOB_FILE, read_job
 
 RECORDS = "records"
 NOTED = 20  # unreadable lines noted individually per file; the others are counted
@@ -40,7 +40,7 @@ class Run(msgspec.Struct, frozen=True):
     """The readable part of a run folder. records: by file, in the order of each file."""
 
     folder: Path
-    job: JobRecord | None
+    job: Job | None
     records: tuple[Record, ...]
     missing: tuple[Missing, ...]
     completeness: Completeness = Completeness()
@@ -171,7 +171,7 @@ def _changed_ns(path: Path) -> int | None:
 # -- files -------------------------------------------------------------------------------------
 
 
-def _job(folder: Path, missing: list[Missing]) -> JobRecord | None:
+def _job(folder: Path, missing: list[Missing]) -> Job | None:
     try:
         return read_job(folder)
     except FileNotFoundError:

@@ -10,13 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-import msgspec
-
 from resilience.errors import DecodeError
 from resilience.facts import encoding
 from resilience.facts.configuration import Configuration, abridged
 from resilience.facts.events import TelemetryDropped
-from resilience.facts.identity import Nanoseconds, Natural, WorldSize
+from resilience.facts.identity import Job
 from resilience.facts.masking import masked
 from resilience.facts.records import EVENT, Record, from_line, to_line
 from resilience.system import files
@@ -27,37 +25,15 @@ JOB_FILE = "job.json"
 READ_AT_ONCE = 4 << 20  # bytes of one file per read
 
 
-class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The file job.json of a run folder, which describes the job. Written once, by the first process.
-
-    configuration: what determines how long its steps take. traceparent: the value of TRACEPARENT, the parent span of
-    all the job's spans. command: with secrets masked (`facts.masking`). launch: equal in all folders of one launch, on
-    all disks. Only the owner may read the file."""
-
-    job_id: str
-    attempt: Natural = 0
-    created_wall_ns: Nanoseconds = 0
-    function: str = ""
-    command: tuple[str, ...] = ()
-    world_size: WorldSize | None = None
-    hostname: str = ""
-    resilience_version: str = ""
-    torch_version: str = ""
-    python_version: str = ""
-    configuration: Configuration = Configuration()
-    traceparent: str = ""
-    launch: str = ""
-    schema: int = 1
-
-    def write(self, folder: Path) -> bool:
-        """Create the file; return False if it exists already or could not be written."""
-        return files.create(folder / JOB_FILE, encoding.to_json_page(self), is_private=True)
+_job = encoding.reader(Job, strict=False)
 
 
-_job = encoding.reader(JobRecord, strict=False)
+def write_job(job: Job, folder: Path) -> bool:
+    """Create the file job.json, for its owner only. Return False if it exists already or could not be written."""
+    return files.create(folder / JOB_FILE, encoding.to_json_page(job), is_private=True)
 
 
-def read_job(folder: Path) -> JobRecord:
+def read_job(folder: Path) -> Job:
     """Read the file job.json of a run folder. Raises: OSError, DecodeError."""
     return _job((folder / JOB_FILE).read_bytes())
 

@@ -16,22 +16,15 @@ import msgspec
 
 from resilience.attribution.incident import Incident
 from resilience.errors import DecodeError
-from resilience.facts import encoding, identity
+from resilience.facts import identity
 from resilience.facts.events import PHASES
+from resilience.facts.identity import Job
 from resilience.history.history import History
 from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import files_of, offsets_of, records_in
-from resilience.telemetry.recording import JOB_FILE
+from resilience.telemetry.recording import read_job
 from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent
 from resilience.telemetry.spans import SpanView
-
-
-class _JobInfo(msgspec.Struct):
-    """The fields read from job.json."""
-
-    traceparent: str = ""
-    resilience_version: str = ""
-
 
 LANES = 16  # threads of a rank or agent
 INSTANT_NS = 1000  # displayed length of an interruption
@@ -47,11 +40,11 @@ def parent_of(folder: Path) -> Trace | None:
     return parse_traceparent(_job_info(folder).traceparent)
 
 
-def _job_info(folder: Path) -> _JobInfo:
+def _job_info(folder: Path) -> Job:
     try:
-        return encoding.from_json((folder / JOB_FILE).read_bytes(), _JobInfo)
+        return read_job(folder)
     except (OSError, DecodeError):
-        return _JobInfo()
+        return Job("")
 
 
 def trace_of(folder: Path, history: History, incident: Incident) -> str:

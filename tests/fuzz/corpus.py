@@ -8,12 +8,12 @@ from pathlib import Path
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.encoding import to_json, to_json_page
-from resilience.facts.identity import Origin
+from resilience.facts.identity import Job, Origin
 from resilience.facts.limits import Limit, Limits
 from resilience.facts.records import Record
 from resilience.telemetry import log, rank_snapshot
 from resilience.telemetry.durations import Header, Recorder
-from resilience.telemetry.recording import JOB_FILE, JobRecord
+from resilience.telemetry.recording import JOB_FILE
 from tests.support import launch_streams, record_streams
 
 ORIGIN = Origin("job", "node", "rank", 7, initial_rank=1, rank=1, world_size=3, iteration=0)
@@ -46,9 +46,7 @@ def run_folder(folder: Path, is_launched: bool) -> Path:
         faults = [record_streams.Fault("exception", 1, 0), record_streams.Fault("hang", 0, 1, 20)]
         record_streams.job(faults, world=2).write(folder)
         nodes = ["node", "node"]
-    job = JobRecord(
-        "job", 0, AT, "train.main", ("train.py", "--lr=1"), 2, "host", "0.1", "2.13.0", "3.11.7", CONFIGURATION
-    )
+    job = Job("job", 0, AT, "train.main", ("train.py", "--lr=1"), 2, "host", "0.1", "2.13.0", "3.11.7", CONFIGURATION)
     (folder / JOB_FILE).write_bytes(to_json_page(job))
     for name in ("timings", "logs", "output/0"):
         (folder / name).mkdir(parents=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from resilience.telemetry.recording import JobRecord
+from resilience.facts.identity import Job
+from resilience.telemetry.recording import write_job
 from tests.support.lines import AT, log_line, write
 from tests.support.server import ROOT
 
@@ -55,7 +56,7 @@ def measured(folder: Path, *arguments: str) -> tuple[int, int, float]:
 def fill(folder: Path, files: int, size: int) -> int:
     """Write log files of `size` bytes each; returns how many lines there are."""
     total = 0
-    assert JobRecord("large").write(folder)
+    assert write_job(Job("large"), folder)
     for rank in range(files):
         count = size // len(log_line("step done", AT, rank, step=1, loss=2.5))
         lines = [log_line("step done", AT + i * 10**7 + rank, rank, step=i, loss=2.5) for i in range(count)]

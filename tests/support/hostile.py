@@ -9,10 +9,10 @@ from typing import Any
 
 from resilience.errors import DecodeError
 from resilience.facts.encoding import reader
+from resilience.facts.identity import Job
 from resilience.facts.printable import printable
 from resilience.facts.records import from_line
 from resilience.telemetry.rank_snapshot import RankSnapshot
-from resilience.telemetry.recording import JobRecord
 from tests.fuzz import corpus
 
 NAME = "Łódź 日本語 \x1b]0;pwned\x07\x1b[2J\x9b31m\u202elive\u2066"  # what the name of a file may hold too
@@ -30,7 +30,7 @@ def obeyed(shown: str) -> list[str]:
 def run_folder(folder: Path, is_launched: bool) -> Path:
     """Write a run in which each text that may be anybody's is hostile."""
     corpus.run_folder(folder, is_launched)
-    _poison(folder / "job.json", reader(JobRecord))
+    _poison(folder / "job.json", reader(Job))
     for path in (folder / "records").iterdir():
         _poison(path, from_line)
     for path in (folder / "timings").glob("*.signs"):

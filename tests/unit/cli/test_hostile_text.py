@@ -33,7 +33,7 @@ CALLS: dict[str, list[list[str]]] = {
         ["RUN", "--grep", f"({HOSTILE}"],
         ["RUN", "--rank", HOSTILE],
         ["RUN", "--since", HOSTILE],
-        ["RUN", "--diff", f"/nowhere/{NAME}"],
+        ["RUN", "--diff", f"/proc/nowhere/{NAME}"],
     ],
     "trace": [
         ["RUN"],
@@ -41,9 +41,9 @@ CALLS: dict[str, list[list[str]]] = {
         ["RUN", "--json"],
         ["RUN", "--format", "perfetto"],
         ["RUN", "--format", "otlp-json"],
-        ["RUN", "--output", f"/nowhere/{NAME}"],
+        ["RUN", "--output", f"/proc/nowhere/{NAME}"],
     ],
-    "incidents": [["RUN"], ["RUN", "--json"], ["RUN", "--all"], [f"/nowhere/{NAME}"]],
+    "incidents": [["RUN"], ["RUN", "--json"], ["RUN", "--all"], [f"/proc/nowhere/{NAME}"]],
     "status": [["RUN"], ["RUN", "--json"], ["RUN", "--all"], ["RUN", "--watch"]],
     "calibrate": [
         ["RUN"],
@@ -54,8 +54,8 @@ CALLS: dict[str, list[list[str]]] = {
         ["RUN", "--format", "nvrx", "--target-false-alarms", "1", "--horizon", "30d", "--ranks", "2", "--pool"],
         ["RUN", "--backtest", "--n", "10"],
         ["RUN", "--min-timeout", "1s", "--max-timeout", HOSTILE],
-        [f"/nowhere/{NAME}"],
-        ["diff", f"/nowhere/{NAME}", f"/nowhere/{NAME}"],
+        [f"/proc/nowhere/{NAME}"],
+        ["diff", f"/proc/nowhere/{NAME}", f"/proc/nowhere/{NAME}"],
     ],
     "completion": [["bash"], ["zsh"], [HOSTILE]],
     "dashboards": [

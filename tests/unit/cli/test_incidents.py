@@ -12,11 +12,12 @@ import pytest
 from resilience.attribution.incident import Cost
 from resilience.cli import main
 from resilience.cli.incidents import fault_lines
+from resilience.facts.identity import Job
 from resilience.report.condensed import report
 from resilience.report.page import _kinds
 from resilience.report.repeats import KnownIncident, faults
 from resilience.run_folder.load import load
-from resilience.telemetry.recording import JobRecord
+from resilience.telemetry.recording import write_job
 from tests.support.record_streams import Fault, job
 
 NODE = "node"
@@ -104,7 +105,7 @@ def test_run_counts_once_by_whatever_names_it_is_found(
 def test_run_with_incomplete_records_is_named(
     options: list[str], capsys: pytest.CaptureFixture[str], runs: Path
 ) -> None:
-    assert JobRecord("wednesday").write(runs / "wednesday")
+    assert write_job(Job("wednesday"), runs / "wednesday")
     (runs / "wednesday" / "records").touch()  # no folder, so it cannot be listed
     (runs / "tuesday" / "records" / "node-3.jsonl").unlink()
     assert main(["incidents", *options]) == 0

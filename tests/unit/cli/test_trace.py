@@ -14,8 +14,9 @@ import pytest
 
 from resilience.attribution.waterfall import PhaseRow, Step, Waterfall
 from resilience.cli import main, trace
+from resilience.facts.identity import Job
 from resilience.system.render import plain
-from resilience.telemetry.recording import JobRecord
+from resilience.telemetry.recording import write_job
 from resilience.trace.terminal import summary, waterfall_lines
 from tests.support import launch_streams
 from tests.support.record_streams import Fault, Kind, job
@@ -129,7 +130,7 @@ def test_trace_of_a_job_is_the_one_that_it_was_started_in(
 ) -> None:
     monkeypatch.setenv("TRACEPARENT", f"00-{'c' * 32}-{'d' * 16}-01")  # of whoever looks at it
     (run / "job.json").unlink(missing_ok=True)
-    assert JobRecord("job", traceparent=f"00-{'a' * 32}-{'b' * 16}-01").write(run)
+    assert write_job(Job("job", traceparent=f"00-{'a' * 32}-{'b' * 16}-01"), run)
     assert main(["trace", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trace_id"] == "a" * 32
     assert main(["trace", str(run), "--format", "otlp-json"]) == 0
@@ -143,7 +144,7 @@ def test_trace_of_a_job_is_the_one_that_it_was_started_in(
     ("arguments", "words"),
     [
         (["--incident", "9"], "has incidents 1 to 2"),
-        (["--format", "perfetto", "--output", "/nowhere/trace.json"], "cannot be written"),
+        (["--format", "perfetto", "--output", "/proc/nowhere/trace.json"], "cannot be written"),
         (["--output", "./nowhere/trace.json"], "--output ./nowhere/trace.json: cannot be written"),
         (["--output", "/"], "--output /: cannot be written: Is a directory"),
     ],

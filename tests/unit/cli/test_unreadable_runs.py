@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from resilience.cli import main
-from resilience.telemetry.recording import JobRecord
+from resilience.facts.identity import Job
+from resilience.telemetry.recording import write_job
 from tests.support.record_streams import Fault, job
 
 REASON = "cannot be read: Not a directory"
@@ -17,7 +18,7 @@ REASON = "cannot be read: Not a directory"
 def folder(tmp_path: Path) -> Path:
     """A run whose records cannot be listed, whatever the user may do: they are no folder."""
     run = tmp_path / "run"
-    assert JobRecord("job").write(run)
+    assert write_job(Job("job"), run)
     (run / "records").touch()
     return run
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from resilience.cli import main
+from resilience.facts.identity import Job
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
-from resilience.telemetry.recording import JobRecord
+from resilience.telemetry.recording import write_job
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, job
@@ -76,7 +77,7 @@ def test_damaged_records_of_an_agent_are_missing_of_all_its_ranks(tmp_path: Path
 
 
 def test_records_that_cannot_be_listed_are_missing(tmp_path: Path) -> None:
-    assert JobRecord("job", world_size=4).write(tmp_path)
+    assert write_job(Job("job", world_size=4), tmp_path)
     (tmp_path / "records").touch()  # no folder, so it cannot be listed
     found = report(load(tmp_path))
     assert found.completeness.files == ("records",)

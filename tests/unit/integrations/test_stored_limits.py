@@ -8,8 +8,9 @@ import pytest
 
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
+from resilience.facts.identity import Job
 from resilience.integrations.stored_limits import LimitsFile
-from resilience.telemetry.recording import JobRecord
+from resilience.telemetry.recording import write_job
 
 
 def test_limits_of_a_cycle_with_another_number_of_ranks_are_refused(
@@ -18,7 +19,7 @@ def test_limits_of_a_cycle_with_another_number_of_ranks_are_refused(
     """The job's file has the most ranks that the job may have."""
     run = tmp_path / "run"
     run.mkdir()
-    JobRecord("job", world_size=16, configuration=Configuration("train.py", "", 16, 8)).write(run)
+    write_job(Job("job", world_size=16, configuration=Configuration("train.py", "", 16, 8)), run)
     monkeypatch.setenv("RESILIENCE_RUN_FOLDER", str(run))
     monkeypatch.setenv("RESILIENCE_JOB_ID", "job")
     assert LimitsFile(tmp_path, 16).write({"step": 1.0}, is_on_trial=False)

@@ -13,14 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilience.facts.events import MonitorEnded, TelemetryDropped
+from resilience.facts.identity import Job
 from resilience.facts.records import from_line, to_line
 from resilience.report.condensed import as_json, report
 from resilience.run_folder.load import NOTED, Missing, is_run, load, runs_in
-from resilience.telemetry.recording import JobRecord
+from resilience.telemetry.recording import write_job
 from tests.fixtures.jobs import unpacked
 from tests.support.record_streams import Fault, job
 
-JOB = JobRecord("job", created_wall_ns=5, function="train.main", world_size=4, torch_version="2.13.0")
+JOB = Job("job", created_wall_ns=5, function="train.main", world_size=4, torch_version="2.13.0")
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_whole_run_misses_nothing(run: Path) -> None:
 
 
 def test_job_file_is_written_once(run: Path) -> None:
-    assert not JobRecord("another").write(run)
+    assert not write_job(Job("another"), run)
     assert load(run).job == JOB
 
 
