@@ -5,7 +5,7 @@ two intervals: time in which this agent or the store was stopped is not the othe
 
 A lost agent may still run behind a failed network. So an agent whose counts do not reach the store declares itself lost
 before the others may (`Lease`), and ends all its work with the store. If a job splits in two, only the part with the
-store continues. The threads are in `launcher.agent_heartbeat`."""
+store continues. The threads are in `launcher.rendezvous.agent_heartbeat`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Which operations may a protocol of the launcher's agents yield?  Store operations, reading its own clock, a pause.
 
 Like `core.restart`, these protocols are generators: they yield one operation at a time and receive its result. The
-agent performs the operations on the job's store (`launcher.driving`). The simulation performs them on a dict, under a
-virtual clock, and may end an agent before any of them (`tests/launcher_simulation`). Facts from outside the protocol
-(the time, a signal, the highest step of this node's workers) are operations too.
+agent performs the operations on the job's store (`launcher.rendezvous.driving`). The simulation performs them on a
+dict, under a virtual clock, and may end an agent before any of them (`tests/launcher_simulation`). Facts from outside
+the protocol (the time, a signal, the highest step of this node's workers) are operations too.
 
 There are two types of protocol. A `Protocol` needs the store, a clock and signals. A `NodeProtocol` may also ask for
 what only an agent with workers and a record file can do. `Driver.run` accepts the first type only."""

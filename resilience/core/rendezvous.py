@@ -6,7 +6,7 @@ for that key. Each agent raises a count in the store (`core.agent_liveness`). An
 If the leader is lost, another agent takes over.
 
 At each `yield` the agent may be killed, stopped or cut off, so the others must be able to use what it has written.
-`launcher.rendezvous` is the shell around this module, behind torch's interface."""
+`launcher.rendezvous.handler` is the shell around this module, behind torch's interface."""
 
 from __future__ import annotations
 

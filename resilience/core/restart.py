@@ -12,8 +12,8 @@ A rank may be killed at any point, because:
 - the rank that completes the end barrier freezes the next world by compare-and-set; a rank that dies later belongs to
   the next iteration, and its stand-in interrupts that one.
 
-The protocol knows ranks, counts and keys, but no exceptions, process groups or clocks: `inprocess.call` runs the
-stages, and the driver enforces the limits of `Await`."""
+The protocol knows ranks, counts and keys, but no exceptions, process groups or clocks: `inprocess._runtime.call` runs
+the stages, and the driver enforces the limits of `Await`."""
 
 from __future__ import annotations
 

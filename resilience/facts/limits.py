@@ -1,7 +1,7 @@
 """Which limits can a rank have?  Allowed silences, learned or set, and the settings of the rule for silences.
 
-`core.watch` compares a rank's signs of life with them. `monitor.config` and `inprocess.session` build them from
-options, `calibration.limits_file` from a file."""
+`core.watch` compares a rank's signs of life with them. `monitor.config` and `inprocess._runtime.session` build them
+from options, `calibration.limits_file` from a file."""
 
 from __future__ import annotations
 

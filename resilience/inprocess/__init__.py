@@ -8,14 +8,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resilience.inprocess.call import CallWrapper
+    from resilience.inprocess._runtime.call import CallWrapper
     from resilience.inprocess.compose import Compose
     from resilience.inprocess.state import State
     from resilience.inprocess.wrap import Wrapper
 
 __all__ = ["CallWrapper", "Compose", "State", "Wrapper"]
 
-_MODULE_OF = {"CallWrapper": "call", "Compose": "compose", "State": "state", "Wrapper": "wrap"}
+_MODULE_OF = {"CallWrapper": "_runtime.call", "Compose": "compose", "State": "state", "Wrapper": "wrap"}
 _MODULES = (
     "abort",
     "attribution",

@@ -1,8 +1,8 @@
 """How is the main thread freed when an iteration is interrupted?
 
 The main thread may be blocked in a collective that will never end. The abort hook runs in a thread beside it and cuts
-the connections that it waits for. The watcher (`inprocess.watcher`) then makes the main thread leave the function.
-`system.collectives` cuts groups, `system.group_aborts` aborts those of accelerators."""
+the connections that it waits for. The watcher (`inprocess._runtime.watcher`) then makes the main thread leave the
+function. `system.collectives` cuts groups, `system.group_aborts` aborts those of accelerators."""
 
 from __future__ import annotations
 

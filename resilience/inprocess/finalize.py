@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from resilience.errors import ConfigurationTypeError, TimeoutError
-from resilience.inprocess import options
+from resilience.inprocess._runtime import options
 from resilience.inprocess.state import State
 from resilience.system.call_with_timeout import returns_within
 

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 
 from resilience.errors import FaultCounterExceeded, TimeoutError
-from resilience.inprocess import options
-from resilience.inprocess.failure import left_communication_call
+from resilience.inprocess._runtime import options
+from resilience.inprocess._runtime.failure import left_communication_call
 from resilience.inprocess.state import State
 from resilience.system.environment import local_rank
 from resilience.system.health import cuda

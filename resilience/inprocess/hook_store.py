@@ -20,7 +20,7 @@ from resilience.errors import ConfigurationError, StoreError
 from resilience.facts import encoding, events
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord, decode, encode
 from resilience.facts.seats import Seat
-from resilience.inprocess.operations import note_arrival
+from resilience.inprocess._runtime.operations import note_arrival
 from resilience.inprocess.store import PrefixStore, StoreMixin
 from resilience.system.store import StoreLike, drive, execute
 

@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 
 from resilience.errors import RestartAbort
-from resilience.inprocess import options
+from resilience.inprocess._runtime import options
 from resilience.inprocess.state import State
 
 

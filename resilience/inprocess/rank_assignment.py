@@ -18,7 +18,7 @@ from resilience.core import assignment, restart
 from resilience.core.restart import Add, CompareSet, Protocol, Read, Set
 from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
 from resilience.facts.seats import Seat
-from resilience.inprocess import options
+from resilience.inprocess._runtime import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.store import CHUNK

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from resilience.inprocess import options
+from resilience.inprocess._runtime import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State, Status
 

@@ -34,9 +34,9 @@ from resilience.errors import (
 )
 from resilience.facts.encoding import text
 from resilience.facts.interruptions import InterruptionRecord, decode, encode
-from resilience.inprocess import options
-from resilience.inprocess.store_barrier import LOOK_AGAIN, gather
-from resilience.inprocess.store_refusal import RefusedStore, accept, raise_if_refused
+from resilience.inprocess._runtime import options
+from resilience.inprocess._runtime.store_barrier import LOOK_AGAIN, gather
+from resilience.inprocess._runtime.store_refusal import RefusedStore, accept, raise_if_refused
 from resilience.system import descriptors
 from resilience.system.client_sockets import await_server, short_lookups
 from resilience.system.environment import LauncherRendezvous, local_world_size, rank_and_world_size

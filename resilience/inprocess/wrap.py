@@ -155,7 +155,7 @@ class Wrapper:
 
         @functools.wraps(function)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-            from resilience.inprocess.call import CallWrapper
+            from resilience.inprocess._runtime.call import CallWrapper
 
             return cast(R, CallWrapper(self).run(function, args, kwargs))
 

@@ -26,24 +26,24 @@ from resilience.errors import LaunchError, StoreError
 from resilience.facts import events
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.limits import Limits, Rule
-from resilience.launcher import program
-from resilience.launcher.driving import T
+from resilience.launcher.rendezvous.driving import T
 from resilience.launcher.stopping import NodeSignals
-from resilience.launcher.unkillable import in_words
-from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import LOOK, Witnesses
+from resilience.launcher.worker import program
+from resilience.launcher.worker.unkillable import in_words
+from resilience.launcher.worker.warm_start import WarmStart
 from resilience.system import processes
 
 if TYPE_CHECKING:
     from resilience.launcher.arguments import Options
     from resilience.launcher.event_reporter import NodeEvents
     from resilience.launcher.monitors import Monitors
-    from resilience.launcher.output import DrainProcess
+    from resilience.launcher.output.destinations import DrainProcess
     from resilience.launcher.preflight import Gate, PeriodicCheck, PreflightFailure
-    from resilience.launcher.rendezvous import Handler
+    from resilience.launcher.rendezvous.handler import Handler
     from resilience.launcher.signals import Signals
-    from resilience.launcher.worker_processes import EndedWorker, RunningWorkers
-    from resilience.launcher.zygote import Zygote
+    from resilience.launcher.worker.worker_processes import EndedWorker, RunningWorkers
+    from resilience.launcher.worker.zygote import Zygote
 
 RankMode = Literal["infrastructure", "deterministic", "backend"]
 READY = 5.0  # seconds that the first workers wait for their monitors; a monitor needs 0.2 s

@@ -38,22 +38,29 @@ from resilience.facts.encoding import text
 from resilience.facts.identity import Job
 from resilience.facts.limits import Limits, Rule
 from resilience.facts.masking import masked
-from resilience.launcher import program, telling, worker_main
+from resilience.launcher import telling
 from resilience.launcher.agent import Agent
 from resilience.launcher.arguments import LARGEST, Command, Options
 from resilience.launcher.console import Console, note, say
 from resilience.launcher.cycle_supervisor import CycleSupervisor
 from resilience.launcher.event_reporter import NodeEvents
 from resilience.launcher.monitors import Monitors
-from resilience.launcher.output import FINISH_LIMIT, PREEMPTED_LIMIT, DrainProcess, NamedLogs, RunFolderLogs
+from resilience.launcher.output.destinations import (
+    FINISH_LIMIT,
+    PREEMPTED_LIMIT,
+    DrainProcess,
+    NamedLogs,
+    RunFolderLogs,
+)
 from resilience.launcher.preflight import Devices, Gate, PeriodicCheck, PreflightCheck, checks
-from resilience.launcher.rendezvous import Handler
-from resilience.launcher.rendezvous_conf import keys_without_effect
-from resilience.launcher.rendezvous_store import KINDS, kind_of
+from resilience.launcher.rendezvous.conf import keys_without_effect
+from resilience.launcher.rendezvous.handler import Handler
+from resilience.launcher.rendezvous.job_store import KINDS, kind_of
+from resilience.launcher.rendezvous.stores import StoreProcess
 from resilience.launcher.signals import Signals
-from resilience.launcher.stores import StoreProcess
 from resilience.launcher.summary import success, summary
-from resilience.launcher.zygote import Zygote
+from resilience.launcher.worker import program, worker_main
+from resilience.launcher.worker.zygote import Zygote
 from resilience.monitor.config import FaultToleranceConfig, to_limits
 from resilience.system import attempts, timeouts_file
 from resilience.system.background import asked
@@ -109,7 +116,9 @@ def launch(command: Command) -> int:
         console = Console(command.config.log_level, folder, restarts_all=restarts_all, quiet=is_quiet)
         reporter = NodeEvents(folder, launched.job_id, name, launched.attempt, console)
         cleanup.callback(reporter.close)
-        exports = ExportThread.start(folder, name, reporter.emit, metrics_options(command), is_agents=True)
+        options = command.options
+        metrics = MetricsOptions(options.metrics_port, options.metrics_host, options.metrics_textfile)
+        exports = ExportThread.start(folder, name, reporter.emit, metrics, is_agents=True)
         if exports is not None:
             cleanup.callback(exports.close, 2.0)
         cleanup.enter_context(bridged(reporter.emit, config.event_log_handler))
@@ -230,11 +239,6 @@ def be_quiet(is_quiet: bool) -> bool:
 def gate_checks(options: Options, folder: Path, handler: Handler) -> list[PreflightCheck]:
     """Return the preflight checks that run before each cycle."""
     return checks(folder, options.min_free_disk_mb, handler.probe, options.health_check, options.exclude_on_full_disk)
-
-
-def metrics_options(command: Command) -> MetricsOptions:
-    """Return where the command line wants metrics to be exposed."""
-    return MetricsOptions(command.options.metrics_port, command.options.metrics_host, command.options.metrics_textfile)
 
 
 def connect_rendezvous(

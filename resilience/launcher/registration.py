@@ -13,6 +13,6 @@ def creator() -> Any:
 
 
 def _create(parameters: Any) -> Any:
-    from resilience.launcher.rendezvous import Handler
+    from resilience.launcher.rendezvous.handler import Handler
 
     return Handler(parameters)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from resilience.launcher.monitors import Monitors
     from resilience.launcher.signals import Signals
     from resilience.launcher.witnesses import Witnesses
-    from resilience.launcher.worker_processes import EndedWorker
+    from resilience.launcher.worker.worker_processes import EndedWorker
 
 
 class NodeSignals:

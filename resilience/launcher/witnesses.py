@@ -18,7 +18,7 @@ from resilience.facts import events
 from resilience.facts.interruptions import Detector, Exit, Hang, Interruption, InterruptionRecord
 from resilience.facts.limits import Limits
 from resilience.launcher.monitors import MonitorGone
-from resilience.launcher.unkillable import Killed
+from resilience.launcher.worker.unkillable import Killed
 from resilience.monitor import messages
 from resilience.system.background import READ_LIMIT, WRITER
 from resilience.telemetry import rank_snapshot
@@ -26,7 +26,7 @@ from resilience.telemetry import rank_snapshot
 if TYPE_CHECKING:
     from resilience.launcher.event_reporter import NodeEvents
     from resilience.launcher.monitors import Monitors
-    from resilience.launcher.worker_processes import EndedWorker, RunningWorkers
+    from resilience.launcher.worker.worker_processes import EndedWorker, RunningWorkers
 
 LOOK = 0.002  # seconds between polls while the agent waits for a monitor's report
 LOOK_LIMIT = 1.0  # seconds to record where workers are before they are stopped; it takes 0.1 s

@@ -41,12 +41,12 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 def test_names_that_users_import_load_neither_monitor_nor_session_nor_spans() -> None:
     shown = subprocess.run([sys.executable, "-c", FOR_USERS], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(json.loads(shown.stdout))
-    assert "resilience.inprocess.call" in loaded
+    assert "resilience.inprocess._runtime.call" in loaded
     heavy = (
         "resilience.monitor.",
         "resilience.telemetry.",
-        "resilience.inprocess.session",
-        "resilience.inprocess.monitor_store",
+        "resilience.inprocess._runtime.session",
+        "resilience.inprocess._runtime.monitor_store",
     )
     assert [name for name in loaded if name.startswith(heavy)] == []
 

@@ -15,12 +15,12 @@ WRITERS = {
     "cli/trace.py",
     "telemetry/log.py",
     # What the interpreter would write for a program that raises: the program's own output.
-    "launcher/worker_main.py",
+    "launcher/worker/worker_main.py",
 }
 POSIX_WRITERS = {
     "system/terminal.py",  # the callers' bytes
-    "inprocess/monitor_process.py",
-    "launcher/zygote.py",
+    "inprocess/_runtime/monitor_process.py",
+    "launcher/worker/zygote.py",
 }
 
 
@@ -35,7 +35,12 @@ def test_only_known_modules_write_to_their_descriptors() -> None:
 def test_callers_of_the_terminal_make_their_bytes_printable() -> None:
     writers = {"terminal.put", "terminal.put_or_say_why", "terminal.say"}
     callers = {name for name, tree in _modules() if writers & _calls(tree)}
-    assert callers == {"launcher/console.py", "launcher/shown.py", "monitor/program.py", "telemetry/standard.py"}
+    assert callers == {
+        "launcher/console.py",
+        "launcher/output/terminal_copy.py",
+        "monitor/program.py",
+        "telemetry/standard.py",
+    }
     for name in callers:
         assert "printable" in (PACKAGE / name).read_text(encoding="utf-8")
 

@@ -26,10 +26,11 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from resilience.core.budget import Budget
 from resilience.core.cycle import CycleDecision
 from resilience.core.supervision import Rules, Supervision, WorkerStates
-from resilience.launcher import rendezvous, rendezvous_store
-from resilience.launcher.rendezvous import Handler
-from resilience.launcher.rendezvous_store import RendezvousStore
-from resilience.launcher.stores import Hosted, StoreProcess
+from resilience.launcher.rendezvous import handler as rendezvous
+from resilience.launcher.rendezvous import job_store
+from resilience.launcher.rendezvous.handler import Handler
+from resilience.launcher.rendezvous.job_store import RendezvousStore
+from resilience.launcher.rendezvous.stores import Hosted, StoreProcess
 from resilience.system import descriptors
 from resilience.system.processes import ignore_job_signals
 
@@ -118,7 +119,7 @@ def be_agents(first: int, last: int, count: int, cycles: int, port: int, board: 
     counts: Counter[str] = Counter()
 
     def connect() -> Any:
-        return Counted(rendezvous_store.connect("127.0.0.1", port, 60.0), counts)
+        return Counted(job_store.connect("127.0.0.1", port, 60.0), counts)
 
     rendezvous.meet = lambda *_: RendezvousStore(connect, ("127.0.0.1", port), "127.0.0.1")  # type: ignore[assignment]
     Prefix.install()

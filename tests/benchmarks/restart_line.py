@@ -21,7 +21,7 @@ import msgspec
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import to_line
-from resilience.inprocess.telling import of_restart
+from resilience.inprocess._runtime.telling import of_restart
 from tests.benchmarks import table
 from tests.support.record_streams import Fault, Kind, job
 

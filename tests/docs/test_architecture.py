@@ -32,7 +32,7 @@ def test_name_on_the_page_exists(span: str) -> None:
 
 
 def test_names_in_diagrams_exist() -> None:
-    paths, names = re.findall(r"\b\w+/\w+\.py", BLOCKS), NAME.findall(BLOCKS)
+    paths, names = re.findall(r"\b\w+(?:/\w+)+\.py", BLOCKS), NAME.findall(BLOCKS)
     assert len(paths) > 5
     assert len(names) > 5
     assert [name for name in (*paths, *names) if not exists(name)] == []

@@ -23,8 +23,9 @@ from resilience.facts import encoding, events, tracebacks
 from resilience.facts import interruptions as attribution
 from resilience.facts.records import Record, from_line, to_line
 from resilience.facts.seats import Seat
-from resilience.inprocess.supervision import Member
-from resilience.launcher import stores, zygote
+from resilience.inprocess._runtime.supervision import Member
+from resilience.launcher.rendezvous import stores
+from resilience.launcher.worker import zygote
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig
 from resilience.run_folder.entries import entry_of

@@ -15,7 +15,7 @@ from resilience.core import restart
 from resilience.core.restart import ENTRY, End, Keys, Result, RunStage, Stage, WaitLimits
 from resilience.facts.interruptions import Interruption, InterruptionRecord, encode
 from resilience.facts.seats import Seat
-from resilience.inprocess.monitor_store import iteration_server
+from resilience.inprocess._runtime.monitor_store import iteration_server
 from resilience.inprocess.store import TCPStore, hosting
 from resilience.system.store import drive, wait
 from tests.support import signs

@@ -50,11 +50,11 @@ def agent(arguments: list[str]) -> None:
     shows. LACKS: memory to start a worker. WAITS: file that it makes when it begins to wait for the rendezvous.
     FOLDER: the folder it is started in."""
     from resilience.core.job_budget import JobBudget
-    from resilience.launcher import rendezvous_store
     from resilience.launcher.main import main
     from resilience.launcher.preflight import Devices
-    from resilience.launcher.rendezvous import Handler
-    from resilience.launcher.workers import Workers
+    from resilience.launcher.rendezvous import job_store
+    from resilience.launcher.rendezvous.handler import Handler
+    from resilience.launcher.worker.workers import Workers
 
     join = Handler.next_rendezvous
     if "NOHUP" in os.environ:
@@ -95,13 +95,13 @@ def agent(arguments: list[str]) -> None:
         Handler.next_rendezvous = die  # type: ignore[assignment, method-assign]
 
     if "WAITS" in os.environ:
-        wait = rendezvous_store.await_server
+        wait = job_store.await_server
 
         def tell(*args: Any) -> str:
             Path(os.environ["WAITS"]).touch()
             return wait(*args)
 
-        rendezvous_store.await_server = tell
+        job_store.await_server = tell
 
     sick = os.environ.get("SICK_DEVICE")
     if sick is not None:

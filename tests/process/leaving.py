@@ -19,7 +19,8 @@ from typing import Any
 
 import resilience
 from resilience.errors import RankDiscarded
-from resilience.inprocess import CallWrapper, Wrapper, monitor_store, operations
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess._runtime import monitor_store, operations
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize

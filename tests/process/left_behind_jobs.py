@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from resilience.errors import RestartAbort
-from resilience.inprocess import CallWrapper, Wrapper, monitor_process, session
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess._runtime import monitor_process, session
 from resilience.inprocess.rank_assignment import ShiftRanks
 from tests.support import threads
 

@@ -156,7 +156,7 @@ def be(path: str, conf: dict[str, Any]) -> None:
     """Be an agent: do what the test asks until it hangs up."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from resilience.launcher.rendezvous import Handler
+    from resilience.launcher.rendezvous.handler import Handler
 
     rank = conf.pop("infra_rank", None)
     line = Client(path)

@@ -10,7 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from resilience.facts.interruptions import Interruption, InterruptionRecord
-from resilience.inprocess import CallWrapper, Wrapper, watcher
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess._runtime import watcher
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.rank_assignment import FilterGroupedByKey, ShiftRanks
 from resilience.inprocess.state import State

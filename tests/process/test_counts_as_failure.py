@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from resilience.facts import events
-from resilience.launcher import tied
+from resilience.launcher.worker import tied
 from tests.process.launching import Launched, launcher
 from tests.process.told import only_incident, told
 from tests.support.ranks import Job

@@ -215,4 +215,4 @@ def test_nothing_that_comes_from_another_process_is_unpickled() -> None:
         re.M,
     )
     found = {str(path.relative_to(home)) for path in home.rglob("*.py") if unsafe.search(path.read_text())}
-    assert found == {"inprocess/monitor_process.py"}
+    assert found == {"inprocess/_runtime/monitor_process.py"}

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from resilience.facts import events
-from resilience.launcher.drain import Drain
 from resilience.launcher.launch import pass_on_output
-from resilience.launcher.output import DrainProcess
+from resilience.launcher.output.destinations import DrainProcess
+from resilience.launcher.output.drain import Drain
+from resilience.launcher.output.streams import OpenStream, encode
 from resilience.launcher.signals import Signals
-from resilience.launcher.streams import OpenStream, encode
 from resilience.system.channel import Channel, close_all, listen, pair
 from tests.process.children import child
 

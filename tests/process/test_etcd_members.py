@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from resilience.launcher.etcd_store import EtcdSettings, EtcdStore, connect
+from resilience.launcher.rendezvous.etcd_store import EtcdSettings, EtcdStore, connect
 from tests.support.ranks import free_port
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("etcd"), reason="python-etcd is not installed")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from resilience.errors import StoreError
 from resilience.facts import events
-from resilience.inprocess.store_refusal import RefusedStore, raise_if_refused
+from resilience.inprocess._runtime.store_refusal import RefusedStore, raise_if_refused
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from resilience.system.descriptors import SPARE

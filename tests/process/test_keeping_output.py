@@ -15,11 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience.launcher import kept
-from resilience.launcher.drain import Drain
-from resilience.launcher.drained_stream import Stream
-from resilience.launcher.kept import Keeper
-from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
+from resilience.launcher.output import output_files
+from resilience.launcher.output.drain import Drain
+from resilience.launcher.output.drained_stream import Stream
+from resilience.launcher.output.output_files import Keeper
+from resilience.launcher.output.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
 from resilience.run_folder.stamps import Stamps
 from resilience.system.channel import listen, pair
 from tests.process.memory import MIB, counted_memory
@@ -153,7 +153,7 @@ def await_all(keeper: Keeper) -> None:
 def test_line_about_missing_output_stands_where_it_is_missing(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, rest: bytes
 ) -> None:
-    monkeypatch.setattr(kept, "ROOM", 0)
+    monkeypatch.setattr(output_files, "ROOM", 0)
     keeper = Keeper(lambda lost: None)
     stream = stream_of(disk)
     keeper.open(stream)
@@ -173,9 +173,9 @@ def test_line_about_missing_output_stands_where_it_is_missing(
 
 def test_output_has_times_after_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hours = 3600 * 10**9
-    times = [9 * hours, hours, hours + 1, hours + kept.STAMP_EVERY_NS]
+    times = [9 * hours, hours, hours + 1, hours + output_files.STAMP_EVERY_NS]
     clock = SimpleNamespace(time_ns=iter(times).__next__, monotonic=time.monotonic)
-    monkeypatch.setattr(kept, "time", clock)
+    monkeypatch.setattr(output_files, "time", clock)
     keeper = Keeper(lambda lost: None)
     stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0), -1)
     keeper.open(stream)
@@ -189,7 +189,7 @@ def test_output_has_times_after_the_clock_was_set_back(tmp_path: Path, monkeypat
 def test_short_lines_that_wait_for_the_disk_take_no_more_memory_than_long_ones(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "ROOM", MIB)
+    monkeypatch.setattr(output_files, "ROOM", MIB)
     keeper = Keeper(lambda lost: None)
     stream = stream_of(disk)
     keeper.open(stream)
@@ -216,7 +216,7 @@ def test_file_server_that_fails_as_a_file_is_closed_costs_no_later_output(
     keeper.take(stream, b"before its rotation\n", is_stalled=False)
     await_all(keeper)
     with monkeypatch.context() as patched:
-        patched.setattr(kept.os, "close", close_and_fail)
+        patched.setattr(output_files.os, "close", close_and_fail)
         keeper.take(stream, b"after\n", is_stalled=False)
         keeper.close(stream)
         await_all(keeper)

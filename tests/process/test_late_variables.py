@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from resilience.facts import events
-from resilience.launcher.script_variables import is_read_at_import, is_read_by_numpy
-from resilience.launcher.zygote import PRELOADED
+from resilience.launcher.worker.script_variables import is_read_at_import, is_read_by_numpy
+from resilience.launcher.worker.zygote import PRELOADED
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 from tests.support.server import DDP_AND_FSDP
@@ -21,7 +21,7 @@ from tests.support.server import DDP_AND_FSDP
 Launch = Callable[..., Launched]
 READ = """
 import importlib, json, sys
-from resilience.launcher.environment_reads import recorded
+from resilience.launcher.worker.environment_reads import recorded
 reads = {}
 class Reads(dict):
     def __missing__(self, package):

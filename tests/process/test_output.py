@@ -23,10 +23,10 @@ import pytest
 
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
-from resilience.launcher.drain import Drain
-from resilience.launcher.drained_stream import Stream
-from resilience.launcher.kept import Keeper
-from resilience.launcher.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
+from resilience.launcher.output.drain import Drain
+from resilience.launcher.output.drained_stream import Stream
+from resilience.launcher.output.output_files import Keeper
+from resilience.launcher.output.streams import Finished, FinishStreams, OpenStream, StreamLost, decode_for_agent, encode
 from resilience.system import files
 from resilience.system.channel import listen, pair
 from tests.process.launching import Launched, launcher
@@ -87,7 +87,9 @@ def drain_of(job: Launched) -> psutil.Process:
     """The process that reads the output of a job's workers."""
     (agent,) = job.job.pids
     (found,) = [
-        each for each in psutil.Process(agent).children() if "resilience.launcher.drain" in " ".join(each.cmdline())
+        each
+        for each in psutil.Process(agent).children()
+        if "resilience.launcher.output.drain" in " ".join(each.cmdline())
     ]
     return found
 

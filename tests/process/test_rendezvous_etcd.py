@@ -20,9 +20,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.errors import StoreError
 from resilience.facts import events
-from resilience.launcher import etcd_store
-from resilience.launcher.rendezvous_store import RendezvousStore
-from resilience.launcher.rendezvous_store import meet as meet_in_store
+from resilience.launcher.rendezvous import etcd_store
+from resilience.launcher.rendezvous.job_store import RendezvousStore
+from resilience.launcher.rendezvous.job_store import meet as meet_in_store
 from resilience.system.client_sockets import await_server
 from tests.process.launching import Launched, launcher
 from tests.process.rendezvousing import agents, meet

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from resilience.launcher import shown
-from resilience.launcher.drained_stream import Stream
-from resilience.launcher.shown import Shower
-from resilience.launcher.streams import OpenStream, StreamLost
+from resilience.launcher.output import terminal_copy
+from resilience.launcher.output.drained_stream import Stream
+from resilience.launcher.output.streams import OpenStream, StreamLost
+from resilience.launcher.output.terminal_copy import Shower
 from tests.process.memory import MIB, counted_memory
 
 
@@ -41,7 +41,7 @@ def test_output_after_the_end_of_the_job_is_shown_once_the_reader_reads_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A child of a worker may still write then."""
-    monkeypatch.setattr(shown, "ROOM", 4096)
+    monkeypatch.setattr(terminal_copy, "ROOM", 4096)
     reading, writing = full_pipe()
     shower = Shower(writing, lambda lost: None)
     stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1)
@@ -59,7 +59,7 @@ def test_output_after_the_end_of_the_job_is_shown_once_the_reader_reads_again(
 def test_short_lines_that_wait_for_the_reader_take_no_more_memory_than_long_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shown, "ROOM", MIB)
+    monkeypatch.setattr(terminal_copy, "ROOM", MIB)
     reading, writing = full_pipe()
     shower = Shower(writing, lambda lost: None)
     stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1)

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from resilience.errors import StoreError
-from resilience.launcher.stores import StoreProcess
+from resilience.launcher.rendezvous.stores import StoreProcess
 from resilience.system.processes import Process
 from tests.process.children import child, hear
 

@@ -15,9 +15,9 @@ from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing import Std
 
 from resilience.errors import LaunchError
-from resilience.launcher.worker_processes import watched as watched_workers
-from resilience.launcher.workers import start
-from resilience.launcher.zygote import ForkedWorker
+from resilience.launcher.worker.worker_processes import watched as watched_workers
+from resilience.launcher.worker.workers import start
+from resilience.launcher.worker.zygote import ForkedWorker
 from tests.process.warming import specification, told
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-from resilience.launcher.workers import Workers, WorkersSpec, start
-from resilience.launcher.zygote import Zygote
+from resilience.launcher.worker.workers import Workers, WorkersSpec, start
+from resilience.launcher.worker.zygote import Zygote
 from resilience.system.processes import become_subreaper
 
 SCRIPTS = Path(__file__).parent / "scripts" / "semantics"

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import Std
 
-from resilience.launcher import worker_main
-from resilience.launcher import zygote as zygotes
-from resilience.launcher.workers import start
-from resilience.launcher.zygote import Zygote
+from resilience.launcher.worker import worker_main
+from resilience.launcher.worker import zygote as zygotes
+from resilience.launcher.worker.workers import start
+from resilience.launcher.worker.zygote import Zygote
 from resilience.system.processes import become_subreaper
 from tests.process.warming import specification, told
 from tests.support.signs import hold, show

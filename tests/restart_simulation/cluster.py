@@ -1,6 +1,6 @@
 """How does a whole job behave?  Virtual ranks and monitors over one memory store, driven by a schedule.
 
-Each rank runs the loop of `inprocess.call` over `core.restart`, each monitor the loop of `monitor.server` over
+Each rank runs the loop of `inprocess._runtime.call` over `core.restart`, each monitor the loop of `monitor.server` over
 `core.watch`; both yield operations as in production. The cluster performs them one at a time, each after a delay drawn
 from the schedule's seed: that is the interleaving. A fault may strike between any two operations. There are no threads,
 no processes and no waits: a minute of a job takes milliseconds. The `Referee` hears every real event and raises if an
@@ -325,7 +325,7 @@ class Cluster:
     # -- the life of a rank -----------------------------------------------------------------------
 
     def _live(self, rank: Rank) -> Steps:
-        """Run the loop of `inprocess.call`. Return how the rank ended."""
+        """Run the loop of `inprocess._runtime.call`. Return how the rank ended."""
         self.referee.entered(rank.seat)
         try:
             ending = yield from self.protocol.enter(rank.seat, LIMITS)

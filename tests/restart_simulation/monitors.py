@@ -2,7 +2,7 @@
 
 The loop of `monitor.server` over `core.watch`: a monitor checks when something happens to its rank and when `decide`
 asks for it, and performs the commands. Its work in the store takes operations, between which it may die. A neighbour
-then steps in, as in `inprocess.supervision`."""
+then steps in, as in `inprocess._runtime.supervision`."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class VirtualMonitors:
         self._send(errand)
 
     def _represent(self, errand: Errand, record: str) -> Generator[Operation, Any, str]:
-        """Represent a dead rank, as `inprocess.monitor_store` does. Return the result."""
+        """Represent a dead rank, as `inprocess._runtime.monitor_store` does. Return the result."""
         initial = errand.seat.initial_rank
         (text,) = yield Read((seat_key(initial),))
         size = len(self._cluster.ranks)

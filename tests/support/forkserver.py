@@ -27,8 +27,8 @@ def main() -> None:
     import torch
     import torch.distributed
 
-    import resilience.inprocess.call
-    import resilience.inprocess.session
+    import resilience.inprocess._runtime.call
+    import resilience.inprocess._runtime.session
     import resilience.inprocess.wrap  # noqa: F401
 
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError, InjectedException
-from resilience.inprocess import options
+from resilience.inprocess._runtime import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.monitor_thread import async_raise
 from resilience.system.environment import rank_and_world_size

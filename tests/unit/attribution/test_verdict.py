@@ -66,7 +66,7 @@ def test_ranks_that_wait_in_backward_are_cleared_and_the_one_that_is_elsewhere_i
 
 
 def test_rank_that_has_seen_itself_wait_is_cleared_though_its_monitor_looked_when_the_restart_had_begun() -> None:
-    restarting = (STEP, Frame("/site-packages/resilience/inprocess/call.py", 396, "_failed"))
+    restarting = (STEP, Frame("/site-packages/resilience/inprocess/_runtime/call.py", 396, "_failed"))
     records = (silent(2, LOADS, hang="on_lock"), silent(0, restarting, hang="in_call"))
     stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
     hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: "on_lock"}
@@ -185,7 +185,7 @@ def test_no_decision_of_a_running_job_rests_on_a_verdict() -> None:
         for path in (package / layer).glob("*.py")
         if re.search(r"attribution\.(verdict|incident|incidents|launch_incidents) import", path.read_text())
     }
-    assert readers == {"inprocess/telling.py", "launcher/telling.py"}
+    assert readers == {"inprocess/_runtime/telling.py", "launcher/telling.py"}
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from resilience.core import cycle_nodes
 from resilience.core.control import Nodes
 from resilience.core.cycle_nodes import Fact
-from resilience.launcher.driving import Driver
+from resilience.launcher.rendezvous.driving import Driver
 from tests.unit.launcher.stores import Store
 
 

@@ -14,8 +14,8 @@ from resilience.core import job_budget
 from resilience.core.budget import Answer, Budget, Failure
 from resilience.errors import StoreError
 from resilience.facts.interruptions import ExceptionInfo, Exit, Frame, Interruption, InterruptionRecord
-from resilience.launcher import driving
-from resilience.launcher.driving import Driver
+from resilience.launcher.rendezvous import driving
+from resilience.launcher.rendezvous.driving import Driver
 from tests.unit.launcher.stores import Killed, Store
 
 

@@ -17,7 +17,7 @@ from resilience.core.membership import Arrived, Left, Membership, NodeSeat
 from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.supervision import Rules, Supervision, WorkerStates
 from resilience.facts import events
-from resilience.launcher.driving import Driver
+from resilience.launcher.rendezvous.driving import Driver
 from tests.unit.core.agents import TERMS, Run, agent, seat
 from tests.unit.launcher.stores import Store
 

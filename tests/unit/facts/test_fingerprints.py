@@ -8,7 +8,7 @@ from resilience.facts.fingerprints import masked, of_exception
 from resilience.facts.interruptions import Frame
 
 LIBRARY = Frame("/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 125, "forward")
-OURS = Frame("/env/lib/python3.11/site-packages/resilience/inprocess/call.py", 359, "_call_function")
+OURS = Frame("/env/lib/python3.11/site-packages/resilience/inprocess/_runtime/call.py", 359, "_call_function")
 MAIN = Frame("/home/me/train.py", 90, "<module>")
 LOAD = Frame("/home/me/data.py", 7, "load")
 TRAIN = Frame("/home/me/train.py", 31, "train")

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from resilience.core import restart
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
-from resilience.inprocess import monitor_store
-from resilience.inprocess.monitor_store import MonitorStore
+from resilience.inprocess._runtime import monitor_store
+from resilience.inprocess._runtime.monitor_store import MonitorStore
 from resilience.inprocess.store import Notice
 
 RECORD = InterruptionRecord(rank=0, interruption=Interruption.TERMINATED, message="by schedule")

@@ -24,8 +24,8 @@ from resilience.errors import (
 )
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.inprocess import store as stores
+from resilience.inprocess._runtime.store_barrier import meet
 from resilience.inprocess.store import FileStore, PrefixStore, StoreMixin, TCPStore
-from resilience.inprocess.store_barrier import meet
 from tests.unit.inprocess.interleaving import interleaved
 
 SECOND = timedelta(seconds=1)

@@ -9,7 +9,7 @@ import pytest
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError
 from resilience.inprocess import Wrapper
-from resilience.inprocess.monitor_process import check_logfile
+from resilience.inprocess._runtime.monitor_process import check_logfile
 
 
 @pytest.mark.parametrize(

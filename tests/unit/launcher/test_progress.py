@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from resilience.launcher.worker_processes import KILL_LIMIT, ExitProgress
+from resilience.launcher.worker.worker_processes import KILL_LIMIT, ExitProgress
 
 
 class Host:

@@ -12,9 +12,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from resilience.core import membership
 from resilience.core.membership import Membership, NodeSeat
 from resilience.core.rendezvous_log import RendezvousLog
-from resilience.launcher import rendezvous
-from resilience.launcher.rendezvous import Handler
-from resilience.launcher.rendezvous_store import RendezvousStore
+from resilience.launcher.rendezvous import handler as rendezvous
+from resilience.launcher.rendezvous.handler import Handler
+from resilience.launcher.rendezvous.job_store import RendezvousStore
 from tests.unit.launcher.stores import Store
 
 COUNTS = (4, 50, 200)

@@ -13,7 +13,7 @@ from resilience.system.render import plain
 MAIN = Frame("/home/me/train.py", 90, "<module>")
 LOAD = Frame("/home/me/data.py", 34, "next_batch")
 TORCH = Frame("/usr/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 700, "__next__")
-OURS = Frame("/site/resilience/inprocess/call.py", 300, "_call_function")
+OURS = Frame("/site/resilience/inprocess/_runtime/call.py", 300, "_call_function")
 LOOK_UP = Frame("/home/me/cache.py", 7, "look_up")
 ERROR = ExceptionInfo(
     "ValueError",

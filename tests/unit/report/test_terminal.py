@@ -158,7 +158,7 @@ def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Call
     assert "at /home/me/data.py:34 in next_batch" in text
     assert "section data open 3 s" in text
     assert "stack      me/data.py:34 next_batch" in text
-    assert "inprocess/call.py" not in text
+    assert "inprocess/_runtime/call.py" not in text
 
 
 def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable[..., Path]) -> None:

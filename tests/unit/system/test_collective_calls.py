@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from resilience.core.restart import ENTRY
 from resilience.facts.seats import Seat
-from resilience.inprocess import failure
+from resilience.inprocess._runtime import failure
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.system import collective_calls, flight_recorder

@@ -1,0 +1,385 @@
+"""Starts a rank's monitor, and holds the rank's end of the connection to it.
+
+The monitor is forked if that is safe: before the store, process groups and CUDA, from a process with one thread.
+It then costs milliseconds and shares the imported torch copy-on-write. If the process already has other threads
+or CUDA, a forked child could inherit a lock that is never released. The monitor is then executed as a fresh
+interpreter, which has to import what the store factory needs; the records say why, and what it cost.
+
+A monitor belongs to one call and ends with it. A process in between starts it and ends at once, so the monitor is
+not a child of the rank: it leaves no zombie there, and no `wait` of user code returns it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import msgspec
+
+from resilience.errors import ConfigurationError, DecodeError, MonitorError
+from resilience.facts.encoding import text
+from resilience.facts.events import Interrupted
+from resilience.facts.printable import printable
+from resilience.facts.records import Record
+from resilience.inprocess._runtime.monitor_store import MonitorStore
+from resilience.monitor import messages
+from resilience.monitor.page import MonitorSide, Page, RankSide
+from resilience.monitor.server import RankMonitor
+from resilience.system import background, collective_calls, descriptors, processes, stacks, terminal, titles
+from resilience.system.background import WRITER
+from resilience.system.channel import Channel, ChannelClosed, close_all, pair
+from resilience.telemetry import standard
+
+if TYPE_CHECKING:
+    from resilience.inprocess.rank_assignment import RankAssignment
+    from resilience.inprocess.rank_filter import RankFilter
+    from resilience.inprocess.state import State
+    from resilience.inprocess.store import Notice
+    from resilience.inprocess.wrap import Wrapper
+
+StartMethod = Literal["forked", "executed"]
+LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; a monitor that hosts a store may run for longer
+
+_leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
+
+
+class Plan:
+    """The parts of a Wrapper that its monitor needs. Inherited by a forked monitor, pickled for an executed one."""
+
+    def __init__(self, wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> None:
+        self.is_host = is_host
+        self.notice = notice
+        self.store_factory: Callable[..., Any] = wrapper.store_factory
+        self.store_kwargs: dict[str, Any] = wrapper.store_kwargs
+        self.rank_assignment: RankAssignment | None = wrapper.rank_assignment
+        self.rank_filter: RankFilter | None = wrapper.rank_filter
+        self.initial_rank = state.initial_rank
+        self.rank_pid = os.getpid()
+        self.terminal = terminal.path_of_stderr()
+        self.logfile = (wrapper.monitor_process_logfile or "").format(rank=state.initial_rank)
+
+
+class Handle:
+    """The rank's end of the connection: page, channel, and the monitor's state."""
+
+    def __init__(self, pid: int, how: StartMethod, reason: str, start_s: float, page: RankSide, channel: Channel):
+        self.pid = pid
+        self._identity = processes.identity_of(pid)
+        self.how = how
+        self.reason = reason
+        self.start_s = start_s
+        self.page = page
+        self.dropped = 0
+        self._channel = channel
+        self._is_ready = threading.Event()
+        self.error = ""  # why the monitor could not create the store
+
+    def send(self, message: messages.FromRank) -> bool:
+        """Send without blocking. A full or closed channel drops the message and counts it."""
+        is_sent = self._channel.send(messages.encode(message))
+        self.dropped += not is_sent
+        return is_sent
+
+    def take(self, record: Record) -> bool:
+        """Send a record of the rank's emitter, as its sink."""
+        data = messages.encode(messages.Emitted(record))
+        if len(data) > self._channel.limit:
+            data = messages.encode(messages.Emitted(shortened(record)))
+        is_sent = self._channel.send(data)
+        self.dropped += not is_sent
+        return is_sent
+
+    def is_alive(self, wait: float) -> bool:
+        """Listen for at most `wait` seconds. Return True if the monitor still holds its end."""
+        try:
+            data = self._channel.receive(wait)
+        except ChannelClosed:
+            return False
+        if data is not None:
+            self._handle(data)
+        return True
+
+    def _handle(self, data: bytes) -> None:
+        try:
+            message = messages.decode_for_rank(data)
+        except DecodeError:
+            return  # our monitors never send that; it must not end the listening thread
+        match message:
+            case messages.Ready(error):
+                self.error = error
+                self._is_ready.set()
+            case messages.ShowStacks(number):
+                collective_calls.note_recorded()
+                stacks.answer(number)
+            case messages.TerminalLine(line):
+                standard.show(line)
+            case _:  # only the launcher's monitors send these
+                pass
+
+    def forget(self) -> None:
+        """Close a forked child's copy of the parent's channel."""
+        self._channel.close()
+
+    def close(self, await_end: Callable[[float], bool]) -> None:
+        """Close the connection. The monitor reads what was sent, stops watching, and ends when no rank needs its store.
+
+        await_end: joins the thread that listens in `is_alive`, and returns True if it has ended."""
+        self._channel.end()
+        deadline = time.monotonic() + LEAVE_LIMIT
+        has_stopped = await_end(LEAVE_LIMIT)  # by then it sends no signal to this process
+        if not has_stopped:
+            self._channel.end(receiving=True)
+            await_end(LEAVE_LIMIT)
+        self.page.close()
+        self._channel.close()
+        if has_stopped:
+            stacks.disarm()
+        if not processes.await_end(self._identity, deadline - time.monotonic()):
+            _leaving.append(self._identity)
+
+    def await_ready(self, limit: float) -> None:
+        """Wait until the monitor hosts the wrapper's store; `error` then says if it cannot. Raises: MonitorError."""
+        deadline = time.monotonic() + limit
+        while not self._is_ready.is_set():
+            if time.monotonic() > deadline:
+                raise MonitorError(f"monitor process {self.pid} was not ready within {limit:g} s")
+            if not self.is_alive(0.5):
+                raise MonitorError(
+                    f"monitor process {self.pid} ended before it was ready; its messages go to "
+                    "monitor_process_logfile, if that is set"
+                )
+
+
+def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Handle:
+    """Start this rank's monitor, which hosts the wrapper's store if `is_host`.
+
+    notice: names the key for the address of a store beside the launcher's own.
+    Raises: MonitorError, ConfigurationError."""
+    began = time.monotonic()
+    plan = Plan(wrapper, state, is_host, notice)
+    check_logfile(plan.logfile)
+    page = Page.create()
+    ours, theirs = pair()
+    rank_side = RankSide(page)
+    rank_side.lock_life()
+    dump = stacks.arm()
+    reason = why_not_fork()
+    try:
+        pid = _execute(plan, page, theirs, dump, reason) if reason else _fork(plan, page, theirs, ours, dump)
+        how: StartMethod = "executed" if reason else "forked"
+        return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
+    except BaseException:
+        rank_side.close()
+        stacks.disarm()
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        page.close()
+
+
+def await_earlier(limit: float) -> None:
+    """Wait until the monitors of earlier calls have ended: one of them may hold the port needed next.
+
+    A monitor still there after `limit` seconds serves lost ranks; the next host kills it."""
+    deadline = time.monotonic() + limit
+    while _leaving:
+        if processes.await_end(_leaving[-1], deadline - time.monotonic()):
+            _leaving.pop()
+        elif limit:
+            processes.kill(_leaving[-1])
+            limit = 0.0
+            deadline = time.monotonic() + LEAVE_LIMIT
+        else:
+            return
+
+
+def why_not_fork() -> str:
+    """Return the reason why a forked monitor could inherit a held lock, empty if it cannot."""
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    # These two are ours, and wait in the kernel.
+    unsafe_threads = [name for name in names if name not in (stacks.THREAD, background.THREAD)]
+    if unsafe_threads:
+        return f"the process has other threads: {', '.join(unsafe_threads[:3])}"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "CUDA is initialised"
+    # OpenBLAS's pool survives a fork and carries the process's own name; others name their threads.
+    process_name = _comm_of("self")
+    native = sorted({_comm_of(f"self/task/{task}") for task in os.listdir("/proc/self/task")} - {process_name})
+    return f"the process has native threads: {', '.join(native[:3])}" if native else ""
+
+
+def _comm_of(path: str) -> str:
+    try:
+        return text(Path(f"/proc/{path}/comm").read_bytes()).strip()
+    except OSError:
+        return ""
+
+
+def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
+    read, write = os.pipe()
+    open_ends = [read, write]
+    try:
+        with processes.job_signals_blocked():  # the monitor inherits the mask, and unblocks them once it ignores them
+            between = os.fork()
+            if not between:
+                _fork_again(plan, page, channel, (other_end.fileno(), read), write, dump)
+        os.close(open_ends.pop())
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored, or a handler of the program has reaped it
+            os.waitpid(between, 0)
+        monitor_pid = os.read(read, 32)
+    finally:
+        close_all(open_ends)
+    if not monitor_pid:
+        raise MonitorError("the monitor could not be forked: too many processes, or not enough memory")
+    return int(monitor_pid)
+
+
+def _fork_again(
+    plan: Plan, page: Page, channel: Channel, rank_fds: tuple[int, ...], write: int, dump: stacks.Dump
+) -> NoReturn:
+    """Send the monitor's process id to the rank, and end. The child becomes the monitor."""
+    code = 1
+    try:
+        pid = os.fork()
+        if pid:
+            os.write(write, str(pid).encode())
+            os._exit(0)
+        for fd in (*rank_fds, write):
+            os.close(fd)
+        _become_monitor(plan, page, channel, dump)
+        code = 0
+    except BaseException as error:  # the last chance to print the error before the process ends
+        message = f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n"
+        os.write(2, printable(message).encode())
+    finally:
+        os._exit(code)
+
+
+def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason: str) -> int:
+    try:
+        pickled = pickle.dumps(plan)
+    except Exception as error:  # pickle raises nearly anything
+        raise ConfigurationError(
+            f"the monitor has to be a fresh process ({reason}), and the wrapper's store_factory, store_kwargs, "
+            f"rank_assignment or rank_filter cannot be sent to it: {error}. Use importable functions and "
+            "classes for them, or call the wrapped function before starting threads or CUDA"
+        ) from error
+    fds = (page.fd, channel.fileno(), dump.fd)
+    # Not a pipe, which would block here if the plan is large and the monitor slow.
+    with os.fdopen(os.memfd_create("resilience-plan"), "w+b") as plan_file:
+        plan_file.write(pickled)
+        plan_file.seek(0)
+        read = plan_file.fileno()
+        command = [sys.executable, "-m", "resilience.inprocess._runtime.monitor_process", str(read), *map(str, fds)]
+        between = [sys.executable, "-S", "-c", _BETWEEN, *command]
+        with processes.job_signals_blocked():  # as for a forked monitor
+            monitor_pid = subprocess.run(
+                between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+            ).stdout
+    if not monitor_pid:
+        raise MonitorError("the monitor could not be started: too many processes, or not enough memory")
+    return int(monitor_pid)
+
+
+# Its one child becomes the monitor, which does not need the pipe to the rank.
+_BETWEEN = """
+import os, sys
+pid = os.fork()
+if pid:
+    os.write(1, str(pid).encode())
+else:
+    os.dup2(0, 1)
+    os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump) -> None:
+    """Run in the monitor's own process until its rank is gone and its end is on record."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()  # a signal to the rank's group, or Ctrl-C, must not end the monitor too
+    processes.ignore_job_signals()
+    titles.name(f"res-monitor {plan.initial_rank}")
+    titles.show([f"resilience-monitor: Wrapper of rank {plan.initial_rank}"])
+    gc.disable()
+    # A store server looks up its clients' names in the thread that serves them all: bound the cost.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    _redirect_output(plan.logfile)
+    descriptors.raise_limit()  # any rank may become rank 0, whose monitor hosts the stores of the process groups
+    monitor: RankMonitor
+
+    def ready(error: str) -> None:
+        channel.send(messages.encode(messages.Ready(error)))
+
+    outlet = MonitorStore(
+        plan.store_factory,
+        plan.store_kwargs,
+        plan,
+        is_host=plan.is_host,
+        notice=plan.notice,
+        ready=ready,
+        emit=lambda *new: monitor.emit(*new),
+        alert=lambda line: channel.send(messages.encode(messages.TerminalLine(line))),
+        terminal=plan.terminal,
+    )
+    monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
+    outlet.start()
+    monitor.run()
+    WRITER.flush()
+
+
+def check_logfile(logfile: str) -> None:
+    """Raise if the monitor's messages cannot be written: it could not start. Raises: ConfigurationError."""
+    if not logfile:
+        return
+    try:
+        os.close(_open_logfile(logfile))
+    except OSError as error:
+        raise ConfigurationError(
+            f"monitor_process_logfile {logfile} cannot be written: {error.strerror}; create its folder on each node, "
+            "or choose another path",
+            option="monitor_process_logfile",
+            value=logfile,
+        ) from error
+
+
+def _open_logfile(logfile: str) -> int:
+    return os.open(logfile, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _redirect_output(logfile: str) -> None:
+    """Release the rank's output, so that its reader sees end-of-file when the rank ends."""
+    null = os.open(os.devnull, os.O_RDWR)
+    log = _open_logfile(logfile) if logfile else null
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def shortened(record: Record) -> Record:
+    """Return the record, shortened so that it fits one message."""
+    event = record.event
+    if isinstance(event, Interrupted):
+        return msgspec.structs.replace(record, event=Interrupted(messages.shortened(event.record)))
+    return record
+
+
+def _main(arguments: list[str]) -> None:
+    read, page_fd, channel_fd, dump_fd = map(int, arguments)
+    with os.fdopen(read, "rb") as plan_file:
+        plan: Plan = pickle.load(plan_file)
+    _become_monitor(plan, Page.attach(page_fd), Channel(socket.socket(fileno=channel_fd)), stacks.Dump(dump_fd))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,48 @@
+"""Which store operations do a rank and its monitor share?
+
+They are not in `inprocess._runtime.monitor_store`, because a rank imports that module only at its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from resilience.core import restart
+from resilience.core.restart import Keys, Read
+from resilience.errors import StoreError
+from resilience.facts import events
+from resilience.facts.interruptions import InterruptionRecord
+from resilience.system.store import StoreLike, execute, wait
+
+
+def note_arrival(
+    operation: restart.Operation, store: StoreLike, record: InterruptionRecord, emit: Callable[..., None]
+) -> Any:
+    """Perform the operation that gives `record` its place in the order of arrival, and emit that place.
+    Return NotImplemented for any other operation."""
+    if not isinstance(operation, restart.AddRecord):
+        return NotImplemented
+    position = execute(operation, store)
+    arrived = events.InterruptionArrived(
+        record.rank, record.interruption, operation.iteration, position, operation.fault_of
+    )
+    emit(arrived)
+    return position
+
+
+def await_server(
+    iteration: int, store: StoreLike, limit: float, chunk: float, give_up: Callable[[], bool]
+) -> str | None:
+    """Return the address (host:port) of the store for an iteration's process groups. Return None if there will be none,
+    or if `give_up` returns True before it is published. Raises: StoreError."""
+    key = Keys(iteration).server
+    wait(store, key, limit, chunk, give_up)
+    (address,) = execute(Read((key,)), store)
+    if address is None and not give_up():
+        raise StoreError(
+            f"no store for the process groups of iteration {iteration} was published within {limit:g} s "
+            "(barrier_timeout); rank 0's monitor hosts it: is that process stopped, or its node overloaded?",
+            key=key,
+            limit=limit,
+        )
+    return None if address == restart.NO_SERVER else address

@@ -1,0 +1,261 @@
+"""Where do the agents of a job meet?  In one key-value store; every agent is a client of it.
+
+c10d and static: a TCPStore in the store process of the node that the endpoint names; if several agents run on that
+host, of the first one. The agent whose process hosts the store leaves last. etcd: in etcd, which survives the loss of
+any agent; the last agent to leave a finished job deletes the job's keys."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+
+from resilience.errors import ConfigurationError, StoreError
+from resilience.launcher.rendezvous import etcd_store
+from resilience.launcher.rendezvous.conf import switch, whole
+from resilience.launcher.rendezvous.stores import Hosted, StoreProcess
+from resilience.system.client_sockets import await_server, short_lookups
+from resilience.system.open_sockets import shut_down
+
+DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's defaults for an endpoint without a port
+ETCD_KINDS = ("etcd", "etcd-v2")
+KINDS = ("c10d", "static", *ETCD_KINDS)
+
+
+class RendezvousStore:
+    """The store as one agent reaches it. server: its numeric address and port. address: the address of this node for
+    the other nodes. is_host: the store ends with this node's store process. forget: deletes the keys of a finished job.
+    found: numeric addresses by name; each name is looked up once, so the name service may fail later."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        server: tuple[str, int],
+        address: str,
+        is_host: bool = False,
+        forget: Callable[[], None] | None = None,
+        found: Mapping[str, str] = MappingProxyType({}),
+        is_cut: threading.Event | None = None,
+    ) -> None:
+        """is_cut: set by `cut`, for clients that repeat a failed request."""
+        self.address = address
+        self.is_host = is_host
+        self.forget = forget
+        self.found = found
+        self._connect = connect
+        self._server = server
+        self._is_cut = is_cut or threading.Event()
+        self._clients: list[Any] = []  # torch's PrefixStore does not keep a Python store alive
+
+    def connect(self) -> Any:
+        """Return a new client, for one thread. Raises: StoreError."""
+        client = self._connect()
+        self._clients.append(client)
+        return client
+
+    def cut(self) -> None:
+        """Close all connections of this process to the store; pending requests get a StoreError. Any thread."""
+        self._is_cut.set()
+        shut_down(*self._server)
+
+
+def kind_of(parameters: RendezvousParameters) -> str:
+    """Return which of torch's backends the parameters name. Raises: ConfigurationError."""
+    kind = str(parameters.get("inner") or (parameters.backend if parameters.backend in KINDS else "c10d"))
+    if kind not in KINDS:
+        raise ConfigurationError(f"the rendezvous backend is {kind!r}, expected one of {', '.join(KINDS)}")
+    return kind
+
+
+def static_rank(parameters: RendezvousParameters) -> int:
+    """Return this node's fixed rank. Raises: ConfigurationError."""
+    if parameters.get("rank") is None:
+        raise ConfigurationError("a static rendezvous needs the node's rank; pass --node-rank")
+    return whole(parameters, "rank", 0)
+
+
+def rank_of(parameters: RendezvousParameters, given: int | None) -> int | None:
+    """Return this node's rank in the infrastructure's order, if any; a static rendezvous always has one."""
+    if kind_of(parameters) == "static":
+        given = static_rank(parameters)
+    if given is not None and not 0 <= given < parameters.max_nodes:
+        raise ConfigurationError(
+            f"this node's rank is {given}, but at most {parameters.max_nodes} nodes take part; ranks count from 0"
+        )
+    return given
+
+
+def meet(
+    parameters: RendezvousParameters,
+    stores: StoreProcess,
+    limit: float,
+    is_interrupted: Callable[[], bool] = lambda: False,
+) -> RendezvousStore:
+    """Connect to the store, or host it; wait at most `limit` seconds for a host that is not up yet.
+
+    is_interrupted: True ends that wait. Raises: ConfigurationError, StoreError."""
+    kind = kind_of(parameters)
+    try:
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, ETCD_PORT if kind in ETCD_KINDS else DEFAULT_PORT)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if kind in ETCD_KINDS:
+        return _in_etcd(parameters, host, port, limit, is_interrupted)
+    is_host = _is_to_host(parameters, kind, host)
+    hosted = _host(stores, host, port, is_host, is_certain=kind == "static" or parameters.get("is_host") is not None)
+    actual_port = port if hosted is None else hosted.port
+    if actual_port == 0:
+        raise ConfigurationError(
+            f"the rendezvous endpoint {parameters.endpoint!r} has no port, and this node does not host it; add the port"
+        )
+    if hosted is not None:
+        target, own_address = hosted.address, ""
+        store_address = _own_address(host)
+    else:
+        target, own_address = _reach(host, actual_port, limit, is_interrupted)
+        store_address = target
+    return RendezvousStore(
+        lambda: connect(target, actual_port, limit),
+        (target, actual_port),
+        parameters.local_addr or _address(parameters, host, own_address),
+        hosted is not None,
+        found={host: store_address} if store_address else {},
+    )
+
+
+def _in_etcd(
+    parameters: RendezvousParameters, host: str, port: int, limit: float, is_interrupted: Callable[[], bool]
+) -> RendezvousStore:
+    settings = etcd_store.settings_of(parameters)
+    target, own_address = _reach(host, port, limit, is_interrupted)
+    name = (
+        host if settings.protocol == "https" else target
+    )  # a certificate is for a name; an address needs no name service later
+    server = f"[{name}]" if ":" in name else name
+    is_cut = threading.Event()
+
+    @contextlib.contextmanager
+    def reached() -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"etcd at {parameters.endpoint} cannot be used: {error}; check --rdzv-endpoint, that etcd runs, and "
+                "that its v2 API is on (etcd --enable-v2=true)",
+                host=host,
+                port=port,
+            ) from error
+
+    def connect_etcd() -> Any:
+        with reached():
+            return etcd_store.connect(settings, server, port, is_cut)
+
+    def forget() -> None:
+        store = connect_etcd()
+        with reached():
+            store.forget()
+
+    return RendezvousStore(
+        connect_etcd,
+        (target, port),
+        parameters.local_addr or _address(parameters, host, own_address),
+        forget=forget,
+        is_cut=is_cut,
+    )
+
+
+def connect(host: str, port: int, limit: float) -> dist.TCPStore:
+    """Return a new client of a TCPStore. Raises: StoreError."""
+    try:
+        with short_lookups():
+            return dist.TCPStore(
+                await_server(host, port, limit), port, wait_for_workers=False, timeout=timedelta(seconds=60)
+            )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _unreachable(host, port, limit, error) from error
+
+
+def _is_to_host(parameters: RendezvousParameters, kind: str, host: str) -> bool:
+    if kind == "static":
+        return static_rank(parameters) == 0
+    is_host = switch(parameters, "is_host")
+    if is_host is not None:
+        return is_host
+    try:
+        return _matches_machine_hostname(host)
+    except OSError:  # the name service does not know this host's own name
+        return False
+
+
+def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain: bool) -> Hosted | None:
+    """Host the store if that is this node's job and no other agent on this host was faster."""
+    if not is_host:
+        return None
+    try:
+        return stores.host(host, port)
+    except StoreError as error:
+        if not port:  # no other agent can host it: nobody would know where
+            raise StoreError(f"this node cannot host the rendezvous: {error}") from error
+        if is_certain:
+            raise StoreError(
+                f"this node cannot host the rendezvous at {host}:{port}: {error}; use another port, or stop the "
+                "process that listens there"
+            ) from error
+        return None
+
+
+def _reach(host: str, port: int, limit: float, is_interrupted: Callable[[], bool]) -> tuple[str, str]:
+    """Wait for the server; return its address, and our own address on the route to it."""
+    try:
+        target = await_server(host, port, limit, is_interrupted)
+        with socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, port))  # sends nothing: the kernel only looks up the route
+            return target, str(probe.getsockname()[0])
+    except OSError as error:
+        raise _unreachable(host, port, limit, error) from error
+
+
+def _address(parameters: RendezvousParameters, host: str, own_address: str) -> str:
+    """Return an address of this node that every node of the job can use, numeric if possible."""
+    if own_address and not ipaddress.ip_address(own_address.partition("%")[0]).is_loopback:
+        return own_address
+    if parameters.max_nodes == 1 or host == "localhost":
+        return "127.0.0.1"
+    return host  # the other nodes reach this node by it
+
+
+def _own_address(host: str) -> str:
+    """Return this host's numeric address for the name that others use; empty if the name does not resolve to this
+    host, or only to loopback, which others cannot use."""
+    try:
+        address = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+        if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            return ""
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+    except OSError:
+        return ""
+    return address
+
+
+def _unreachable(host: str, port: int, limit: float, error: Exception) -> StoreError:
+    if isinstance(error, socket.gaierror):
+        return StoreError(
+            f"the name {host} was not found within {limit:g} s: {error.strerror}; check --rdzv-endpoint and the "
+            "name service, or use an address",
+            host=host,
+        )
+    return StoreError(
+        f"the rendezvous at {host}:{port} was not reached within {limit:g} s: {type(error).__name__}: "
+        f"{next(iter(str(error).splitlines()), '')[:200]}; check --rdzv-endpoint, that its node runs, and the firewall",
+        host=host,
+        port=port,
+    )

@@ -1,0 +1,104 @@
+"""Does this program need a fresh interpreter?  Checks for what a fork cannot provide, each with a reason in words.
+
+A forked worker has the zygote's interpreter, imported modules and values read from the environment at the start. If a
+program would see the difference, it starts cold. `worker_main` sets what can be set after a fork."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType, ModuleType
+
+from resilience.launcher.worker import program, script_variables
+from resilience.system.background import asked
+
+# The interpreter, the loader or a library reads these once, at its start.
+READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GOMP_", "KMP_", "MKL_", "LC_", "LANG")
+AT_START = dict(os.environ)  # as it was when this process imported its libraries
+_ENDINGS = tuple(importlib.machinery.all_suffixes())
+
+
+def why_not(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    preloaded: Mapping[str, str] = MappingProxyType({}),
+    reads: Collection[str] = (),
+) -> str:
+    """Return why `python ARGUMENTS` needs a fresh interpreter in this environment; empty if it does not.
+
+    preloaded: top-level modules that only the zygote has imported, and their files; reads: variables that these
+    modules have read."""
+    changed = sorted(
+        name
+        for name in {*environment, *AT_START}
+        if name.startswith(READ_AT_START) and environment.get(name) != AT_START.get(name)
+    )
+    if changed:
+        return f"{changed[0]} is not as it was when the agent started"
+    options = options_of(sys.orig_argv)
+    if options:
+        return f"the agent's own interpreter has the option {options[0]}"
+    if list(arguments[:1]) != ["-u"]:
+        return "the command is not torchrun's call of the interpreter"
+    try:
+        return asked(lambda: _why_files(list(arguments[1:]), environment, preloaded, reads), program.LIMIT)
+    except OSError as error:
+        return f"the program's files cannot be read: {error.strerror}"
+    except Exception as error:  # whatever a parser or a finder of modules raises: a fresh interpreter may differ
+        return f"the program's files cannot be judged: {type(error).__name__}: {error}"
+
+
+def _why_files(
+    program_arguments: Sequence[str],
+    environment: Mapping[str, str],
+    preloaded: Mapping[str, str],
+    reads: Collection[str],
+) -> str:
+    """Return why the files of this program need a fresh interpreter; empty if they do not. Raises: OSError."""
+    if program_arguments[:1] == ["-m"] and len(program_arguments) > 1:
+        file = program.file_of(program_arguments[1])
+        late = script_variables.why_not(file, os.getcwd(), environment, reads) if file else ""
+        return late or _shadowing(os.curdir, preloaded)
+    if program_arguments[:1] == ["-m"]:
+        return "no module is named"
+    if not program_arguments or not os.path.isfile(program_arguments[0]):
+        return "the script is no file"  # a fresh interpreter reports that, or runs the folder
+    if program_arguments[0].endswith((".zip", ".pyz", ".pyc")):
+        return "the script is an archive"
+    folder = os.path.dirname(os.path.realpath(program_arguments[0]))
+    return script_variables.why_not(program_arguments[0], folder, environment, reads) or _shadowing(folder, preloaded)
+
+
+def options_of(command: Sequence[str]) -> list[str]:
+    """Return the interpreter options in a command line that a worker's command line would not have."""
+    options = []
+    for argument in command[1:]:
+        if argument in ("-m", "-c", "-") or not argument.startswith("-"):
+            break
+        options += [argument] if argument != "-u" else []
+    return options
+
+
+def _shadowing(folder: str, preloaded: Mapping[str, str]) -> str:
+    """Return which module of this folder a fresh interpreter would import instead of an imported one."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return ""
+    home = os.path.realpath(folder)
+    for entry in entries:
+        name = entry.name.partition(".")[0]
+        module = sys.modules.get(name)
+        if (module is None and name not in preloaded) or name in sys.builtin_module_names or _is_frozen(module):
+            continue
+        file = preloaded.get(name) if module is None else getattr(module, "__file__", None)
+        is_module = entry.name.endswith(_ENDINGS) or os.path.exists(os.path.join(entry.path, "__init__.py"))
+        if is_module and not os.path.realpath(file or "").startswith(home + os.sep):
+            return f"{entry.path} takes the place of a module that is imported already"
+    return ""
+
+
+def _is_frozen(module: ModuleType | None) -> bool:
+    return getattr(getattr(module, "__spec__", None), "origin", None) == "frozen"

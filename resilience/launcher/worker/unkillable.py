@@ -1,0 +1,49 @@
+"""Which workers survive SIGKILL?  Workers in an uninterruptible wait of the kernel, for example for a failed driver.
+
+A monitor kills a hung worker, and the agent waits for its end. If that end does not come, the agent checks after a
+while which of the killed workers are still there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.launcher.worker.worker_processes import KILL_LIMIT, EndedWorker, ExitProgress
+from resilience.system import processes
+
+
+class Killed:
+    """Workers of a cycle that their monitors kill for a hang."""
+
+    def __init__(self, grace: float) -> None:
+        """grace: seconds between the first signal and SIGKILL."""
+        self._limit = grace + KILL_LIMIT
+        self._progress = ExitProgress()
+        self._since: dict[int, float] = {}  # by pid
+
+    def note(self, record: InterruptionRecord) -> None:
+        """Note the worker if a monitor kills it for a hang."""
+        if record.interruption is Interruption.HARD_TIMEOUT and record.pid is not None:
+            self._since.setdefault(record.pid, time.monotonic())
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._since
+
+    def survivors(self, pids: Sequence[int]) -> list[int]:
+        """Return the workers among these living ones that do not end."""
+        stuck = self._progress.stuck(pid for pid in pids if pid in self)
+        return [pid for pid in stuck if time.monotonic() - self._since[pid] > self._limit]
+
+
+def in_words(workers: Sequence[EndedWorker]) -> str:
+    """Describe the workers that cannot be killed, and where in the kernel they wait."""
+    sentences = []
+    for worker in workers:
+        process, wait_function = processes.state(worker.pid), processes.waits_in(worker.pid)
+        sentences.append(
+            f"rank {worker.rank} (pid {worker.pid}) cannot be killed, not even by SIGKILL: "
+            f"state {'gone' if process is None else process.state}"
+            + (f", in the kernel's {wait_function}" if wait_function else "")
+        )
+    return "; ".join(sentences)

@@ -1,0 +1,94 @@
+"""Whose fault an exception is, and what hooks get to see of it."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import traceback
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+from resilience.errors import RankShouldRestart
+from resilience.facts.interruptions import FaultOrigin
+from resilience.inprocess._runtime import failure
+
+
+def of_rank_1(error: BaseException) -> CheckpointException:
+    return CheckpointException("save", {1: (error, traceback.StackSummary())})
+
+
+@pytest.fixture(params=[0, 1])
+def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("RANK", str(request.param))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    return int(request.param)
+
+
+@pytest.mark.parametrize("is_cutting", [False, True])
+def test_checkpoint_that_fails_is_the_fault_of_the_rank_that_it_names(rank: int, is_cutting: bool) -> None:
+    cause = OSError("disk full")
+    error = of_rank_1(cause)
+    origin = failure.origin_of(error, is_cutting)
+    followed: FaultOrigin = "consequence" if is_cutting else "communication"
+    assert origin == ("own" if rank == 1 else followed)
+    assert failure.own_cause(error, origin) is (cause if rank == 1 else None)
+    assert failure.restarts_all(error)
+
+
+def test_checkpoint_that_an_interruption_cut_short_is_nobodys_fault(rank: int) -> None:
+    assert failure.origin_of(of_rank_1(RankShouldRestart()), is_cutting=True) == "consequence"
+
+
+def look_up(key: str) -> None:
+    {}[key]
+
+
+def test_exception_is_described_with_its_notes_and_causes() -> None:
+    try:
+        try:
+            look_up("seven")
+        except KeyError as error:
+            error.__notes__ = ["of shard 3"]  # type: ignore[attr-defined]
+            raise ValueError("no seven") from error
+    except ValueError as error:
+        error.__notes__ = ["batch 17", "seed 4"]  # type: ignore[attr-defined]
+        described = failure.describe(error)
+    assert (described.type, described.message, described.notes) == ("ValueError", "no seven", ("batch 17", "seed 4"))
+    (cause,) = described.causes
+    assert (cause.type, cause.message, cause.relation, cause.notes) == ("KeyError", "'seven'", "cause", ("of shard 3",))
+    assert [frame.function for frame in cause.stack][1:] == ["look_up"]
+
+
+def test_causes_are_those_that_a_traceback_shows() -> None:
+    shown: list[tuple[str, ...]] = []
+    for raising in ("raise ValueError", "raise ValueError from None", "raise ValueError from OSError()"):
+        try:
+            exec(f"try:\n 1 / 0\nexcept Exception:\n {raising}")
+        except ValueError as error:
+            shown.append(tuple(f"{cause.relation} {cause.type}" for cause in failure.describe(error).causes))
+    assert shown == [("context ZeroDivisionError",), (), ("cause OSError",)]
+
+
+def test_cycle_of_causes_ends() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert [cause.message for cause in failure.describe(first).causes] == ["b"]
+
+
+def test_notes_and_causes_are_bounded_whatever_they_are() -> None:
+    error: BaseException = ValueError("0")
+    error.__notes__ = ["x" * 10**6] * 100 + [7]  # type: ignore[attr-defined,list-item]
+    for number in range(100):
+        error, before = ValueError(str(number)), error
+        error.__cause__ = before
+    error.__notes__ = "no list"  # type: ignore[attr-defined]
+    described = failure.describe(error)
+    assert (len(described.causes), described.notes) == (failure.MAX_CAUSES, ())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are of Python 3.11")
+def test_parts_of_a_group_are_told() -> None:
+    group = builtins.ExceptionGroup("two", [ValueError("a"), KeyError("b")])
+    causes = failure.describe(group).causes
+    assert [(cause.relation, cause.type) for cause in causes] == [("part", "ValueError"), ("part", "KeyError")]

@@ -1,0 +1,185 @@
+"""What the leader of a node asks of the store while nothing happens."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from resilience.core.peer_liveness import take_place
+from resilience.core.restart import Add
+from resilience.facts import encoding, events
+from resilience.inprocess._runtime import supervision
+from resilience.inprocess._runtime.supervision import Member, Supervisor, announce, entry_of
+from resilience.system import private, processes
+from resilience.system.store import drive, execute
+from resilience.telemetry import exporters
+
+HOUR = 3600
+GONE = (2**22 + 1, 1)  # (pid, start time); no process can have this pid
+
+
+class Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "has_extended_api":  # answered without the server
+            self.calls.append(name)
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 1000])
+def test_leader_of_a_node_asks_the_store_once_a_second_at_any_number_of_nodes(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds, time_ns=time.time_ns)
+    monkeypatch.setattr(supervision, "time", clock)
+    store = Counting()
+    names = [f"node-{number}" for number in range(nodes)]
+    for rank, name in enumerate(names[:2]):
+        announce(store.store, name, entry_of(rank, os.getpid(), os.getpid()))
+    for name in names[2:]:
+        drive(take_place(f"{name}@{processes.pid_namespace()}"), store.store)
+    lost: list[Any] = []
+    begin: Any = SimpleNamespace(origin=SimpleNamespace(node=names[0]), heartbeat_timeout=30.0, interval=1.0)
+    supervisor = Supervisor(begin, "", lambda: store, lost.append, lambda event: lost.append(event))
+    supervisor._store, supervisor._place = store, 1
+    for second in range(1, HOUR):
+        clock.seconds = float(second)
+        for name in names[1:2]:
+            execute(Add(f"nodes/{name}@{processes.pid_namespace()}/beat", 1), store.store)
+        supervisor._check_neighbours()
+    assert not lost
+    assert 0 < len(store.calls) <= HOUR, store.calls[:20]
+
+
+def leading(store: Any, represent: Any, emit: Any) -> Supervisor:
+    """Return the supervisor of the leader of `here`, which has looked at no node yet."""
+    begin: Any = SimpleNamespace(origin=SimpleNamespace(node="here"), heartbeat_timeout=30.0, interval=1.0)
+    supervisor = Supervisor(begin, "", lambda: store, represent, emit)
+    supervisor._store, supervisor._place = store, 1
+    return supervisor
+
+
+def in_this_thread(refusals: int = 0) -> Any:
+    """Return a stand-in for the module `threading`: a thread runs in its caller. The first starts are refused."""
+    left = [RuntimeError("can't start new thread")] * refusals
+
+    def thread(target: Any, args: Any = (), **_: Any) -> Any:
+        def start() -> None:
+            if left:
+                raise left.pop()
+            target(*args)
+
+        return SimpleNamespace(start=start)
+
+    return SimpleNamespace(Thread=thread, Event=threading.Event)
+
+
+def test_rank_is_represented_once_a_thread_can_be_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    represented: list[Any] = []
+    emitted: list[Any] = []
+    store = dist.HashStore()
+    announce(store, "here", Member(3, GONE, GONE, processes.pid_namespace()))
+    supervisor = leading(store, represented.append, emitted.append)
+    monkeypatch.setattr(supervision, "threading", in_this_thread(refusals=2))
+    for _ in range(5):
+        supervisor._check_neighbours()
+    assert [record.rank for record in represented] == [3]
+    failed, interrupted = emitted
+    assert (failed.initial_rank, failed.result, failed.error) == (3, "failed", "RuntimeError: can't start new thread")
+    assert isinstance(interrupted, events.Interrupted)
+
+
+def test_rank_of_another_pid_namespace_is_not_represented_because_its_pid_is_unknown_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    represented: list[Any] = []
+    store = dist.HashStore()
+    announce(store, "here", Member(1, GONE, GONE, "4026532999-boot"))
+    announce(store, "here", Member(2, GONE, GONE, processes.pid_namespace()))
+    supervisor = leading(store, represented.append, lambda event: None)
+    monkeypatch.setattr(supervision, "threading", in_this_thread())
+    for _ in range(3):
+        supervisor._check_neighbours()
+    assert [record.rank for record in represented] == [2]
+
+
+def test_pid_namespace_that_falls_silent_is_represented_by_another_one_of_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds, time_ns=time.time_ns)
+    monkeypatch.setattr(supervision, "time", clock)
+    monkeypatch.setattr(supervision, "threading", in_this_thread())
+    represented: list[Any] = []
+    emitted: list[Any] = []
+    store = dist.HashStore()
+    announce(store, "here", entry_of(0, os.getpid(), os.getpid()))
+    announce(store, "here", Member(1, GONE, GONE, "4026532999-boot"))
+    supervisor = leading(store, represented.append, emitted.append)
+    for second in range(120):
+        clock.seconds = float(second)
+        supervisor._check_neighbours()
+    assert [(record.rank, record.node, record.message) for record in represented] == [
+        (1, "here", "node here fell silent")
+    ]
+    assert [event.silent_node for event in emitted if isinstance(event, events.NodeFellSilent)] == ["here"]
+
+
+class HungDisk:
+    """Exports whose disk does not answer."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self.answers = threading.Event()
+
+    def poll(self) -> None:
+        self.is_asked.set()
+        self.answers.wait()
+
+    def close(self, timeout: float) -> None:
+        self.answers.wait()
+
+
+def test_node_whose_disk_hangs_still_counts_as_alive(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = HungDisk()
+    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET", raising=False)
+    monkeypatch.setenv("RESILIENCE_METRICS_TEXTFILE", str(tmp_path))
+    monkeypatch.setattr(exporters.NodeExports, "start", lambda *_: disk)
+    monkeypatch.setattr(supervision, "EXPORT_LIMIT", 0.1)
+    store: Any = dist.HashStore()
+    origin = SimpleNamespace(node="here")
+    begin: Any = SimpleNamespace(
+        origin=origin, heartbeat_timeout=0.06, interval=0.01, prefix="", folder=os.fsencode(tmp_path)
+    )
+    supervisor = Supervisor(begin, private.make(), lambda: store, lambda record: None, lambda event: None)
+    supervisor.start()
+    key = f"nodes/here@{processes.pid_namespace()}/beat"
+    beats = dist.PrefixStore("", store)
+    assert disk.is_asked.wait(60.0)
+    before = execute(Add(key, 0), beats)
+    deadline = time.monotonic() + 10.0
+    try:
+        while execute(Add(key, 0), beats) < before + 3:
+            assert time.monotonic() < deadline, "the node fell silent"
+            time.sleep(0.01)
+        supervisor.stop()
+        supervisor._thread.join(60.0)
+        assert not supervisor._thread.is_alive()
+    finally:
+        disk.answers.set()
+        supervisor.stop()
+
+
+def test_entry_without_a_pid_namespace_can_be_read() -> None:
+    text = '{"initial_rank": 1, "rank": [2, 3], "monitor": [4, 5]}'
+    assert encoding.from_json(text, Member) == Member(1, (2, 3), (4, 5), "")

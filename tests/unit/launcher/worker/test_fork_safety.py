@@ -1,0 +1,97 @@
+"""Which programs need a fresh interpreter, as a decision about a command line, an environment and a folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience.launcher.worker import fork_safety
+
+
+@pytest.fixture(autouse=True)
+def plain_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "resilience.launcher"])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return str(path)
+
+
+def why_not(*arguments: str, **environment: str) -> str:
+    return fork_safety.why_not(arguments, {**fork_safety.AT_START, **environment})
+
+
+def test_script_and_module_as_torchrun_starts_them_need_none(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert why_not("-u", script, "-x", "a b", RANK="1", OMP_NUM_THREADS="7", MASTER_ADDR="here") == ""
+    assert why_not("-u", "train.py") == ""
+    assert why_not("-u", "-m", "json.tool", "-x") == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["-u"], ["-u", "-m"], ["-c", "pass"], ["-O", "-u", "x.py"], ["-u", "gone.py"]]
+)
+def test_other_commands_need_one(arguments: list[str]) -> None:
+    assert why_not(*arguments)
+
+
+def test_folder_and_archive_need_one(tmp_path: Path) -> None:
+    (tmp_path / "program.pyz").write_text("")
+    assert why_not("-u", str(tmp_path)) == "the script is no file"
+    assert why_not("-u", str(tmp_path / "program.pyz")) == "the script is an archive"
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_ARENA_MAX", "LC_ALL"])
+def test_variable_that_is_read_at_the_start_only_needs_one_if_it_is_another(script: str, name: str) -> None:
+    assert why_not("-u", script, **{name: "another"}) == f"{name} is not as it was when the agent started"
+
+
+def test_variable_that_is_gone_needs_one(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fork_safety.AT_START, "PYTHONWARNINGS", "error")
+    environment = {name: value for name, value in fork_safety.AT_START.items() if name != "PYTHONWARNINGS"}
+    assert "PYTHONWARNINGS" in fork_safety.why_not(["-u", script], environment)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (["python", "-m", "resilience.launcher", "-O"], []),
+        (["python", "-u", "/bin/resilience", "run"], []),
+        (["python", "-O", "-Xdev", "-m", "resilience.launcher"], ["-O", "-Xdev"]),
+        (["python", "-sE", "/bin/resilience"], ["-sE"]),
+        (["python", "-c", "-x"], []),
+        (["python"], []),
+    ],
+)
+def test_options_of_the_agents_interpreter(command: list[str], options: list[str]) -> None:
+    assert fork_safety.options_of(command) == options
+
+
+@pytest.mark.parametrize("kind", ["json.py", "json/__init__.py", "json.so"])
+def test_folder_with_a_module_that_is_imported_from_elsewhere_needs_one(script: str, tmp_path: Path, kind: str) -> None:
+    assert "json" in sys.modules
+    path = tmp_path / kind
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    reason = why_not("-u", script)
+    assert reason.endswith("takes the place of a module that is imported already")
+
+
+@pytest.mark.parametrize("kind", ["json.txt", "json/data.txt", "sys.py", "os.py", "other.py", ".json.py"])
+def test_folder_without_one_needs_none(script: str, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    assert why_not("-u", script) == ""
+
+
+def test_folder_whose_own_module_is_imported_already_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(fork_safety.__file__).parents[2])
+    assert why_not("-u", "-m", "resilience.launcher") == ""

@@ -1,0 +1,80 @@
+"""Modules that are hidden from a worker's program: which imports restore them, and which variables came too late."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from resilience.launcher.worker.hidden import Hidden, HiddenModules
+
+
+class Late(NamedTuple):
+    package: str
+    names: list[str]
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Late]]]:
+    """Hide the modules `big` and `small`. `big` reads BIG_ and SMALL_, and imports `small`, which reads SMALL_.
+
+    Return the list to which changes are added."""
+
+    def hide_both() -> list[Late]:
+        late: list[Late] = []
+        for name in ("big", "small"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        groups = [
+            HiddenModules(
+                "big", {"big": sys.modules["big"]}, lambda name: name.startswith(("BIG_", "SMALL_")), ("small",)
+            ),
+            HiddenModules("small", {"small": sys.modules["small"]}, lambda name: name.startswith("SMALL_")),
+        ]
+        Hidden(groups, lambda package, names: late.append(Late(package, names)), lambda name: None, ())
+        return late
+
+    finders = list(sys.meta_path)
+    yield hide_both
+    sys.meta_path[:] = finders
+
+
+Hide = Callable[[], list[Late]]
+
+
+def test_import_also_restores_the_packages_that_it_would_import(hide: Hide) -> None:
+    hide()
+    assert not {"big", "small"} & set(sys.modules)
+    importlib.import_module("big")
+    assert {"big", "small"} <= set(sys.modules)
+
+
+def test_variable_set_after_an_import_is_not_late_for_a_package_that_it_imported(
+    hide: Hide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = hide()
+    importlib.import_module("big")
+    monkeypatch.setenv("SMALL_NUMBER", "1")
+    importlib.import_module("small")
+    assert late == []
+
+
+def test_variable_set_before_an_import_is_late_once(hide: Hide, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = hide()
+    monkeypatch.setenv("SMALL_NUMBER", "1")
+    importlib.import_module("big")
+    importlib.import_module("small")
+    assert late == [Late("big", ["SMALL_NUMBER"])]
+
+
+def test_package_imported_by_itself_is_compared_by_itself(hide: Hide, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = hide()
+    monkeypatch.setenv("BIG_NUMBER", "1")
+    importlib.import_module("small")
+    assert late == []
+    assert "big" not in sys.modules
+    importlib.import_module("big")
+    assert late == [Late("big", ["BIG_NUMBER"])]
