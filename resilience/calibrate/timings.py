@@ -482,7 +482,8 @@ def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tupl
             if before < total / 2:
                 largest = max(largest, period.settled_max)
                 half_at = max(half_at, end)
-            thirds[min(2, int(3 * (before + period.settled / 2) / total))].append((period.median, period.settled))
+            if period.median > 0.0:  # else the file is damaged
+                thirds[min(2, int(3 * (before + period.settled / 2) / total))].append((period.median, period.settled))
             before += period.settled
         counts = [sum(count for _, count in third) for third in thirds]
         if min(counts[0], counts[2]) >= 10:

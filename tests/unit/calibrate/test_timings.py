@@ -279,6 +279,14 @@ def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
     assert len(timings.read([first, other]).runs) == 2
 
 
+def test_period_whose_median_is_lost_says_nothing_about_the_drift(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", [("cold", steps(3000, 1))])
+    (file,) = folder.glob("timings/*.hist")
+    file.write_text(file.read_text().replace('"median"', '"lost"', 1))
+    (run,) = timings.read([folder]).runs
+    assert math.isfinite(run.deadlines["train"].drift)
+
+
 def table(path: Path, runs: Sequence[Sequence[float]]) -> Path:
     rows = [f"{run},train,0,{i},{seconds!r}" for run, values in enumerate(runs) for i, seconds in enumerate(values)]
     path.write_text("\n".join(["run,section,rank,i,seconds", *rows]) + "\n")
