@@ -78,6 +78,17 @@ def test_file_with_a_count_that_no_rank_reaches_is_refused(tmp_path: Path) -> No
     assert durations.read_histograms(path).deadlines["data"].total.count == 10**9
 
 
+def test_value_that_no_occurrence_reaches_is_refused_with_its_line(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    recorder.started("cold", 0.0)
+    recorder.add("step", 0.5, 1.0)
+    recorder.close(2.0)
+    path = tmp_path / "timings" / "host-3.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"s":0.5', b'"s":1e308'))
+    with pytest.raises(DecodeError, match="line 3: "):
+        single_durations.read_lines(path)
+
+
 def test_calls_are_counted_anew_after_a_start(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, HEADER, at=0.0)
     for start in range(2):
