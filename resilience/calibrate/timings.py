@@ -311,11 +311,15 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> Ob
             for deadline, collected in gathered.items()
         }
         _gather(rank, of_rank, verdicts, notes)
+    observed_s = max(rank.seconds for rank in ranks)
+    if observed_s <= 0.0:  # no rate of occurrences is known
+        path = ranks[0].files[0].path.with_suffix(".hist")
+        raise ConfigurationError(f"{path}: damaged: it has durations, but no observed time; copy it again, or omit it")
     return ObservedRun(
         name=name,
         configuration=headers[0].configuration,
         ranks=max(len(ranks), *(header.world_size for header in headers)),
-        seconds=max(rank.seconds for rank in ranks),
+        seconds=observed_s,
         deadlines={deadline: collected.observed() for deadline, collected in gathered.items()},
         groups={
             deadline: {rank_groups.named(members): group.observed() for members, group in collected.items()}
