@@ -311,8 +311,7 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> Ob
             for deadline, collected in gathered.items()
         }
         _gather(rank, of_rank, verdicts, notes)
-    observed_s = max(rank.seconds for rank in ranks)
-    if observed_s <= 0.0:  # no rate of occurrences is known
+    if (observed_s := max(rank.seconds for rank in ranks)) <= 0.0:  # no rate of occurrences is known
         path = ranks[0].files[0].path.with_suffix(".hist")
         raise ConfigurationError(f"{path}: damaged: it has durations, but no observed time; copy it again, or omit it")
     return ObservedRun(
@@ -479,8 +478,7 @@ def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tupl
     half_at, largest = 0.0, 0.0
     drifts = []
     for periods in by_rank:
-        total = sum(period.settled for _, period in periods)
-        before = 0
+        before, total = 0, sum(period.settled for _, period in periods)
         thirds: tuple[list[tuple[float, int]], ...] = ([], [], [])
         for end, period in periods:
             if before < total / 2:
