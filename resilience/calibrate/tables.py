@@ -19,6 +19,7 @@ from resilience.telemetry import durations
 
 COLUMNS = ("run", "section", "rank", "i", "seconds")
 ENDS = ("ok", "cut", "killed", "hang")
+DIGITS = 18  # at most, of an occurrence's number; Python refuses to read thousands of them
 BOM = "\ufeff"
 
 
@@ -108,8 +109,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _integer(path: Path, line: int, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigurationError(f"{path}:{line}: i is {text!r}, expected an integer from 0")
+    if not text.isdecimal() or len(text) > DIGITS:
+        raise ConfigurationError(
+            f"{path}:{line}: i is {text[:40]!r}, expected an integer from 0 with at most {DIGITS} digits"
+        )
     return int(text)
 
 

@@ -311,11 +311,14 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> Ob
             for deadline, collected in gathered.items()
         }
         _gather(rank, of_rank, verdicts, notes)
+    if (observed_s := max(rank.seconds for rank in ranks)) <= 0.0:  # no rate of occurrences is known
+        path = ranks[0].files[0].path.with_suffix(".hist")
+        raise ConfigurationError(f"{path}: damaged: it has durations, but no observed time; copy it again, or omit it")
     return ObservedRun(
         name=name,
         configuration=headers[0].configuration,
         ranks=max(len(ranks), *(header.world_size for header in headers)),
-        seconds=max(rank.seconds for rank in ranks),
+        seconds=observed_s,
         deadlines={deadline: collected.observed() for deadline, collected in gathered.items()},
         groups={
             deadline: {rank_groups.named(members): group.observed() for members, group in collected.items()}
@@ -475,14 +478,14 @@ def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tupl
     half_at, largest = 0.0, 0.0
     drifts = []
     for periods in by_rank:
-        total = sum(period.settled for _, period in periods)
-        before = 0
+        before, total = 0, sum(period.settled for _, period in periods)
         thirds: tuple[list[tuple[float, int]], ...] = ([], [], [])
         for end, period in periods:
             if before < total / 2:
                 largest = max(largest, period.settled_max)
                 half_at = max(half_at, end)
-            thirds[min(2, int(3 * (before + period.settled / 2) / total))].append((period.median, period.settled))
+            if period.median > 0.0:  # else the file is damaged
+                thirds[min(2, int(3 * (before + period.settled / 2) / total))].append((period.median, period.settled))
             before += period.settled
         counts = [sum(count for _, count in third) for third in thirds]
         if min(counts[0], counts[2]) >= 10:

@@ -253,6 +253,8 @@ def changed(last: Membership, change: Change) -> Membership | None:
     if change.seats is None:
         return None
     seats = dict(enumerate(last.seats[: change.size])) | dict(change.seats)
+    if not all(rank in seats for rank in range(change.size)):
+        return None
     return Membership(
         cycle=change.cycle,
         seats=tuple(seats[rank] for rank in range(change.size)),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from resilience.errors import DecodeError
 from resilience.facts import encoding
 
 _names = encoding.reader(list[bytes], "msgpack")
@@ -19,7 +20,8 @@ _names = encoding.reader(list[bytes], "msgpack")
 def over_ranks(values: Mapping[str, float]) -> dict[str, float]:
     """Return the largest value over all ranks for each name. Values are 0 or more.
 
-    A collective of the default group: all ranks call it. Raises: what collectives raise."""
+    A collective of the default group: all ranks call it. Raises: what collectives raise; DecodeError for names of
+    another rank that cannot be read."""
     dist: Any = sys.modules.get("torch.distributed")  # without this import there is no group
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return dict(values)
@@ -31,7 +33,7 @@ def over_ranks(values: Mapping[str, float]) -> dict[str, float]:
 def sums_over_ranks(histograms: Mapping[str, Mapping[int, int]], size: int) -> dict[str, dict[int, int]]:
     """Return the histograms of each name, added up over ranks. Buckets are from 0 to size - 1.
 
-    A collective of the default group, with `size` numbers per name. Raises: what collectives raise."""
+    A collective of the default group, with `size` numbers per name. Raises: as `over_ranks`."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return {name: dict(buckets) for name, buckets in histograms.items()}
@@ -62,7 +64,9 @@ def _agreed_names(dist: ModuleType, own_names: list[str]) -> list[str]:
 
 
 def _broadcast(dist: ModuleType, names: list[str], speaker: int) -> list[str]:
-    """Return the speaker's names, which need not be UTF-8. Data from another rank are never unpickled."""
+    """Return the speaker's names, which need not be UTF-8. Data from another rank are never unpickled.
+
+    Raises: DecodeError; what collectives raise."""
     import torch
 
     is_speaker = dist.get_rank() == speaker
@@ -73,7 +77,10 @@ def _broadcast(dist: ModuleType, names: list[str], speaker: int) -> list[str]:
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     data = data.to(_device(dist))
     dist.broadcast(data, src=speaker)
-    return [name.decode("utf-8", "surrogatepass") for name in _names(bytes(data.cpu().tolist()))]
+    try:
+        return [name.decode("utf-8", "surrogatepass") for name in _names(bytes(data.cpu().tolist()))]
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"a name of rank {speaker} is not text: {error}") from error
 
 
 def _maxima(dist: ModuleType, values: list[float]) -> list[float]:

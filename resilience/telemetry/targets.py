@@ -15,7 +15,8 @@ import hashlib
 import os
 import time
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from resilience.errors import DecodeError
 from resilience.facts import encoding
@@ -29,6 +30,16 @@ RENEWED_EVERY = 3600.0  # seconds
 DEAD_ADDRESS = "127.0.0.1:0"  # an address that cannot answer
 _LONGEST = 100  # bytes for the job and for the node in a file name, each
 _SEPARATOR = "@@"  # separator that no run folder's name contains
+
+
+class _Announcement(msgspec.Struct, frozen=True):
+    """One entry of a file_sd file."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+_entries = encoding.reader(list[_Announcement])
 
 
 class Targets:
@@ -45,7 +56,7 @@ class Targets:
 
         Also remove old entries of jobs that did not end cleanly."""
         labels = {"job_id": self._job_id, "node": self._node, f"__param_{PARAMETER}": self._job_id}
-        self._entry = encoding.to_json([{"targets": [target], "labels": labels}])
+        self._entry = encoding.to_json([_Announcement([target], labels)])
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             self._folder.chmod(
@@ -71,7 +82,7 @@ class Targets:
         self._entry = b""
         if outcome == "failed":
             labels = {"job_id": self._job_id, "outcome": outcome}
-            files.replace(self._path(""), encoding.to_json([{"targets": [DEAD_ADDRESS], "labels": labels}]))
+            files.replace(self._path(""), encoding.to_json([_Announcement([DEAD_ADDRESS], labels)]))
         self._remove(self._path(self._node))
         if outcome in ("completed", "stopped"):  # of all nodes, also of those lost long ago
             for path in _of_job(self._folder, self._job_id):
@@ -101,15 +112,13 @@ def announced(run_folder: Path) -> bytes:
 
     Entries are labelled with discovery=http: when the answering node ends, Prometheus keeps what it knows, and cannot
     tell a completed job from a killed one."""
-    entries: list[Any] = []
+    entries: list[_Announcement] = []
     for path in sorted(_of_job(run_folder.parent / FOLDER, run_folder.name)):
         try:
-            entries += encoding.from_json(path.read_bytes(), list[dict[str, Any]])
+            entries += _entries(path.read_bytes())
         except (OSError, DecodeError):
             continue  # it is being removed, or is not our entry
-    for entry in entries:
-        entry["labels"] = {**entry.get("labels", {}), "discovery": "http"}
-    return encoding.to_json(entries)
+    return encoding.to_json([_Announcement(entry.targets, entry.labels | {"discovery": "http"}) for entry in entries])
 
 
 def _of_job(folder: Path, job_id: str) -> list[Path]:

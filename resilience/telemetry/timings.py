@@ -15,12 +15,14 @@ RATIO = 1.01
 SMALLEST = 1e-6  # seconds: upper bound of bucket 0
 LARGEST_BUCKET = 2800
 _LOG_RATIO = math.log(RATIO)
+MOST_COUNTED = 10**12  # one occurrence each microsecond for 11 days; a file with a larger count is damaged
+MOST_SECONDS = 1e15  # of a duration or of a sum; likewise
 HEARTBEAT = ""  # the section name for gaps between heartbeats
 
 
 Bucket = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BUCKET)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Duration = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)]
+Duration = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 
 
 class Histogram(msgspec.Struct):

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fuzz.running import Outcome, feed, merged, once
-from tests.fuzz.targets import Target, targets
+from tests.fuzz.target import Target
+from tests.fuzz.targets import targets
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,10 +73,11 @@ def shown(failure: tuple[str, str, str]) -> str:
 
 
 def _show(outcome: Outcome, seed: int, took: float) -> None:
-    print(f"{'target':34}{'inputs':>9}{'µs each':>10}")
+    print(f"{'target':72}{'inputs':>9}{'refused':>9}{'µs each':>10}")
     for name, count in outcome.inputs.most_common():
-        print(f"{name:34}{count:9,}{outcome.seconds[name] / count * 1e6:10.0f}")
-    print(f"{outcome.inputs.total():,} inputs of seed {seed} in {took:.0f} s: {outcome.failed} failures")
+        print(f"{name:72}{count:9,}{outcome.refused[name]:9,}{outcome.seconds[name] / count * 1e6:10.0f}")
+    inputs, refused = outcome.inputs.total(), outcome.refused.total()
+    print(f"{inputs:,} inputs of seed {seed}, {refused:,} of them refused, in {took:.0f} s: {outcome.failed} failures")
     for failure in outcome.failures:
         print(shown(failure))
 

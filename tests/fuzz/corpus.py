@@ -5,12 +5,20 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
+
+from resilience.calibrate.tables import COLUMNS
+from resilience.calibration.limits_file import Timeouts
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
-from resilience.facts.encoding import to_json, to_json_page
+from resilience.facts.encoding import to_json, to_json_page, to_msgpack
 from resilience.facts.identity import Job, Origin
 from resilience.facts.limits import Limit, Limits
 from resilience.facts.records import Record
+from resilience.monitor import worker
+from resilience.monitor.duration_recorder import DurationRecorder
+from resilience.monitor.page import Closed
+from resilience.system.attempts import Launch
 from resilience.telemetry import log, rank_snapshot
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.recording import JOB_FILE
@@ -35,6 +43,106 @@ def records() -> list[Record]:
     known = [record for file in told.files.values() for record in file]
     known += launch_streams.launched([launch_streams.Fault(kind) for kind in LAUNCHED], nodes=2).records  # type: ignore[arg-type]
     return known
+
+
+def record_of(event: events.AnyEvent) -> Record:
+    """Return a record of a rank's event."""
+    return Record(1, AT, 10**9, ORIGIN, event)
+
+
+def timeouts() -> Timeouts:
+    """Return the content of a file of limits."""
+    deadline = {"timeout_s": 5.0, "status": "ok", "reason": "fits", "p": 1e-9, "n": 300, "max_s": 2.0, "p99_s": 1.0}
+    plain = {
+        "schema": 2,
+        "configuration": {"script": "train.py", "world_size": 2},
+        "created": "now",
+        "target_false_alarms": 0.1,
+        "horizon_s": 2.6e6,
+    }
+    return msgspec.convert({**plain, "ranks": 2, "deadlines": {"data": deadline, "heartbeat": deadline}}, Timeouts)
+
+
+def launches() -> list[bytes]:
+    """Return entries of launches, as the launch's store holds them."""
+    return [to_json(Launch("job", 2, "0123456789ab")), to_json(Launch("", 0, "0123", "attempt 2 has a run folder"))]
+
+
+def notes() -> list[bytes]:
+    """Return notes of monitors for their successors: one of a rank that has begun, and one of a rank that has not."""
+    recorder = DurationRecorder(Path("/dev/null/nowhere"), ORIGIN)  # a folder that cannot be made
+    recorder.process_started(1, is_cold=True)
+    before = recorder.position
+    closed = [Closed("data", 0.5, 10.0 + step) for step in range(20)]
+    steps = [Closed("", 1.0, 10.0 + step, is_step=True, rise=1) for step in range(20)]
+    recorder.take([*closed, *steps], (), announced=9.0, heartbeat_at=10.0, step=20)
+    return [to_msgpack(worker._Note(tail, position)) for tail, position in ((0, before), (40, recorder.position))]
+
+
+def log_lines() -> list[bytes]:
+    """Return lines of our logger, and one of a program."""
+    lines = [log.line_of(record) | {"loss": 0.5} for record in records()[:40]]
+    return [*map(to_json, lines), b"step 10, loss 0.5"]
+
+
+def elastic_events() -> list[bytes]:
+    """Return events of torchelastic, as its handlers get them."""
+    failed = {"run_id": "job", "global_rank": 1, "group_rank": 0, "state": "FAILED", "duration_ms": 1234}
+    started = {"run_id": "job", "global_rank": None, "state": "RUNNING", "metadata": "{}", "raw_error": None}
+    return [
+        to_json(
+            {"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "timestamp": 0}
+            | {"metadata": failed | {"raw_error": '{"message": "ValueError: no"}'}}
+        ),
+        to_json({"name": "agent", "source": "AGENT", "timestamp": 0, "metadata": started}),
+    ]
+
+
+def flight_dumps() -> list[bytes]:
+    """Return what the flight recorder of torch 2.13 says of three collectives of gloo, and of two groups of NCCL."""
+    tensors = {"input_dtypes": ["Float"], "input_sizes": [[4]], "output_dtypes": ["Float"], "output_sizes": [[4]]}
+    times = {"time_discovered_completed_ns": 0, "time_discovered_started_ns": 0, "timeout_ms": 1800000}
+    place = {"thread_id": "139828826692480", "thread_name": "python"}
+
+    def entry(number: int, group: list[str], group_id: int, name: str, state: str) -> dict[str, object]:
+        own = {
+            "collective_seq_id": number,
+            "is_p2p": name == "nccl:send",
+            "op_id": number,
+            "p2p_seq_id": 0,
+            "pg_id": group_id,
+            "process_group": group,
+            "profiling_name": name,
+            "record_id": number - 1,
+            "retired": state == "completed",
+            "state": state,
+            "time_created_ns": AT + number * 10**6,
+        }
+        return dict(sorted((own | tensors | times | place).items()))
+
+    def dump(entries: list[dict[str, object]]) -> bytes:
+        ranks = {"": {"desc": "", "name": "", "ranks": "[0]"}}
+        status = {"last_completed_collective": "3", "last_enqueued_collective": "3", "last_started_collective": "-1"}
+        head = {"comm_lib_version": "", "entries": entries, "nccl_comm_state": {}, "pg_config": ranks}
+        return to_json(head | {"pg_status": {"0": status}, "version": "2.10"})
+
+    whole, part = ["0", "default_pg"], ["1", "undefined"]
+    names = ("gloo:all_reduce", "gloo:broadcast", "gloo:barrier")
+    of_gloo = [entry(number, whole, 0, name, "scheduled") for number, name in enumerate(names, 1)]
+    of_nccl = [entry(number, whole, 0, "nccl:all_reduce", "completed") for number in range(1, 5)]
+    of_nccl += [entry(1, part, 1, "nccl:all_gather", "started"), entry(2, part, 1, "nccl:send", "scheduled")]
+    return [dump(of_gloo), dump(of_nccl)]
+
+
+def table() -> bytes:
+    """Return durations of another tool, as a table of two runs."""
+    chance = random.Random(0)
+    lines = [",".join((*COLUMNS, "end"))]
+    for run in ("monday", "tuesday"):
+        for number in range(60):
+            lines += [f"{run},data,{rank},{number},{chance.lognormvariate(-3, 0.3):.6f},ok" for rank in range(2)]
+        lines.append(f"{run},data,1,60,30.0,cut")
+    return "\n".join([*lines, ""]).encode()
 
 
 def run_folder(folder: Path, is_launched: bool) -> Path:

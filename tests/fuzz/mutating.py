@@ -19,6 +19,7 @@ STRINGS = (
 )  # fmt: skip
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_CONTAINER = re.compile(rb"\[[^][{}]*\]|\{[^][{}]*\}")  # an object or a list without another one in it
 _MEMBER = re.compile(rb'"[^"]*":(?:"[^"]*"|-?[\d.]+|null|true|false),?')
 
 
@@ -73,6 +74,10 @@ def _number(data: bytes, chance: random.Random, others: Sequence[bytes]) -> byte
 
 def _string(data: bytes, chance: random.Random, others: Sequence[bytes]) -> bytes:
     return _put(data, list(_STRING.finditer(data)), lambda: b'"' + chance.choice(STRINGS) + b'"', chance)
+
+
+def _container(data: bytes, chance: random.Random, others: Sequence[bytes]) -> bytes:
+    return _put(data, list(_CONTAINER.finditer(data)), lambda: chance.choice(NUMBERS), chance)
 
 
 def _grow(data: bytes, chance: random.Random, others: Sequence[bytes]) -> bytes:
@@ -151,7 +156,7 @@ def _put(data: bytes, places: Sequence[re.Match[bytes]], new: Callable[[], bytes
 
 DAMAGES = (
     _flip, _byte, _truncate, _behead, _insert, _splice, _repeat, _number, _number, _number, _string, _string,
-    _swap_strings, _drop_member, _grow, _twice, _nest, _lines, _header, _noise,
+    _container, _swap_strings, _drop_member, _grow, _twice, _nest, _lines, _header, _noise,
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from tests.fuzz.targets import Target
+from tests.fuzz.target import Target
 
 LIMIT = 30.0  # seconds that one input may take, on a busy machine
 MEMORY = 8 << 30  # bytes of address space: a size that somebody else chose must not fill the machine
@@ -28,10 +28,11 @@ class TooSlowError(BaseException):
 
 @dataclass
 class Outcome:
-    """What came of it. failed: inputs; failures: target, seed of the input, and what was raised, one for each place
-    in the code."""
+    """What came of it. refused: inputs that raised what their target may raise. failed: inputs; failures: target, seed
+    of the input, and what was raised, one for each place in the code."""
 
     inputs: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     failed: int = 0
     failures: list[tuple[str, str, str]] = field(default_factory=list)
@@ -47,7 +48,8 @@ def feed(
         for number, target in enumerate(itertools.islice(_drawn(targets, seed), inputs)):
             own = f"{seed}.{number}"
             at = time.perf_counter()
-            error = _failure(target, own)
+            error, is_refused = _fed(target, own)
+            outcome.refused[target.name] += is_refused
             outcome.inputs[target.name] += 1
             outcome.seconds[target.name] += time.perf_counter() - at  # type: ignore[assignment]
             if error:
@@ -67,6 +69,7 @@ def merged(outcomes: Iterable[Outcome]) -> Outcome:
     total = Outcome()
     for outcome in outcomes:
         total.inputs += outcome.inputs
+        total.refused += outcome.refused
         total.seconds += outcome.seconds
         total.failed += outcome.failed
         total.failures += outcome.failures
@@ -75,25 +78,27 @@ def merged(outcomes: Iterable[Outcome]) -> Outcome:
 
 def once(targets: Sequence[Target], name: str, seed: str) -> str:
     """Feed one input again; return what it raised, empty if nothing."""
-    return _failure(next(target for target in targets if target.name == name), seed)
+    return _fed(next(target for target in targets if target.name == name), seed)[0]
 
 
 def _drawn(targets: Sequence[Target], seed: str) -> Iterator[Target]:
+    """Yield each target once, then at random, by weight."""
+    yield from targets
     chance = random.Random(seed)
     weights = list(itertools.accumulate(target.weight for target in targets))
     while True:
         yield from chance.choices(targets, cum_weights=weights, k=1000)
 
 
-def _failure(target: Target, seed: str) -> str:
+def _fed(target: Target, seed: str) -> tuple[str, bool]:
+    """Feed one input. Return what it raised beyond the contract, empty if nothing, and whether it was refused."""
     try:
         with _bounded_time():
-            target.run(seed)
+            return "", not target.run(seed)
     except TooSlowError:
-        return f"took longer than {LIMIT:g} s\n{traceback.format_exc()}"
+        return f"took longer than {LIMIT:g} s\n{traceback.format_exc()}", False
     except Exception:
-        return traceback.format_exc()
-    return ""
+        return traceback.format_exc(), False
 
 
 def _place(error: str) -> str:

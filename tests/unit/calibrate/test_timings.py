@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from resilience.calibrate import timings
 from resilience.calibrate.limits import Target, backtest, calibrate
 from resilience.calibrate.observed import pool_of
 from resilience.calibration.limits_file import Deadline, SeenInJob, Timeouts, in_force, of_rank, staleness
+from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start
 from resilience.facts.limits import Limits
@@ -277,6 +279,23 @@ def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
     assert any("given twice" in note for note in given.notes)
     other = record(tmp_path / "c" / "job", [("cold", steps(300, 3))], launch="two")
     assert len(timings.read([first, other]).runs) == 2
+
+
+def test_period_whose_median_is_lost_says_nothing_about_the_drift(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", [("cold", steps(3000, 1))])
+    (file,) = folder.glob("timings/*.hist")
+    file.write_text(file.read_text().replace('"median"', '"lost"', 1))
+    (run,) = timings.read([folder]).runs
+    assert math.isfinite(run.deadlines["train"].drift)
+
+
+@pytest.mark.parametrize("seconds", ["0.0", "-1.0"])
+def test_file_without_an_observed_time_is_refused_by_its_name(tmp_path: Path, seconds: str) -> None:
+    folder = record(tmp_path / "run", [("cold", steps(300, 1))])
+    (file,) = folder.glob("timings/*.hist")
+    file.write_text(re.sub(r'"seconds":[0-9.]+', f'"seconds":{seconds}', file.read_text()))
+    with pytest.raises(ConfigurationError, match=f"{file}: damaged"):
+        limits(folder)
 
 
 def table(path: Path, runs: Sequence[Sequence[float]]) -> Path:

@@ -295,6 +295,7 @@ def test_run_is_named_by_its_job_as_for_the_other_commands(
         ("run,section,rank,i,seconds\n0,step,0,0,1\n0,step,0,1,NaN\n", "t.csv:3: seconds is 'NaN'"),
         ("run,section,rank,i,seconds\n0,step,0,0,inf\n", "t.csv:2: seconds is 'inf'"),
         ("run,section,rank,i,seconds\n0,step,0,nan,1\n", "t.csv:2: i is 'nan'"),
+        (f"run,section,rank,i,seconds\n0,step,0,{'9' * 5000},1\n", "t.csv:2: i is '9999"),
         ("\ufeffrun,section,rank,i,seconds\n0,step,0,0,1\n", "t.csv:1: starts with a byte order mark"),
         ("run,section,rank,i,seconds\n0,step,0,0,1\n0,,0,1,1\n", "t.csv:3: the section name is empty"),
         ("run,section,rank,i,seconds\n0,  ,0,0,1\n", "t.csv:2: the section name is empty"),

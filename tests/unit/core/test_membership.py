@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from resilience.core import membership
 from resilience.core.membership import (
@@ -165,3 +166,12 @@ def test_every_formation_is_whole_and_nobody_is_forgotten(log: list[list[Entry]]
         assert (made.cycle, made.entries) == (last.cycle + 1, last.entries + len(entries))
         assert membership.decode_formation(membership.encode(made)) == made
         last = made
+
+
+def test_change_without_one_of_its_seats_is_read_as_a_whole() -> None:
+    last = formed("a", "b")
+    change = membership.difference(last, formed("a", "b", "c", cycle=1))
+    (added,) = change.seats or ()
+    assert membership.changed(last, replace(change, size=3, seats=(added,))) is not None
+    assert membership.changed(last, replace(change, size=4, seats=(added,))) is None
+    assert membership.changed(last, replace(change, size=2**63, seats=())) is None

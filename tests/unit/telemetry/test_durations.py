@@ -12,6 +12,8 @@ from resilience.errors import DecodeError
 from resilience.system.background import WRITER
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.durations import Header, Recorder, Started, Value
+from resilience.telemetry.timings import Histogram, Timings
+from tests.support import rank_timings
 
 HEADER = Header(run="job", node="host", rank=3, world_size=4)
 
@@ -66,6 +68,25 @@ def test_files_stay_below_a_megabyte_however_long_the_run(tmp_path: Path) -> Non
     state = durations.read_histograms(tmp_path / "timings" / "host-3.hist")
     assert all(len(series.periods) <= durations.PERIODS for series in state.deadlines.values())
     assert sum(series.total.count for series in state.deadlines.values()) == 200_000
+
+
+def test_file_with_a_count_that_no_rank_reaches_is_refused(tmp_path: Path) -> None:
+    path = rank_timings.write(tmp_path, "host", 0, Timings({"data": Histogram({5: 2**63}, 2**63, 1.0, 1.0)}))
+    with pytest.raises(DecodeError):
+        durations.read_histograms(path)
+    path = rank_timings.write(tmp_path, "host", 0, Timings({"data": Histogram({5: 10**9}, 10**9, 1.0, 1.0)}))
+    assert durations.read_histograms(path).deadlines["data"].total.count == 10**9
+
+
+def test_value_that_no_occurrence_reaches_is_refused_with_its_line(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, HEADER, at=0.0)
+    recorder.started("cold", 0.0)
+    recorder.add("step", 0.5, 1.0)
+    recorder.close(2.0)
+    path = tmp_path / "timings" / "host-3.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"s":0.5', b'"s":1e308'))
+    with pytest.raises(DecodeError, match="line 3: "):
+        single_durations.read_lines(path)
 
 
 def test_calls_are_counted_anew_after_a_start(tmp_path: Path) -> None:

@@ -94,6 +94,16 @@ def test_entries_over_http_say_so(run: Path) -> None:
     assert entry["labels"]["job_id"] == "job"
 
 
+@pytest.mark.parametrize(
+    "entry", ['[{"targets": ["n1:9400"], "labels": null}]', '[{"targets": 1, "labels": []}]', '[{"labels": {"a": 1}}]']
+)
+def test_entry_that_is_not_ours_hides_no_other_one(entry: str, run: Path) -> None:
+    announce(run, "n0")
+    (run.parent / FOLDER / "job@@n1.json").write_text(entry)
+    (ours,) = json.loads(announced(run))
+    assert ours["targets"] == ["n0:9400"]
+
+
 def test_folder_that_cannot_be_written_is_told(run: Path) -> None:
     (run.parent / FOLDER).write_text("no folder")
     assert not Targets(run, "n0").announce("n0:9400")
