@@ -42,10 +42,11 @@ def reduced(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def simulate(seeds: Sequence[int], fewest: int, most: int) -> int:
-    """Run the schedules of all seeds; returns how many broke an invariant."""
+def simulate(seeds: Sequence[int], fewest: int, most: int, most_failures: int) -> int:
+    """Run the schedules of all seeds, or until so many have failed; returns how many broke an invariant."""
     began = time.monotonic()
-    number = failures = 0
+    number = 0
+    broken: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     iterations: Counter[int] = Counter()
     steps = waited = 0
@@ -56,9 +57,9 @@ def simulate(seeds: Sequence[int], fewest: int, most: int) -> int:
         try:
             report = Cluster(schedule).run()
         except InternalError as error:
-            failures += 1
+            broken[str(error).partition(":")[0]] += 1
             show_failure(schedule, error, fewest, most)
-            if failures == MOST_FAILURES:
+            if broken.total() == most_failures:
                 break
             continue
         ends.update(report.ends)
@@ -71,8 +72,10 @@ def simulate(seeds: Sequence[int], fewest: int, most: int) -> int:
     print(f"{steps:,} steps, {seconds / 3600:,.0f} virtual hours")
     print("iterations begun:", ", ".join(f"{count:,} x {size}" for size, count in sorted(iterations.items())))
     print("ranks ended:", ", ".join(f"{count:,} {end}" for end, count in ends.most_common()))
-    print(f"{waited:,} with waits that reached their limit, each explained; {failures} broke an invariant")
-    return failures
+    print(f"{waited:,} with waits that reached their limit, each explained; {broken.total()} broke an invariant")
+    for invariant, count in broken.most_common():
+        print(f"{count:>8,} {invariant}")
+    return broken.total()
 
 
 def show_failure(schedule: Schedule, error: InternalError, fewest: int, most: int) -> None:
@@ -112,6 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one's seed (default: %(default)s)")
     parser.add_argument("--ranks", default="3-8", help="fewest and most ranks (default: %(default)s)")
     parser.add_argument("--trace", action="store_true", help="run only the first and print each step")
+    parser.add_argument(
+        "--failures", type=int, default=MOST_FAILURES, help="stop after so many failures (default: %(default)s)"
+    )
     parser.add_argument("--large", type=int, metavar="RANKS", help="one restart of so many ranks instead")
     options = parser.parse_args(arguments)
     fewest, _, most = options.ranks.partition("-")
@@ -121,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.trace:
         return trace(draw(options.seed, int(fewest), int(most or fewest)))
     seeds = range(options.seed, options.seed + options.schedules)
-    return 1 if simulate(seeds, int(fewest), int(most or fewest)) else 0
+    return 1 if simulate(seeds, int(fewest), int(most or fewest), options.failures) else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What is alive when a wrapped function is entered again?  Jobs that build models whose objects refer to each other.
 
 Nothing but a garbage collection frees such a model: a trainer that refers to its model and back, a module of FSDP2.
-Each job answers, by iteration, how many models of earlier iterations were alive at the entry, and the descriptors
-and threads of the process at that moment."""
+Each job answers, by iteration, how many models of earlier iterations were alive at the entry, and the descriptors,
+threads and anonymous memory of the process at that moment. Only the restart itself has collected garbage: a collection
+here would hide what that left."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
-from tests.support import threads
+from tests.support import memory, threads
 
 ELEMENTS_PER_MIB = 1 << 18  # of float32
+WIDTH = 512  # a model with its gradients and optimizer state takes 2 MiB on each of two ranks
 BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
 SETTLE_LIMIT = 2.0  # seconds
 KEPT = 10_000
@@ -44,7 +46,7 @@ class Trainer:
 
 def _entry(models: list[weakref.ref[Any]], entries: list[Entry]) -> Entry:
     """What is alive now, and how many descriptors and threads there are once what is just closing has closed: not more
-    than at the entry before, or what there is after SETTLE_LIMIT."""
+    than at the entry before, or what there is after SETTLE_LIMIT. Then the anonymous memory, in KiB."""
     process = psutil.Process()
     alive = sum(model() is not None for model in models)
     deadline = time.monotonic() + SETTLE_LIMIT
@@ -52,7 +54,7 @@ def _entry(models: list[weakref.ref[Any]], entries: list[Entry]) -> Entry:
         now = {"descriptors": process.num_fds(), "threads": threads.count()}
         is_settled = bool(entries) and all(value <= entries[-1][name] for name, value in now.items())
         if len(entries) < MADE_ONCE or is_settled or time.monotonic() >= deadline:
-            return now | {"alive": alive}
+            return now | {"alive": alive, "anonymous_kib": memory.anonymous_kib()}
         time.sleep(0.01)
 
 
@@ -90,6 +92,7 @@ def restart_with_a_cyclic_model(restarts: int, mib: int) -> dict[str, Any]:
             dist.all_reduce(torch.ones(1))
 
     gc.disable()  # what is collected by chance proves nothing
+    memory.give_large_blocks_back()
     function()
     return {"entries": entries, "steady_bytes": steady[0], "peak_bytes": _peak_bytes()}
 
@@ -132,13 +135,13 @@ def restart_with_fsdp2(restarts: int) -> list[Entry]:
         entries.append(_entry(models, entries))
         dist.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+        model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 8))
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         models.append(weakref.ref(model))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        model(torch.ones(4, 64)).sum().backward()
+        model(torch.ones(4, WIDTH)).sum().backward()
         optimizer.step()
         if call.iteration < restarts:
             if call.iteration % dist.get_world_size() == dist.get_rank():
@@ -147,6 +150,7 @@ def restart_with_fsdp2(restarts: int) -> list[Entry]:
         return entries
 
     gc.disable()
+    memory.give_large_blocks_back()
     return function()
 
 

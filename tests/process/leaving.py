@@ -160,8 +160,8 @@ class WithoutLeaver(RankAssignment):
 
 
 def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
-    """Rank 0 answers how many calls it has completed, rank 1 how many points there were and what it got out. Both
-    answer how long the longest call with a leave took, in seconds."""
+    """Each rank answers how many points there were, what it got out of each call, and how long each call took in which
+    rank 1 was interrupted on its way out, in seconds."""
     global _wire, _kind
     _kind = "none"
     _wire = Tripwire(what, 0)
@@ -192,7 +192,7 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
 
     _points = 0
     got: list[str] = []
-    durations = [0.0]
+    durations: list[float] = []
 
     def call_once(leaves: bool, at: int) -> int:
         global _wire, _kind
@@ -206,7 +206,7 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
             got.append(type(error).__name__)
         finally:
             _wire.disarm()
-            if leaves:
+            if at > 0:
                 durations.append(time.monotonic() - began)
         return _wire.count
 
@@ -215,7 +215,7 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
     points = int(Path("points").read_text())
     for at in range(first, points + 1, stride):
         call_once(True, at)
-    return points, got, max(durations)
+    return points, got, durations
 
 
 def _leave(kind: str, call: Any) -> str:

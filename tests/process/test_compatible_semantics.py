@@ -184,6 +184,29 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "test_client_has_the_calls_of_the_compatible_api",
         "test_actions_are_those_of_the_compatible_api",
     ),
+    "`with resilience.section(...)` is open while its block runs, closed also by an exception, and may have a limit": (
+        "test_user_code_reaches_the_page_of_its_call",
+        "test_exception_closes_its_section_as_failed",
+        "test_signs_reach_the_launchers_monitor",
+        "test_hang_past_the_soft_limit_restarts_all_in_process",
+    ),
+    "`resilience.heartbeat()` and `resilience.step(n)` are on record; only a higher step is progress": (
+        "test_user_code_reaches_the_page_of_its_call",
+        "test_first_sign_and_first_step_are_on_record",
+        "test_only_a_rise_of_the_step_is_progress",
+        "test_step_that_does_not_advance_is_found_by_the_step_limit",
+        "test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit",
+    ),
+    "section, heartbeat and step do nothing in a script that nobody watches": (
+        "test_user_code_outside_a_call_reaches_nothing_and_runs_on",
+    ),
+    "resilience.integrations.lightning.FaultToleranceCallback(autoresume, calculate_timeouts) in a Trainer": (
+        "test_exception_closes_the_sections_and_leaves",
+        "test_checkpoint_that_fails_closes_its_section",
+        "test_training_that_the_module_cuts_short_leaves_no_section_open",
+        "test_flag_says_whether_there_is_nothing_left_to_resume",
+        "test_training_resumes_at_the_last_checkpoint_as_if_nothing_had_been",
+    ),
     "settings outside the fixed signatures are variables with one definition each": (
         "test_environment_is_read_in_one_place",
         "test_settings_that_exist_are_valid",

@@ -1,7 +1,7 @@
 """A rank that is interrupted once more on its way out is represented by its monitor; the others always go on.
 
-Nothing here is timed: if nobody represents the rank, the other one waits in a barrier until its limit, ends with
-BarrierTimeout, and the test sees that it has not completed its call."""
+If nobody represents the rank, the other one waits in a barrier until its limit, and ends with BarrierTimeout. So a
+test sees either that it has not completed its call, or that the call took far too long."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 LEAVE = "tests.process.leaving:leave_at_each"
+GOES_ON_WITHIN = 15.0
+"""Seconds for a whole call of the other rank, with its start. The aim is 2 s from the interruption on (docs/faults.md
+has what was measured), but a machine that is busy with other work may stop each of these processes for seconds. A rank
+that nobody represents costs the barrier's limit of 60 s, so the bound distinguishes the two."""
 
 
 def others_go_on(job: Job, limit: float) -> None:
@@ -22,8 +26,10 @@ def others_go_on(job: Job, limit: float) -> None:
     assert others.error == leaver.error == ""
     points, got, _ = leaver.value
     assert points > 0
-    print(f"{points} points; the other rank's longest call took {others.value[2]:.2f} s")
-    assert others.value[1] == ["done"] * len(got)
+    _, other_got, durations = others.value
+    assert other_got == ["done"] * len(got)
+    assert len(durations) == points
+    assert max(durations) <= GOES_ON_WITHIN
 
 
 BY_STORE = [kind for kind in KINDS if kind != "discarded"]  # which all ranks know without a store operation

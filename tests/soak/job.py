@@ -6,7 +6,6 @@ everything is built and nothing changes any more."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from datetime import timedelta
@@ -32,7 +31,7 @@ from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
 from tests.soak.plan import from_json
 from tests.soak.striking import Striker
-from tests.support import threads
+from tests.support import memory, threads
 
 OPTIONS = {  # seconds
     "soft_timeout": 10.0,
@@ -199,14 +198,5 @@ class Training:
             "descriptors": held[0],
             "threads": held[1],
             "processes": len(process.children(recursive=True)),
-            "anonymous_kib": _anonymous_kib(),
+            "anonymous_kib": memory.anonymous_kib(),
         }
-
-
-def _anonymous_kib() -> int:
-    """Return the resident memory of this process that is no file's (pages of libraries come in one by one, for long)
-    and that glibc does not keep free: it keeps up to 16 heaps, each as large as it ever was, and each new thread may
-    take another one."""
-    ctypes.CDLL(None).malloc_trim(0)
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1])
