@@ -252,6 +252,10 @@ class Keys(msgspec.Struct, frozen=True):
         return self._key("unassigned")
 
     @property
+    def discarded(self) -> str:
+        return self._key("discarded")
+
+    @property
     def claim(self) -> str:
         return self._key("claim")
 
@@ -517,41 +521,52 @@ def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
         if seat.rank in terminated:
             return "excluded"
         following: Seat | Unassigned | None = yield Assign(seat, terminated)
+        if following is None:
+            yield from discard(seat, terminated)
         if isinstance(following, Unassigned):
             place = yield from _place_left(seat, terminated, following.initial_world_size, limits.barrier)
             following = None if place is None else (yield Assign(seat, terminated, place))
         if following is None:
             return "discarded"
         seat = following
+        yield Set(seat_key(seat.initial_rank), to_json_text(seat))
+
+
+def discard(seat: Seat, terminated: frozenset[int]) -> Protocol[None]:
+    """Note that a rank gets no seat after this one. Ranks whose assignment failed have to know it."""
+    if seat.rank not in terminated:
+        yield Set(f"{Keys(seat.iteration + 1).discarded}/{seat.initial_rank}", "1")
 
 
 def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int, limit: float) -> Protocol[Seat | None]:
     """Find the place in the next iteration that the others leave to a rank whose assignment failed.
 
-    The others arrive at the start barrier, each at its own place, and wait there for the rest. Once no more places are
-    missing than ranks are unassigned, each of these ranks claims one of them. None if no place is left. This polls: a
-    counter to wait for would cost each rank an operation in each iteration, for an assignment that rarely raises.
+    The others arrive at the start barrier, each at its own place, and wait there for the rest, or note that they get
+    none. Once it is known of each of them, the missing places are those of the unassigned ranks, and each of these
+    claims one. None if no place is left: the assignment would have discarded the rank. This polls: a counter to wait
+    for would cost each rank an operation in each iteration, for an assignment that rarely raises.
     Raises: BarrierTimeout if the others do not arrive within `limit` seconds."""
     keys = Keys(seat.iteration + 1)
     yield Set(f"{keys.unassigned}/{seat.initial_rank}", "1")
     for _ in range(int(limit / LOOK_AGAIN)):
         unassigned = yield from _numbered(keys.unassigned, initial_world_size)
-        if len(unassigned) + len(terminated) >= seat.world_size:
-            return None  # it failed on every rank
+        discarded = yield from _numbered(keys.discarded, initial_world_size)
+        known = unassigned.keys() | discarded.keys()
+        if len(known) + len(terminated) >= seat.world_size:
+            return None  # no rank has a seat
         seats = yield from _published(keys, initial_world_size)
         if seats:
             world = next(iter(seats.values()))
-            arrived = yield from _numbered(f"{keys.start}/0", world.world_size)  # stand-ins publish no seat
-            claims = yield from _numbered(keys.claim, world.world_size)
-            taken = {other.rank for other in seats.values()} | arrived.keys() | claims.keys()
-            missing = [rank for rank in range(world.world_size) if rank not in taken]
-            if len(missing) <= len(unassigned.keys() - set(map(int, claims.values()))):
+            arrived = yield from _numbered(f"{keys.start}/0", world.world_size)
+            known |= seats.keys() | set(map(int, arrived.values()))
+            if len(known) + len(terminated) >= seat.world_size:
+                claims = yield from _numbered(keys.claim, world.world_size)
+                taken = {other.rank for other in seats.values()} | arrived.keys() | claims.keys()
+                missing = [rank for rank in range(world.world_size) if rank not in taken]
                 rank = yield from _claim(keys, seat.initial_rank, claims, missing)
                 if rank is None:
                     return None
-                place = msgspec.structs.replace(world, initial_rank=seat.initial_rank, rank=rank)
-                yield Set(seat_key(seat.initial_rank), to_json_text(place))
-                return place
+                return msgspec.structs.replace(world, initial_rank=seat.initial_rank, rank=rank)
         yield Await(f"{keys.start}/done", LOOK_AGAIN)
     raise BarrierTimeout(
         f"the rank assignment failed on initial rank {seat.initial_rank}, and the other ranks did not arrive at the "

@@ -333,6 +333,7 @@ class Cluster:
                 self.referee.moves_on(rank.truth, ending.terminated)
                 following = self._assigned(rank, rank.seat, ending.terminated)
                 if following is None:
+                    yield from self.protocol.discard(rank.seat, ending.terminated)
                     return invariants.DISCARDED
                 if isinstance(following, Unassigned):
                     return (yield from self._leave(rank, invariants.RAISED))

@@ -247,9 +247,11 @@ class Referee:
         records = self._records(seat.iteration)
         if origin == "own" and (others or not records[0].startswith(f"{seat.initial_rank}:")):
             raise broken("no healthy rank blamed", f"{seat} is blamed, and so are {others} for {records}")
-        # Places given out. The rank that took one may have died before it wrote.
+        # Places given out, or a fault that another rank announced. That rank may have died before it wrote its record.
         places = int(self._data[f"{seat.iteration}/records"])
-        if origin == "consequence" and places == 1 and seat.rank not in world.gave_up:
+        fault = self._data.get(Keys(seat.iteration).fault)
+        has_other = places > 1 or fault not in (None, str(seat.initial_rank))
+        if origin == "consequence" and not has_other and seat.rank not in world.gave_up:
             raise broken("a fault is somebody's", f"{seat} is cleared, and nobody else has a fault")
 
     def answered(self, seat: Seat) -> None:
@@ -313,13 +315,23 @@ class Referee:
             raise broken("one outcome", f"the stand-in of {seat} believes in a completion")
         if result == "excluded" and seat.rank not in parse_frozen(self._data[f"{seat.iteration}/frozen"]):
             raise broken("stand-ins end", f"the stand-in of {seat} left, and the others take it along")
-        if result == DISCARDED and not truth.is_grouped and not self._is_unassigned_everywhere(seat):
+        if result == DISCARDED and not (
+            truth.is_grouped or self._is_unassigned_everywhere(seat) or self._is_replaced(seat)
+        ):
             raise broken("stand-ins end", f"the stand-in of {seat} found no seat")
 
+    def _is_replaced(self, seat: Seat) -> bool:
+        """Return True if the assignment failed on this rank, and another such rank has claimed a place instead."""
+        keys, size = Keys(seat.iteration + 1), len(self.truths)
+        owners = {self._data.get(f"{keys.claim}/{rank}") for rank in range(size)} - {None, str(seat.initial_rank)}
+        return f"{keys.unassigned}/{seat.initial_rank}" in self._data and bool(owners)
+
     def _is_unassigned_everywhere(self, seat: Seat) -> bool:
-        """Return True if the assignment failed on every rank that goes on after this seat's iteration."""
-        unassigned = Keys(seat.iteration + 1).unassigned
-        failed = sum(f"{unassigned}/{truth.seat.initial_rank}" in self._data for truth in self.truths)
+        """Return True if the assignment failed on every rank that it does not discard after this seat's iteration."""
+        keys = Keys(seat.iteration + 1)
+        initial_ranks = [truth.seat.initial_rank for truth in self.truths]
+        failed = sum(f"{keys.unassigned}/{rank}" in self._data for rank in initial_ranks)
+        failed += sum(f"{keys.discarded}/{rank}" in self._data for rank in initial_ranks)
         return failed + len(parse_frozen(self._data[f"{seat.iteration}/frozen"])) >= seat.world_size
 
     # -- what stands in the store -------------------------------------------------------------------

@@ -6,6 +6,7 @@ then steps in, as in `inprocess._runtime.supervision`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ class VirtualMonitors:
     def is_unmonitored(self, rank: Rank) -> None:
         """Note that a rank makes no progress and no monitor will end it."""
         rank.truth.is_unspoken = True
+        self._referee.stalls(rank.truth, self._clock.now, math.inf)  # until it dies or goes on
 
     def is_unspoken(self, rank: Rank) -> None:
         """Note that a dead rank has no stand-in. A neighbour notices after a long enough silence."""
@@ -93,7 +95,9 @@ class VirtualMonitors:
         for command in decision.commands:
             self._cluster.note(f"monitor of {rank}", command)
             self._perform(monitor, rank, command)
-        if decision.wake_at is not None:
+        is_healthy = rank.stalled_since() is None and rank.asks_since is None and rank.interrupted_at is None
+        if decision.wake_at is not None and not (is_healthy and rank.truth.end is None and state.finding is None):
+            # A healthy rank's next trouble brings its monitor here anyway. So a job that waits for ever comes to rest.
             self.look(monitor, max(0.0, decision.wake_at - now))
 
     def _perform(self, monitor: Monitor, rank: Rank, command: watch.Command) -> None:

@@ -283,7 +283,12 @@ class CallWrapper:
         """Assign this rank's place in the next iteration. Raises: RankDiscarded, RestartError."""
         self._session.page.doing(Doing.HOOK, "rank_assignment")
         self._state.store = IterationStore(seat, self._session.hook_store)
-        self._state = assign(self._wrapper, self._state, terminated)
+        try:
+            self._state = assign(self._wrapper, self._state, terminated)
+        except RankDiscarded:
+            self._session.page.doing(Doing.WAITING)
+            self._drive(restart.discard(seat, terminated))
+            raise
         if seat.iteration != ENTRY:
             self._state.advance()
         following = seat_of(self._state, seat.iteration + 1)

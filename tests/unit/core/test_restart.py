@@ -430,7 +430,8 @@ def look_for_a_place(
 
 def take_place(store: MemoryStore, seat: Seat) -> None:
     store.data[restart.seat_key(seat.initial_rank)] = to_json_text(seat)
-    drive(restart.arrive(Keys(seat.iteration).start, seat.rank, seat.world_size), store)
+    start = Keys(seat.iteration).start
+    drive(restart.arrive(start, seat.rank, seat.world_size, str(seat.initial_rank)), store)
 
 
 def test_rank_whose_assignment_failed_takes_the_place_that_is_left_without_a_wait(protocol: ModuleType) -> None:
@@ -439,13 +440,45 @@ def test_rank_whose_assignment_failed_takes_the_place_that_is_left_without_a_wai
     assert look_for_a_place(protocol, store, log=log) == PLACE
     assert not [operation for operation in log if isinstance(operation, Await)]
     assert (store.data["1/unassigned/3"], store.data["1/claim/1"]) == ("1", "3")
-    assert store.data["seat/3"] == to_json_text(PLACE)
+
+
+def test_stand_in_publishes_each_seat_to_which_it_follows(protocol: ModuleType) -> None:
+    """Ranks whose assignment failed learn the next world from it, if no rank that lives has a seat there."""
+    store = MemoryStore()
+    drive(protocol.enter(alone(ENTRY), LIMITS), store)
+    drive(protocol.stand_in(alone(ENTRY), LIMITS, "gone"), store, assign=lambda operation: alone())
+    assert store.data["seat/0"] == to_json_text(alone())
+
+
+def test_place_is_not_taken_from_a_rank_that_is_late_if_the_assignment_discards_some_rank(protocol: ModuleType) -> None:
+    """Initial rank 3 of four has failed; it would have got no seat, like rank 2. Rank 0 is slow, rank 1 has arrived."""
+    seat, store = Seat(3, 3, 4, 4, 0), MemoryStore()
+    take_place(store, Seat(1, 1, 2, 2, 1))
+
+    def look(limit: float) -> Any:
+        return drive(protocol._place_left(seat, frozenset(), 4, limit), store)
+
+    with pytest.raises(BarrierTimeout):
+        look(0.4)
+    drive(protocol.discard(Seat(2, 2, 4, 4, 0), frozenset()), store)
+    with pytest.raises(BarrierTimeout):
+        look(0.4)
+    take_place(store, Seat(0, 0, 2, 2, 1))
+    assert look(0.4) is None
+    assert "1/claim/0" not in store.data
+
+
+def test_rank_that_is_terminated_is_not_discarded_too(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.discard(alone(), frozenset((0,))), store)
+    assert store.data == {}
 
 
 def test_place_is_found_again_when_the_others_have_gone_on(protocol: ModuleType) -> None:
     store = MemoryStore()
     take_place(store, OTHER)
     assert look_for_a_place(protocol, store) == PLACE
+    store.data[restart.seat_key(3)] = to_json_text(PLACE)
     take_place(store, msgspec.structs.replace(OTHER, iteration=2))
     assert look_for_a_place(protocol, store) == PLACE
 
