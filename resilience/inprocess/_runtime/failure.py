@@ -16,6 +16,7 @@ import traceback
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import resilience
 from resilience.core.communication import left_communication
 from resilience.errors import RankShouldRestart
 from resilience.facts import fingerprints
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from resilience.inprocess.state import State
 
 _Group: Any = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_PACKAGE = os.path.join(os.path.dirname(resilience.__file__), "")
 MAX_FRAMES = 60
 MAX_FRAMES_OF_CAUSE = 20  # the innermost ones
 MAX_CAUSES, MAX_NOTES, MAX_NOTE = 5, 5, 500  # causes, notes, characters of one and of a cause's message

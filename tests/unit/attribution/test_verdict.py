@@ -182,7 +182,7 @@ def test_no_decision_of_a_running_job_rests_on_a_verdict() -> None:
     readers = {
         str(path.relative_to(package))
         for layer in ("core", "facts", "calibration", "inprocess", "launcher", "monitor", "system")
-        for path in (package / layer).glob("*.py")
+        for path in (package / layer).rglob("*.py")
         if re.search(r"attribution\.(verdict|incident|incidents|launch_incidents) import", path.read_text())
     }
     assert readers == {"inprocess/_runtime/telling.py", "launcher/telling.py"}

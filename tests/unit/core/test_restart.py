@@ -586,6 +586,13 @@ def test_error_of_a_communication_call_is_the_ranks_own_if_nobody_else_has_a_fau
     assert settled(protocol, end=End.FATAL) == ["own"]
 
 
+def test_error_stays_the_ranks_own_if_a_process_that_stood_in_for_it_announced_its_fault(protocol: ModuleType) -> None:
+    def stand_in(store: MemoryStore) -> None:
+        store.perform(CompareSet(Keys(0).fault, "0"))
+
+    assert settled(protocol, after=stand_in) == ["own"]
+
+
 def test_error_of_a_communication_call_is_nobodys_fault_if_another_rank_has_one(protocol: ModuleType) -> None:
     assert settled(protocol, before=reports(protocol, is_own=True)) == ["consequence"]
     assert settled(protocol, after=reports(protocol, is_own=True)) == ["consequence"]

@@ -27,7 +27,7 @@ JOB = Job("job", created_wall_ns=5, function="train.main", world_size=4, torch_v
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
-    assert JOB.write(folder)
+    assert write_job(JOB, folder)
     return folder
 
 
