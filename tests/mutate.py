@@ -66,9 +66,9 @@ from tests.unit.restart_simulation import test_launcher_simulation
 EQUIVALENT = {
     (
         "_place_left",
-        "swapped: arrived = (yield from _numbered(f'{keys.start}/0', world.world_size)) / "
-        "claims = (yield from _numbered(keys.claim, world.world_size))",
-    ): "a place is claimed only when all ranks that have one have arrived, and then by compare-and-set",
+        "swapped: unassigned = (yield from _numbered(keys.unassigned, initial_world_size)) / "
+        "discarded = (yield from _numbered(keys.discarded, initial_world_size))",
+    ): "a rank is on one of the two lists only, and both only grow",
     (
         "stand_in",
         "swapped: yield from arrive(keys.last_call, seat.rank, seat.world_size) / "

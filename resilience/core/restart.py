@@ -372,7 +372,7 @@ def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
     # A leaving rank waits too: the end of its connections must not come before the others' own cuts.
     all_answered = yield Await(f"{keys.last_call}/done", limits.last_call)
     if result.origin == "communication":
-        yield Settle((yield from _settle(keys, seat, result.report, all_answered)))
+        yield Settle((yield from _settle(keys, result.report, all_answered)))
     if result.end is not End.FATAL:
         result = yield from _recover()
         if result.end is not End.RETURNED:
@@ -452,14 +452,13 @@ def _report_failure(keys: Keys, seat: Seat, result: Result) -> Protocol[str]:
     return (yield from report(keys, result.report, seat.initial_rank if result.origin == "own" else None))
 
 
-def _settle(keys: Keys, seat: Seat, record: str, all_answered: bool) -> Protocol[FaultOrigin]:
+def _settle(keys: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin]:
     """Return the origin of an error out of a communication call, now that the last call is over.
 
-    It is the rank's own only if no other rank has a fault, no rank is missing, and this record arrived first. All ranks
+    It is the rank's own only if no fault is on record, no rank is missing, and this record arrived first. All ranks
     that answered the last call have reported their faults before that, and so have stand-ins of dead ranks."""
     fault, first = yield Read((keys.fault, f"{keys.records}/1"))
-    is_nobody_elses = fault in (None, str(seat.initial_rank))  # its own, if another process has stood in for it
-    return "own" if all_answered and is_nobody_elses and first == record else "consequence"
+    return "own" if all_answered and fault is None and first == record else "consequence"
 
 
 def mark_terminated(keys: Keys, rank: int) -> Protocol[None]:

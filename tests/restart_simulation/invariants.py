@@ -247,11 +247,11 @@ class Referee:
         records = self._records(seat.iteration)
         if origin == "own" and (others or not records[0].startswith(f"{seat.initial_rank}:")):
             raise broken("no healthy rank blamed", f"{seat} is blamed, and so are {others} for {records}")
-        # Places given out, or a fault that another rank announced. That rank may have died before it wrote its record.
+        # Places given out, or a fault that was announced: by another rank, which may have died before it wrote its
+        # record, or by a process that stands in for this one, whose record then blames it.
         places = int(self._data[f"{seat.iteration}/records"])
-        fault = self._data.get(Keys(seat.iteration).fault)
-        has_other = places > 1 or fault not in (None, str(seat.initial_rank))
-        if origin == "consequence" and not has_other and seat.rank not in world.gave_up:
+        is_known = places > 1 or Keys(seat.iteration).fault in self._data
+        if origin == "consequence" and not is_known and seat.rank not in world.gave_up:
             raise broken("a fault is somebody's", f"{seat} is cleared, and nobody else has a fault")
 
     def answered(self, seat: Seat) -> None:

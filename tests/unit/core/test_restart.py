@@ -51,7 +51,7 @@ def drive(
     steps: restart.Protocol[Any],
     store: MemoryStore,
     stages: Callable[[Stage], Result] = lambda stage: RETURNED,
-    assign: Callable[[Assign], Seat | None] = lambda operation: None,
+    assign: Callable[[Assign], Seat | restart.Unassigned | None] = lambda operation: None,
     log: list[Any] | None = None,
 ) -> Any:
     """Run a protocol alone. What it waits for and is not there never comes."""
@@ -414,6 +414,15 @@ def test_rank_that_gets_no_seat_needs_no_stand_in(protocol: ModuleType) -> None:
     store = MemoryStore()
     drive(protocol.enter(alone(ENTRY), LIMITS), store)
     assert drive(protocol.stand_in(alone(ENTRY), LIMITS, "gone"), store, assign=lambda operation: None) == "discarded"
+    assert store.data["0/discarded/0"] == "1"
+
+
+def test_rank_whose_assignment_failed_is_not_noted_as_discarded(protocol: ModuleType) -> None:
+    store = MemoryStore()
+    drive(protocol.enter(alone(ENTRY), LIMITS), store)
+    steps = protocol.stand_in(alone(ENTRY), LIMITS, "gone")
+    assert drive(steps, store, assign=lambda operation: restart.Unassigned(1)) == "discarded"
+    assert "0/discarded/0" not in store.data
 
 
 # Initial rank 3 was rank 2 of three. Rank 0 of these is terminated; initial rank 2 becomes rank 0 of two.
@@ -448,6 +457,7 @@ def test_stand_in_publishes_each_seat_to_which_it_follows(protocol: ModuleType) 
     drive(protocol.enter(alone(ENTRY), LIMITS), store)
     drive(protocol.stand_in(alone(ENTRY), LIMITS, "gone"), store, assign=lambda operation: alone())
     assert store.data["seat/0"] == to_json_text(alone())
+    assert "0/discarded/0" not in store.data
 
 
 def test_place_is_not_taken_from_a_rank_that_is_late_if_the_assignment_discards_some_rank(protocol: ModuleType) -> None:
@@ -469,9 +479,11 @@ def test_place_is_not_taken_from_a_rank_that_is_late_if_the_assignment_discards_
 
 
 def test_rank_that_is_terminated_is_not_discarded_too(protocol: ModuleType) -> None:
-    store = MemoryStore()
-    drive(protocol.discard(alone(), frozenset((0,))), store)
+    seat, store = Seat(3, 1, 4, 4, 0), MemoryStore()  # initial rank 3 is rank 1 now
+    drive(protocol.discard(seat, frozenset((1,))), store)
     assert store.data == {}
+    drive(protocol.discard(seat, frozenset((3,))), store)
+    assert store.data == {"1/discarded/3": "1"}
 
 
 def test_place_is_found_again_when_the_others_have_gone_on(protocol: ModuleType) -> None:
@@ -584,13 +596,6 @@ def reports(protocol: ModuleType, is_own: bool) -> Callable[[MemoryStore], objec
 def test_error_of_a_communication_call_is_the_ranks_own_if_nobody_else_has_a_fault(protocol: ModuleType) -> None:
     assert settled(protocol) == ["own"]
     assert settled(protocol, end=End.FATAL) == ["own"]
-
-
-def test_error_stays_the_ranks_own_if_a_process_that_stood_in_for_it_announced_its_fault(protocol: ModuleType) -> None:
-    def stand_in(store: MemoryStore) -> None:
-        store.perform(CompareSet(Keys(0).fault, "0"))
-
-    assert settled(protocol, after=stand_in) == ["own"]
 
 
 def test_error_of_a_communication_call_is_nobodys_fault_if_another_rank_has_one(protocol: ModuleType) -> None:
