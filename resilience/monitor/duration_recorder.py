@@ -367,6 +367,8 @@ class DurationRecorder:
         return self._recorder.take_unreadable()
 
     def close(self) -> None:
+        """Write everything. A disk that is slow now is waited for: what is not written here is lost."""
+        WRITER.flush()  # else nothing is read or written while it is slow
         self._read_configuration()
         self._recorder.close(time.time())
 

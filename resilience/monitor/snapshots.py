@@ -67,6 +67,6 @@ class Snapshots:
             if not is_last and now - (previous.alive_at or 0.0) < rank_snapshot.alive_every(origin.world_size):
                 return
             snapshot = msgspec.structs.replace(snapshot, written_at=previous.written_at)  # unchanged, but alive
-        if not WRITER.is_stalled:
+        if is_last or not WRITER.is_stalled:
             self._last = snapshot
             WRITER.submit(lambda: rank_snapshot.write(folder, snapshot))

@@ -21,7 +21,7 @@ from resilience.facts import encoding
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import EARLY, HEARTBEAT, Start, section_of
 from resilience.system import files
-from resilience.system.background import READ_LIMIT, WRITER, BackgroundFile
+from resilience.system.background import LAST_STALL, READ_LIMIT, WRITER, BackgroundFile
 from resilience.telemetry import timings
 from resilience.telemetry.timings import LARGEST_BUCKET, Count, Duration, Histogram, Timings, upper_bound
 
@@ -355,7 +355,7 @@ class Recorder:
     def flush(self, at: float) -> bool:
         """Write the histograms if any value was added. Return False if the write is refused, or if a file that another
         monitor has written cannot be read yet."""
-        return self._flush(at, REREAD_LIMIT)
+        return not WRITER.is_stalled and self._flush(at, REREAD_LIMIT)
 
     def _flush(self, at: float, limit: float) -> bool:
         if not self._is_changed and not self._is_outdated:
@@ -367,7 +367,7 @@ class Recorder:
             self._update_median(name, running)
         self._forget_written()
         content, added = encoding.to_json(self._state), self._added
-        self._is_changed = WRITER.is_stalled or not WRITER.submit(lambda: self._replace(content, added))
+        self._is_changed = not WRITER.submit(lambda: self._replace(content, added))
         return not self._is_changed
 
     def _replace(self, content: bytes, added: int) -> None:
@@ -379,10 +379,11 @@ class Recorder:
             self._signature, self._written = files.signature(self._path), added
 
     def close(self, at: float) -> None:
-        self._flush(at, READ_LIMIT)
+        """Write everything. A disk that is slow now is waited for: what is not written here is lost."""
+        self._flush(at, LAST_STALL)
         self._values.close()  # waits for the writer
         if self._is_outdated:
-            self._flush(at, READ_LIMIT)
+            self._flush(at, LAST_STALL)
             WRITER.flush()
         self.dropped += self._values.take_lost()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -10,13 +11,17 @@ import msgspec
 import pytest
 
 from resilience.core.watch import Doing, Finding
-from resilience.facts.identity import Origin
+from resilience.facts.configuration import Configuration
+from resilience.facts.identity import Job, Origin
 from resilience.facts.limits import Learned
 from resilience.facts.phases import Phases
 from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.page import Closed, MonitorSide, OpenEntry, Page, PageView
+from resilience.system import background
+from resilience.system.background import WRITER
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.durations import Started, Value
+from resilience.telemetry.recording import write_job
 
 ORIGIN = Origin("job", "n", "monitor", 1, initial_rank=0, rank=0, world_size=1)
 VIEW = MonitorSide(Page.create()).read()
@@ -299,6 +304,24 @@ def test_positions_without_a_phase_are_believed_if_the_steps_begin_at_the_beginn
     keeper.close()
     recorded = durations.read_histograms(tmp_path / "timings" / "n-0.hist").first_step
     assert recorded == (4999 if 5000 in numbers else next(iter(numbers), None))
+
+
+def test_last_durations_wait_for_a_disk_that_is_slow_now(
+    keeper: DurationRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_job(Job("job", configuration=Configuration(script="train.py")), tmp_path)
+    keeper.take([section("data", 1.0, 0.5)], [])
+    goes_on = threading.Event()
+    with monkeypatch.context() as slow:
+        slow.setattr(background, "STALL", 0.01)
+        assert WRITER.submit(lambda: goes_on.wait(60.0))
+        while not WRITER.is_stalled:
+            time.sleep(0.01)
+        threading.Timer(0.2, goes_on.set).start()
+        keeper.close()
+    recorded = durations.read_histograms(tmp_path / "timings" / "n-0.hist")
+    assert recorded.deadlines["data"].total.count == 1
+    assert recorded.header.configuration.script == "train.py"
 
 
 def test_occurrence_near_the_limit_outside_phases_makes_it_stale(keeper: DurationRecorder) -> None:
