@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 StartMethod = Literal["forked", "executed"]
+KERNELS_OWN = "iou-"  # begins the names of its threads
 LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; a monitor that hosts a store may run for longer
 
 _leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
@@ -213,9 +214,13 @@ def why_not_fork() -> str:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return "CUDA is initialised"
-    # OpenBLAS's pool survives a fork and carries the process's own name; others name their threads.
-    process_name = _comm_of("self")
-    native = sorted({_comm_of(f"self/task/{task}") for task in os.listdir("/proc/self/task")} - {process_name})
+    # OpenBLAS's pool survives a fork and carries the process's own name; others name their threads. From 3.14 on Python
+    # names its own, which are known by now. The kernel's workers for an io_uring hold no lock of this process.
+    known = {str(thread.native_id) for thread in threading.enumerate()}
+    tasks = [task for task in os.listdir("/proc/self/task") if task not in known]
+    ended = ""  # since it was listed
+    others = {_comm_of(f"self/task/{task}") for task in tasks} - {_comm_of("self"), ended}
+    native = sorted(name for name in others if not name.startswith(KERNELS_OWN))
     return f"the process has native threads: {', '.join(native[:3])}" if native else ""
 
 
