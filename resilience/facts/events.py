@@ -678,7 +678,7 @@ class OutputLost(Event, frozen=True, tag="output.lost"):
 
 class DrainLost(Event, frozen=True, tag="drain.lost"):
     """The process that reads workers' output is gone, and another process replaces it. Output that it had read but not
-    written is lost."""
+    passed on is lost; `output.lost` counts it."""
 
     level: ClassVar[Level] = "error"
     drain_pid: int

@@ -13,6 +13,7 @@ import pytest
 
 from resilience.facts import events
 from resilience.launcher.launch import pass_on_output
+from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.destinations import DrainProcess
 from resilience.launcher.output.drain import Drain
 from resilience.launcher.output.streams import OpenStream, encode
@@ -105,7 +106,7 @@ def test_drain_process_that_gets_a_stream_without_its_descriptor_writes_what_it_
     os.write(writing, b"before\n")
     (tmp_path / "listener").mkdir()
     listener = listen(tmp_path / "listener" / "drain")
-    drain = Drain(drains, listener)
+    drain = Drain(drains, listener, ByteCounts.create())
     agents.send(encode(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0)), [reading])
     agents.send(encode(OpenStream(2, "rank 0's stderr", os.fsencode(tmp_path / "0.err"), 0, 0)))
     runs = threading.Thread(target=lambda: outcome.append(drain.run()), daemon=True)
@@ -140,6 +141,35 @@ def test_losses_of_a_replaced_drain_process_stay_in_the_sum(tmp_path: Path) -> N
         drain.close()
     assert (lost[0].count, lost[-1].count) == (50 * len(OUTPUT), 51 * len(OUTPUT))
     assert sentence.startswith("4,080 bytes of workers' output could not be kept")
+
+
+@pytest.mark.parametrize("goes_on_with", [b"", OUTPUT])
+def test_output_that_a_killed_drain_process_had_not_written_is_counted_and_its_place_marked(
+    tmp_path: Path, goes_on_with: bytes
+) -> None:
+    path = tmp_path / "0.out"
+    os.mkfifo(path)  # without a reader, whoever opens it to write waits, as for a disk that does not answer
+    drain, lost = DrainProcess(0), list[events.OutputLost]()
+    drain.report_to(lambda event: lost.append(event) if isinstance(event, events.OutputLost) else None)
+    try:
+        stream = drain.open("rank 0's stdout", str(path), 0)
+        os.write(stream, OUTPUT * 50)
+        while drain._counts.of(1).read < 50 * len(OUTPUT):
+            drain.hear()
+        os.kill(drain.pid, signal.SIGKILL)
+        reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        os.write(stream, goes_on_with)
+        os.close(stream)
+        assert drain.finish(lambda: False, 60.0)
+        (sentence,) = drain.losses()
+        content = os.read(reading, 1 << 16)
+        os.close(reading)
+    finally:
+        drain.close()
+    why = "the process that reads workers' output was lost: SIGKILL"
+    assert [(event.place, event.count, event.why) for event in lost] == [("file", 50 * len(OUTPUT), why)]
+    assert sentence.startswith(f"4,000 bytes of workers' output could not be kept ({why}); missing in ")
+    assert content == f"[resilience run: 4,000 bytes are missing here: {why}]\n".encode() + goes_on_with
 
 
 @pytest.mark.parametrize(("to", "is_shown"), [(0, False), (1, True)])

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from resilience.launcher.output import output_files
+from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.drain import Drain
 from resilience.launcher.output.drained_stream import Stream
 from resilience.launcher.output.output_files import Keeper
@@ -72,7 +73,7 @@ def said_at_the_end(folder: Path, disk: Disk, written: bytes) -> list[object]:
     (folder / "listener").mkdir()
     said: list[object] = []
     with listen(folder / "listener" / "drain") as listener:
-        drain = Drain(drains, listener)
+        drain = Drain(drains, listener, ByteCounts.create())
         agents.send(encode(OpenStream(1, "rank 0's stdout", os.fsencode(disk.path), 0, 0)), [reading])
         agents.send(encode(FinishStreams()))
         loop = threading.Thread(target=drain.run, daemon=True)
@@ -90,7 +91,7 @@ def said_at_the_end(folder: Path, disk: Disk, written: bytes) -> list[object]:
 
 
 def stream_of(disk: Disk) -> Stream:
-    return Stream(OpenStream(1, "rank 0's stdout", os.fsencode(disk.path), 0, 0), -1)
+    return Stream(OpenStream(1, "rank 0's stdout", os.fsencode(disk.path), 0, 0), -1, ByteCounts.create())
 
 
 def fill(keeper: Keeper, stream: Stream) -> int:
@@ -177,7 +178,7 @@ def test_output_has_times_after_the_clock_was_set_back(tmp_path: Path, monkeypat
     clock = SimpleNamespace(time_ns=iter(times).__next__, monotonic=time.monotonic)
     monkeypatch.setattr(output_files, "time", clock)
     keeper = Keeper(lambda lost: None)
-    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0), -1)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0), -1, ByteCounts.create())
     keeper.open(stream)
     for _ in times:
         keeper.take(stream, b"line\n", is_stalled=False)
@@ -211,7 +212,7 @@ def test_file_server_that_fails_as_a_file_is_closed_costs_no_later_output(
 
     told: list[StreamLost] = []
     keeper = Keeper(told.append)
-    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 1, 0), -1)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 1, 0), -1, ByteCounts.create())
     keeper.open(stream)
     keeper.take(stream, b"before its rotation\n", is_stalled=False)
     await_all(keeper)

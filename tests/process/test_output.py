@@ -23,6 +23,7 @@ import pytest
 
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
+from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.drain import Drain
 from resilience.launcher.output.drained_stream import Stream
 from resilience.launcher.output.output_files import Keeper
@@ -130,7 +131,7 @@ def test_file_says_what_is_missing_once_there_is_room_again(launch: Launch, smal
 def test_loss_is_told_again_when_there_is_room_for_a_record_of_it(small: Path) -> None:
     told: queue.SimpleQueue[StreamLost] = queue.SimpleQueue()
     keeper = Keeper(told.put)
-    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(small / "0.out"), 0, 0), -1)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(small / "0.out"), 0, 0), -1, ByteCounts.create())
     keeper.open(stream)
     disks.fill(small)
     keeper.take(stream, b"." * 1000, is_stalled=False)
@@ -153,7 +154,7 @@ def test_file_that_was_deleted_before_its_rotation_costs_no_later_output(
 ) -> None:
     told: queue.SimpleQueue[StreamLost] = queue.SimpleQueue()
     keeper = Keeper(told.put)
-    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 100, 0), -1)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 100, 0), -1, ByteCounts.create())
     keeper.open(stream)
 
     def take(data: bytes) -> None:
@@ -259,7 +260,7 @@ class LateWriter(Drain):
 def test_drain_process_says_that_all_is_passed_on_before_it_ends(tmp_path: Path) -> None:
     ours, theirs = pair()
     with listen(tmp_path / "drain") as listener:
-        process = LateWriter(theirs, listener)
+        process = LateWriter(theirs, listener, ByteCounts.create())
         ours.send(encode(FinishStreams()))
         process.run()
         said = ours.receive(0.0)
@@ -267,6 +268,32 @@ def test_drain_process_says_that_all_is_passed_on_before_it_ends(tmp_path: Path)
     assert decode_for_agent(said) == Finished()
     ours.close()
     theirs.close()
+
+
+def test_output_that_a_killed_drain_process_had_not_shown_is_counted(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    script = WRITE + "write(5)\n(here / 'written').touch()\nwhile not (here / 'go').exists(): time.sleep(0.01)"
+    with run(tmp_path, script, writing) as child:
+        os.close(writing)
+        files_of = tmp_path / "runs" / "job" / "output" / "0" / "0.out"
+        await_true(lambda: (tmp_path / "written").exists() and files_of.stat().st_size == 5 * PER_MB)
+        (drain,) = [
+            each
+            for each in psutil.Process(child.pid).children(recursive=True)
+            if "output.drain" in " ".join(each.cmdline())
+        ]
+        drain.kill()
+        await_true(lambda: of(tmp_path / "runs" / "job", events.DrainLost) != [])
+        (tmp_path / "go").touch()
+        assert child.wait(60) == 0
+    os.set_blocking(reading, False)
+    arrived = len(os.read(reading, 1 << 20))
+    os.close(reading)
+    said = (tmp_path / "stderr").read_text()
+    found = re.search(r"([\d,]+) bytes of workers' output are not shown here \(.* was lost: SIGKILL\); see (\S+)", said)
+    assert found is not None, said
+    assert int(found[1].replace(",", "")) + arrived == 5 * PER_MB
+    assert Path(found[2]).stat().st_size == 5 * PER_MB
 
 
 def test_stopped_drain_process_is_continued_and_loses_nothing(launch: Launch) -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from resilience.launcher.output import terminal_copy
+from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.drained_stream import Stream
 from resilience.launcher.output.streams import OpenStream, StreamLost
 from resilience.launcher.output.terminal_copy import Shower
@@ -20,7 +21,9 @@ def test_loss_at_the_terminal_has_the_error_of_the_write() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     shower = Shower(writing, told.append)
-    shower.take(Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1), b"nobody reads this\n")
+    shower.take(
+        Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1, ByteCounts.create()), b"nobody reads this\n"
+    )
     deadline = time.monotonic() + 60.0
     while not shower.is_stuck(0.0):  # the first attempt to write has not failed yet
         assert time.monotonic() < deadline
@@ -44,7 +47,7 @@ def test_output_after_the_end_of_the_job_is_shown_once_the_reader_reads_again(
     monkeypatch.setattr(terminal_copy, "ROOM", 4096)
     reading, writing = full_pipe()
     shower = Shower(writing, lambda lost: None)
-    stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1)
+    stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1, ByteCounts.create())
     for _ in range(2):
         shower.take(stream, b"x" * 4095 + b"\n")
     shower.settle()
@@ -62,7 +65,7 @@ def test_short_lines_that_wait_for_the_reader_take_no_more_memory_than_long_ones
     monkeypatch.setattr(terminal_copy, "ROOM", MIB)
     reading, writing = full_pipe()
     shower = Shower(writing, lambda lost: None)
-    stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1)
+    stream = Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1, ByteCounts.create())
     with counted_memory() as used:
         for number in range(MIB // 40):
             shower.take(stream, b"%040d" % number)

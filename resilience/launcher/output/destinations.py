@@ -20,6 +20,7 @@ import time
 import tty
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
@@ -27,6 +28,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from resilience.errors import DecodeError
 from resilience.facts import events
 from resilience.facts.identity import safe_name
+from resilience.launcher.output.byte_counts import SLOTS, ByteCounts
 from resilience.launcher.output.streams import (
     Finished,
     FinishStreams,
@@ -141,6 +143,7 @@ class DrainProcess:
         self._folder = Path(private.make(longest=90))
         self._listener = listen(self._folder / "drain")
         self._open: dict[int, tuple[OpenStream, int]] = {}  # by number, with the reading end
+        self._ended: dict[int, OpenStream] = {}  # by number: the present process may not have passed on the rest of it
         self._number = 0
         self._losses = 0
         self._lost = _LostOutput()
@@ -192,12 +195,12 @@ class DrainProcess:
                     self._maintain()
                     return False
                 case StreamClosed(number):
-                    _, reading = self._open.pop(number, (None, -1))
-                    close_all([reading] if reading >= 0 else [])
+                    if number in self._open:
+                        stream, reading = self._open.pop(number)
+                        os.close(reading)
+                        self._note_ended(stream)
                 case StreamLost():
-                    lost = self._lost.add(message)
-                    path = os.fsdecode(lost.path)
-                    self._emit(events.OutputLost(lost.place, path, lost.count, lost.why, lost.is_shown))
+                    self._note_lost(message)
                 case Reading():
                     self._asked_at = None
                 case Finished():
@@ -269,7 +272,8 @@ class DrainProcess:
     def _start(self) -> None:
         """Start a drain process and give it the open streams. Raises: OSError."""
         self._line, peer_line = pair()
-        fds = (peer_line.fileno(), self._listener.fileno())
+        self._counts = ByteCounts.create()
+        fds = (peer_line.fileno(), self._listener.fileno(), self._counts.fd)
         try:
             with job_signals_blocked():
                 self._process = subprocess.Popen(
@@ -281,6 +285,7 @@ class DrainProcess:
                     start_new_session=True,
                 )
         finally:
+            self._counts.close()
             peer_line.close()
         self._started_at = time.monotonic()
         self._asked_at = None
@@ -306,11 +311,52 @@ class DrainProcess:
             code = 0
         self._line.close()
         self._process = None
+        ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        reason = reason or ending
+        self._count_unpassed(f"the process that reads workers' output was lost: {reason}")
         self._lost.count_from_zero()
         self._losses = 1 if time.monotonic() - self._started_at > STEADY else self._losses + 1
         self._start_at = time.monotonic() + DELAYS[min(self._losses, len(DELAYS)) - 1]
-        ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        self._emit(events.DrainLost(pid, reason or ending))
+        self._emit(events.DrainLost(pid, reason))
+
+    def _note_ended(self, stream: OpenStream) -> None:
+        """Remember an ended stream until the process has passed on all of it."""
+        self._ended[stream.number] = stream
+        for number, ended in list(self._ended.items()):
+            counts = self._counts.of(number)
+            is_passed_on = counts.kept == counts.read and (not ended.to or counts.shown == counts.read)
+            if is_passed_on or number <= self._number - SLOTS:
+                del self._ended[number]
+
+    def _count_unpassed(self, why: str) -> None:
+        """Count what the lost process had read of each stream and not passed on; the next one marks the place."""
+        for stream in (*self._ended.values(), *(stream for stream, _ in self._open.values())):
+            counts = self._counts.of(stream.number)
+            kept = self._count_missing(stream, "file", counts.read - counts.kept, why)
+            if stream.to:
+                self._count_missing(stream, "terminal", counts.read - counts.shown, why)
+            if stream.number in self._open:
+                unmarked = kept if counts.kept else kept + stream.missing
+                _, reading = self._open[stream.number]
+                stream = msgspec.structs.replace(stream, missing=unmarked, why_missing=why)
+                self._open[stream.number] = stream, reading
+        self._ended.clear()
+
+    def _count_missing(self, stream: OpenStream, place: Literal["file", "terminal"], missing: int, why: str) -> int:
+        """Note that so many bytes of a stream are missing, some of which may be reported. Return the number of those
+        that are not."""
+        reported = self._lost.reported(place, stream.path)
+        unreported = missing - (0 if reported is None else reported.count)
+        if unreported <= 0:
+            return 0
+        unsaid = 0 if place == "file" else unreported + (0 if reported is None else reported.unsaid)
+        self._note_lost(StreamLost(stream.name, stream.path, place, missing, why, unsaid, stream.to != 0))
+        return unreported
+
+    def _note_lost(self, message: StreamLost) -> None:
+        lost = self._lost.add(message)
+        path = os.fsdecode(lost.path)
+        self._emit(events.OutputLost(lost.place, path, lost.count, lost.why, lost.is_shown))
 
 
 class _LostOutput:
@@ -328,6 +374,14 @@ class _LostOutput:
             message = msgspec.structs.replace(message, count=count, unsaid=unsaid)
         self._sums[key] = message
         return message
+
+    def reported(self, place: str, path: bytes) -> StreamLost | None:
+        """Return what the present process has reported, None if it has reported nothing."""
+        key = (place, path)
+        total, earlier = self._sums.get(key), self._earlier.get(key)
+        if total is None or earlier is None:
+            return total
+        return msgspec.structs.replace(total, count=total.count - earlier.count, unsaid=total.unsaid - earlier.unsaid)
 
     def count_from_zero(self) -> None:
         """Expect messages of another process."""

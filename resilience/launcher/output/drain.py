@@ -1,7 +1,8 @@
 """Reads what the workers of a node write, and never makes a worker wait.
 
-`python -m resilience.launcher.output.drain LINE LISTENER`: LINE is the channel to the agent, LISTENER the socket where
-a monitor requests that a dead worker's last output be in its file; both are descriptors. Each worker has two streams,
+`python -m resilience.launcher.output.drain LINE LISTENER COUNTS`: LINE is the channel to the agent, LISTENER the socket
+where a monitor requests that a dead worker's last output be in its file, COUNTS the memory where the agent sees what
+was passed on; all are descriptors. Each worker has two streams,
 pipes or terminals, and this process holds the reading ends. Data goes to two places, each with a thread and a bounded
 queue: a file in the run folder (`kept`), and the stdout or stderr that this process shares with the agent (`shown`). A
 place that takes no data loses output, which is counted, and blocks nobody. This process has its own session, so a
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience.errors import DecodeError
+from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.drained_stream import Stream
 from resilience.launcher.output.output_files import Keeper
 from resilience.launcher.output.streams import (
@@ -54,8 +56,8 @@ REPLACE_LIMIT = 2.0  # seconds for that if another process waits for the streams
 class Drain:
     """The drain process. `run` returns when it should exit."""
 
-    def __init__(self, line: Channel, listener: socket.socket) -> None:
-        self._line, self._listener = line, listener
+    def __init__(self, line: Channel, listener: socket.socket, counts: ByteCounts) -> None:
+        self._line, self._listener, self._counts = line, listener, counts
         self._streams: dict[int, Stream] = {}  # by descriptor
         self._asking: dict[int, Channel] = {}  # monitors, by descriptor
         self._keeper = Keeper(self._tell)
@@ -220,7 +222,7 @@ class Drain:
 
     def _open(self, message: OpenStream, fd: int) -> None:
         os.set_blocking(fd, False)
-        self._streams[fd] = stream = Stream(message, fd)
+        self._streams[fd] = stream = Stream(message, fd, self._counts)
         self._keeper.open(stream)
         if self._is_polling_streams:
             self._poll.register(fd, select.POLLIN)
@@ -307,6 +309,7 @@ if __name__ == "__main__":
     ignore_job_signals()
     titles.name("res-drain")
     descriptors.raise_limit()
-    line_fd, listener_fd = int(sys.argv[1]), int(sys.argv[2])
-    has_finished = Drain(Channel(socket.socket(fileno=line_fd)), socket.socket(fileno=listener_fd)).run()
+    line_fd, listener_fd, counts_fd = map(int, sys.argv[1:])
+    line, listener = (socket.socket(fileno=fd) for fd in (line_fd, listener_fd))
+    has_finished = Drain(Channel(line), listener, ByteCounts(counts_fd)).run()
     os._exit(not has_finished)  # threads may hang on a reader that does not read

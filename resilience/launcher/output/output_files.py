@@ -168,9 +168,9 @@ class _StreamFile:
         self._open_at = 0.0
         self._size = 0
         self._is_line_over = True
-        self._gap = 0  # bytes missing at the end of the file
+        self._gap = stream.missing  # bytes missing at the end of the file
         self._removed = 0
-        self._why = ""
+        self._why = stream.why_missing
 
     def write(self, data: bytes, at_ns: int, dropped: int = 0) -> None:
         """Append as much as possible. at_ns: when the data was read, UTC. dropped: bytes before it that were not
@@ -183,7 +183,9 @@ class _StreamFile:
             self._mark_gap(fd)
             self._stamp(at_ns)
             while done < len(data):
-                done += self._append(fd, data[done:] if done else data)
+                written = self._append(fd, data[done:] if done else data)
+                self._stream.note_kept(written)
+                done += written
         except (OSError, ValueError) as error:  # ValueError: a null byte in the path
             missing, why = len(data) - done, getattr(error, "strerror", None) or str(error)
             self._widen_gap(missing, why)

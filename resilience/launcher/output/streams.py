@@ -13,13 +13,15 @@ class OpenStream(msgspec.Struct, frozen=True, tag="open"):
     """Drain a stream; its descriptor is attached.
 
     name: for people. path: the output file, from `os.fsencode`, rotated at `limit` bytes (0: never). to: 1 for
-    stdout, 2 for stderr, 0 for neither."""
+    stdout, 2 for stderr, 0 for neither. missing: bytes that the file lacks at its end, because `why_missing`."""
 
     number: int
     name: str
     path: bytes
     limit: int
     to: int
+    missing: int = 0
+    why_missing: str = ""
 
 
 class FinishStreams(msgspec.Struct, frozen=True, tag="finish"):

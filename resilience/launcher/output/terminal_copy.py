@@ -109,6 +109,8 @@ class Shower:
                     self._why = error or TOO_SLOW
                 if taken:
                     self._moved_at = time.monotonic()
+                    if stream is not None:
+                        stream.note_shown(taken)
                 if self._queue and self._queue[0] is piece:  # else `settle` has emptied the queue meanwhile
                     self._queue.popleft()
                     self._size -= taken
