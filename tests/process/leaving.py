@@ -160,8 +160,8 @@ class WithoutLeaver(RankAssignment):
 
 
 def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
-    """Each rank answers how many points there were, what it got out of each call, and how long each call took in which
-    rank 1 was interrupted on its way out, in seconds."""
+    """Return the number of points, what each call returned or raised, and the duration in seconds of each call in which
+    rank 1 was interrupted on its way out."""
     global _wire, _kind
     _kind = "none"
     _wire = Tripwire(what, 0)
