@@ -2,7 +2,7 @@
 
 We extend torchrun's parser instead of copying it, so every torchrun option works as in torchrun. One default differs
 (`--max-restarts`). Our options are fields of `Options` and `FaultToleranceConfig`; flags, help and the docs page are
-generated from them."""
+generated from them. An option that is also a variable has its meaning from there (`environment.Settings`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from torch.distributed import run as torchrun
 
@@ -20,7 +20,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts.printable import usage_error
 from resilience.launcher import ft_options
 from resilience.monitor.config import YES_OR_NO, FaultToleranceConfig, add_arguments
-from resilience.system.environment import torchrun_default
+from resilience.system.environment import torchrun_default, variable
 
 MAX_RESTARTS = 10
 LARGEST = 10**9  # products of two numbers fit into a record, and a sum of seconds into a timer
@@ -55,46 +55,28 @@ TORCHRUNS = {  # torchrun's own numbers, which it does not check, or with a mess
 }
 
 
+def _of_variable(name: str, default: Any = None, **metadata: Any) -> Any:
+    """Return the field of an option whose default is the variable of the same name, which has the same meaning."""
+    same = variable(name)
+    otherwise = "" if default is False else f", else {same.default}"
+    return dataclasses.field(
+        default=default, metadata={"help": f"{same.meaning}; default {same.name}{otherwise}", **metadata}
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """The launcher's own options. The metadata holds the help text, and bounds other than those of seconds and counts;
     each field name becomes a flag."""
 
-    run_dir: str | None = dataclasses.field(
-        default=None, metadata={"help": "folder that holds one folder per job; default RESILIENCE_RUN_DIR"}
-    )
-    metrics_port: int | None = dataclasses.field(
-        default=None,
-        metadata={"help": "port of the node's Prometheus endpoint; default RESILIENCE_METRICS_PORT", "bounds": PORT},
-    )
-    metrics_host: str | None = dataclasses.field(
-        default=None,
-        metadata={"help": "address of the Prometheus endpoint; default RESILIENCE_METRICS_HOST, else 127.0.0.1"},
-    )
-    metrics_textfile: str | None = dataclasses.field(
-        default=None,
-        metadata={"help": "folder where node-exporter reads the metrics; default RESILIENCE_METRICS_TEXTFILE"},
-    )
-    timeouts: str | None = dataclasses.field(
-        default=None,
-        metadata={
-            "help": "limits file of `resilience calibrate`; auto: the newest one beside runs of this configuration"
-        },
-    )
-    calibration_key: str | None = dataclasses.field(
-        default=None,
-        metadata={
-            "help": "name of the workload, for learned limits: runs with equal names count as alike, whatever "
-            "their scripts and arguments; default RESILIENCE_CALIBRATION_KEY, else the script's name"
-        },
-    )
-    timeouts_shadow: bool = dataclasses.field(
-        default=False, metadata={"help": "report what these limits would have done, without acting on them"}
-    )
-    quiet: bool = dataclasses.field(
-        default=False,
-        metadata={"help": "print nothing about the run at the terminal: no start, restart, warning or end"},
-    )
+    run_dir: str | None = _of_variable("run_dir")
+    metrics_port: int | None = _of_variable("metrics_port", bounds=PORT)
+    metrics_host: str | None = _of_variable("metrics_host")
+    metrics_textfile: str | None = _of_variable("metrics_textfile")
+    timeouts: str | None = _of_variable("timeouts")
+    calibration_key: str | None = _of_variable("calibration_key")
+    timeouts_shadow: bool = _of_variable("timeouts_shadow", default=False)
+    quiet: bool = _of_variable("quiet", default=False)
     cold: bool = dataclasses.field(
         default=False, metadata={"help": "start each worker as a fresh interpreter, as torchrun does (no zygote)"}
     )

@@ -21,6 +21,7 @@ from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT
 from resilience.facts.limits import Limit, Limits
 from resilience.monitor.unknown_settings import names_unknown
+from resilience.system.environment import variable
 
 SECTION = "fault_tolerance"  # the key of a YAML file
 GRACE = 5.0  # seconds between a termination signal other than SIGKILL, and SIGKILL
@@ -139,6 +140,13 @@ def _metadata(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
     return {"help": meaning, "read": read}
 
 
+def _of_variable(name: str, read: Callable[[Any], Any]) -> Any:
+    """Return the field of a setting that is also a variable, which has the same meaning."""
+    same = variable(name)
+    meaning = f"{same.meaning}; none: the value of {same.name}, which is {same.default} by default"
+    return dataclasses.field(default=None, metadata=_metadata(read, meaning))
+
+
 @names_unknown
 @dataclasses.dataclass
 class FaultToleranceConfig:
@@ -168,30 +176,9 @@ class FaultToleranceConfig:
     step_timeout: float | None = dataclasses.field(
         default=None, metadata=_metadata(_timeout, "without a higher resilience.step(n), after the first call")
     )
-    detect_hangs: bool | None = dataclasses.field(
-        default=None,
-        metadata=_metadata(
-            _yes_or_no,
-            "end a rank that is silent for long if no limit is set for its present activity; none: the value of "
-            "RESILIENCE_DETECT_HANGS, which is yes by default",
-        ),
-    )
-    hang_first_limit: float | None = dataclasses.field(
-        default=None,
-        metadata=_metadata(
-            _timeout,
-            "how long such a rank may be silent until the job has shown its pauses; none: "
-            "RESILIENCE_HANG_FIRST_LIMIT, which is 600 by default",
-        ),
-    )
-    hang_least_limit: float | None = dataclasses.field(
-        default=None,
-        metadata=_metadata(
-            _timeout,
-            "smallest limit after that, if 10 times the longest silence is shorter; none: "
-            "RESILIENCE_HANG_LEAST_LIMIT, which is 60 by default",
-        ),
-    )
+    detect_hangs: bool | None = _of_variable("detect_hangs", _yes_or_no)
+    hang_first_limit: float | None = _of_variable("hang_first_limit", _timeout)
+    hang_least_limit: float | None = _of_variable("hang_least_limit", _timeout)
     end_suspected_ranks: bool | None = dataclasses.field(
         default=False,
         metadata=_metadata(

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -249,6 +249,23 @@ def settings_table() -> str:
             about = cast("dict[str, str]", meta.extra)
             lines.append(f"| `{_variable(field)}` | {about['form']} | {about['default']} | {meta.description} |")
     return "\n".join(lines) + "\n"
+
+
+class Variable(NamedTuple):
+    """What the help of an option with the same name says about a variable."""
+
+    name: str
+    meaning: str
+    default: str
+
+
+def variable(setting: str) -> Variable:
+    """Return the variable of a setting."""
+    (field,) = (field for field in msgspec.structs.fields(Settings) if field.name == setting)
+    meta = _meta(field)
+    assert meta is not None
+    default = cast("dict[str, str]", meta.extra)["default"]
+    return Variable(_variable(field), str(meta.description), default.replace("`", ""))
 
 
 def _variable(field: msgspec.structs.FieldInfo) -> str:
