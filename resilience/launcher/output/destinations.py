@@ -271,22 +271,21 @@ class DrainProcess:
 
     def _start(self) -> None:
         """Start a drain process and give it the open streams. Raises: OSError."""
-        self._line, peer_line = pair()
-        self._counts = ByteCounts.create()
-        fds = (peer_line.fileno(), self._listener.fileno(), self._counts.fd)
-        try:
-            with job_signals_blocked():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-S", "-m", PROGRAM, *map(str, fds)],
-                    pass_fds=fds,
-                    stdin=subprocess.DEVNULL,
-                    cwd="/",  # so no module in the user's working directory shadows ours
-                    env=lean_environment(),
-                    start_new_session=True,
-                )
-        finally:
-            self._counts.close()
-            peer_line.close()
+        with contextlib.ExitStack() as until_started:
+            self._counts = ByteCounts.create()
+            until_started.callback(self._counts.close)
+            self._line, peer_line = pair()
+            until_started.callback(peer_line.close)
+            fds = (peer_line.fileno(), self._listener.fileno(), self._counts.fd)
+            until_started.enter_context(job_signals_blocked())
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-m", PROGRAM, *map(str, fds)],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                cwd="/",  # so no module in the user's working directory shadows ours
+                env=lean_environment(),
+                start_new_session=True,
+            )
         self._started_at = time.monotonic()
         self._asked_at = None
         for stream, reading in self._open.values():
