@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -270,3 +271,15 @@ def _monitors_of_this_job() -> list[int]:
             if process.info["name"].startswith("res-monitor") and process.cwd() == os.getcwd():
                 found.append(process.pid)
     return found
+
+
+def call_often(temporary: str, calls: int) -> None:
+    """Call the function again and again. temporary: the folder of temporary files of ranks and monitors."""
+    tempfile.tempdir = temporary
+
+    @Wrapper()
+    def function() -> str:
+        return "done"
+
+    for _ in range(calls):
+        function()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,10 @@ def test_call_interrupted_at_any_line_of_its_start_leaves_nothing(start: Start, 
     calls, left = rank.value
     assert left == []
     assert calls > 200 / stride
+
+
+def test_calls_leave_no_temporary_folder(start: Start, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    start(3, f"{JOBS}:call_often", temporary=str(temporary), calls=30).wait(limit=120)
+    assert list(temporary.iterdir()) == []

@@ -33,6 +33,7 @@ from resilience.system import private, processes
 from resilience.system.store import StoreLike, drive, execute
 
 EXPORT_LIMIT = 2.0  # seconds for the remaining exports when this monitor leaves
+LOOK_EVERY = 0.02  # seconds between two looks whether the thread waits for another leader
 BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store operation a second by default
 
 
@@ -58,7 +59,6 @@ class Supervisor:
     ) -> None:
         """folder: the one that the node's monitors agreed on. connect: connects to the store; only the leader does."""
         self._begin = begin
-        self._folder = folder
         self._connect = connect
         self._represent = represent
         self._emit = emit
@@ -74,7 +74,7 @@ class Supervisor:
         self._peer: Peer | None = None
         self._neighbour: Neighbour | None = None
         self._known_members: dict[str, list[Member]] = {}
-        self._leads = False
+        self._lead = _Lead(folder, self._done)
         self._represented: set[int] = set()  # initial ranks whose stand-in has begun, or that need none
         self._unstarted: set[int] = set()  # initial ranks for whose stand-in no thread could be started at first
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
@@ -83,17 +83,20 @@ class Supervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching. Waits for exports in progress, at most a bounded time."""
+        """Stop watching. Waits, for at most a bounded time, until the exports have ended and the folder is removed; not
+        if another monitor leads, which removes it."""
         self._done.set()
-        if self._leads:
-            self._thread.join(2 * EXPORT_LIMIT)
+        deadline = time.monotonic() + 2 * EXPORT_LIMIT
+        while self._thread.is_alive() and not self._lead.is_waiting and time.monotonic() < deadline:
+            self._thread.join(LOOK_EVERY)
 
     def _run(self) -> None:
         try:
-            with _Lead(self._folder, self._done) as is_leader:
+            with self._lead as is_leader:
                 if is_leader:
                     self._store = dist.PrefixStore(self._begin.prefix, self._connect())
-                    self._run_as_leader()
+                    if not self._done.is_set():
+                        self._run_as_leader()
         except Exception as error:  # the edge of the thread: record that the node has no leader
             if not self._done.is_set():
                 self._emit(events.StoreLost(f"supervision: {type(error).__name__}: {error}"[:500]))
@@ -103,7 +106,6 @@ class Supervisor:
         file: a disk that hangs must not make this node look lost."""
         from resilience.telemetry.exporters import ExportThread  # costs a rank that never leads nothing
 
-        self._leads = True
         self._place = drive(take_place(self._group), self._store)
         exports = ExportThread.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
         try:
@@ -214,9 +216,11 @@ class _Lead:
     """Hold the lock on the node's folder while the body runs. Yield False if this monitor left before its turn.
 
     folder: the one that the node's monitors agreed on. If it does not exist here, or others can enter it, this monitor
-    shares no temporary folder with them (a container with the same host name), and leads for itself."""
+    shares no temporary folder with them (a container with the same host name), and leads for itself. is_waiting: for
+    the end of another leader."""
 
     def __init__(self, folder: str, done: threading.Event) -> None:
+        self.is_waiting = False
         self._folder = folder
         self._done = done
         self._fd = -1
@@ -227,7 +231,12 @@ class _Lead:
         except OSError:
             self._folder = private.make()
             self._fd = private.enter(self._folder)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # waits; the kernel frees the lock however its holder dies
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.is_waiting = True
+            fcntl.flock(self._fd, fcntl.LOCK_EX)  # the kernel frees the lock however its holder dies
+            self.is_waiting = False
         return not self._done.is_set()
 
     def __exit__(self, *_: object) -> None:
@@ -240,9 +249,12 @@ def agree_on_folder(store: StoreLike, node: str) -> str:
     from creating it first. Raises: OSError, and what stores raise."""
     proposed = private.make()
     group = _group(node, processes.pid_namespace())
-    agreed = str(execute(CompareSet(f"nodes/{group}/folder", proposed), store))
-    if agreed != proposed:
-        private.remove(proposed)
+    agreed = ""
+    try:
+        agreed = str(execute(CompareSet(f"nodes/{group}/folder", proposed), store))
+    finally:
+        if agreed != proposed:
+            private.remove(proposed)
     return agreed
 
 
