@@ -20,13 +20,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
 from resilience.errors import ConfigurationError, DecodeError, MonitorError
-from resilience.facts.encoding import text
 from resilience.facts.events import Interrupted
 from resilience.facts.printable import printable
 from resilience.facts.records import Record
@@ -34,7 +32,16 @@ from resilience.inprocess._runtime.monitor_store import MonitorStore
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.server import RankMonitor
-from resilience.system import background, collective_calls, descriptors, processes, stacks, terminal, titles
+from resilience.system import (
+    background,
+    collective_calls,
+    descriptors,
+    native_threads,
+    processes,
+    stacks,
+    terminal,
+    titles,
+)
 from resilience.system.background import WRITER
 from resilience.system.channel import Channel, ChannelClosed, close_all, pair
 from resilience.telemetry import standard
@@ -47,7 +54,6 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 StartMethod = Literal["forked", "executed"]
-KERNELS_OWN = "iou-"  # begins the names of its threads
 LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; a monitor that hosts a store may run for longer
 
 _leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
@@ -215,20 +221,10 @@ def why_not_fork() -> str:
     if cuda is not None and cuda.is_initialized():
         return "CUDA is initialised"
     # OpenBLAS's pool survives a fork and carries the process's own name; others name their threads. From 3.14 on Python
-    # names its own, which are known by now. The kernel's workers for an io_uring hold no lock of this process.
-    known = {str(thread.native_id) for thread in threading.enumerate()}
-    tasks = [task for task in os.listdir("/proc/self/task") if task not in known]
-    ended = ""  # since it was listed
-    others = {_comm_of(f"self/task/{task}") for task in tasks} - {_comm_of("self"), ended}
-    native = sorted(name for name in others if not name.startswith(KERNELS_OWN))
+    # names its own, which are known by now.
+    known = [thread.native_id for thread in threading.enumerate() if thread.native_id is not None]
+    native = sorted(set(native_threads.others(known)) - {native_threads.process_name()})
     return f"the process has native threads: {', '.join(native[:3])}" if native else ""
-
-
-def _comm_of(path: str) -> str:
-    try:
-        return text(Path(f"/proc/{path}/comm").read_bytes()).strip()
-    except OSError:
-        return ""
 
 
 def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:

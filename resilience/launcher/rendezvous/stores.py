@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -24,7 +23,7 @@ import torch.distributed as dist
 
 from resilience.errors import LaunchError, StoreError
 from resilience.facts import encoding
-from resilience.system import descriptors, titles
+from resilience.system import descriptors, native_threads, titles
 from resilience.system.channel import Channel, ChannelClosed, pair
 from resilience.system.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports
 from resilience.system.processes import ignore_job_signals, job_signals_blocked
@@ -167,8 +166,7 @@ class StoreProcess:
 def _may_fork() -> bool:
     """Return True if no other thread can hold a lock now. OpenBLAS's pool, whose threads have the process's own name,
     survives a fork."""
-    names = {encoding.text(Path(f"/proc/self/task/{task}/comm").read_bytes()) for task in os.listdir("/proc/self/task")}
-    return threading.active_count() == 1 and len(names) == 1
+    return threading.active_count() == 1 and set(native_threads.others()) <= {native_threads.process_name()}
 
 
 def _fork(line: Channel) -> int:

@@ -24,6 +24,7 @@ from resilience.facts.encoding import text
 from resilience.launcher.worker import environment_reads, worker_main
 from resilience.launcher.worker.hidden import HiddenModules
 from resilience.launcher.worker.script_variables import is_read_at_import, is_read_by_numpy
+from resilience.system import native_threads
 from resilience.system.environment import one_blas_thread
 
 # The launcher sets these differently for each worker or cycle.
@@ -110,9 +111,9 @@ def _why_worker_specific(reads: Mapping[str, set[str]]) -> str:
 
 def cannot_fork() -> str:
     """Return why this process must not be forked; empty if it may be."""
-    threads = [text((task / "comm").read_bytes()).strip() for task in Path("/proc/self/task").iterdir()]
-    if len(threads) > 1:
-        return f"{len(threads)} threads run ({', '.join(sorted(threads))}), and a fork has only one"
+    if others := native_threads.others():
+        names = ", ".join(sorted([native_threads.process_name(), *others]))
+        return f"{1 + len(others)} threads run ({names}), and a fork has only one"
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if os.readlink(fd).startswith("/dev/nvidia"):
