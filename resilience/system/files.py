@@ -61,14 +61,14 @@ class LineFile:
         if self._fd is None and time.monotonic() >= self._retry_at:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._is_torn = _ends_torn(self.path)
+                self._is_torn = ends_torn(self.path)
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except (OSError, ValueError):  # ValueError: a zero byte in the path
                 self._retry_at = time.monotonic() + REOPEN_EVERY
         return self._fd
 
 
-def _ends_torn(path: Path) -> bool:
+def ends_torn(path: Path) -> bool:
     """Return True if a file ends in the middle of a line, which another process could not complete."""
     try:
         if not path.is_file() or not path.stat().st_size:

@@ -167,6 +167,7 @@ def restart_beside_a_kept_group(restarts: int) -> list[Entry]:
         if not kept:
             dist.init_process_group("gloo")
             kept.append(dist.new_group())
+            dist.barrier()  # else rank 1 may raise before rank 0 has its group
         elif call.iteration < restarts and rank == 0:
             alone = dist.HashStore()
             alone.set_timeout(BUILD_LIMIT)

@@ -16,6 +16,8 @@ from resilience.launcher.launch import pass_on_output
 from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.destinations import DrainProcess
 from resilience.launcher.output.drain import Drain
+from resilience.launcher.output.drained_stream import Stream
+from resilience.launcher.output.output_files import Keeper
 from resilience.launcher.output.streams import OpenStream, encode
 from resilience.launcher.signals import Signals
 from resilience.system.channel import Channel, close_all, listen, pair
@@ -170,6 +172,21 @@ def test_output_that_a_killed_drain_process_had_not_written_is_counted_and_its_p
     assert [(event.place, event.count, event.why) for event in lost] == [("file", 50 * len(OUTPUT), why)]
     assert sentence.startswith(f"4,000 bytes of workers' output could not be kept ({why}); missing in ")
     assert content == f"[resilience run: 4,000 bytes are missing here: {why}]\n".encode() + goes_on_with
+
+
+@pytest.mark.parametrize("before", [b"", b"a whole line\n", b"half a li"])
+def test_line_that_marks_missing_output_begins_a_line(tmp_path: Path, before: bytes) -> None:
+    (tmp_path / "0.out").write_bytes(before)
+    opened = OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0, missing=5, why_missing="lost")
+    stream, keeper = Stream(opened, -1, ByteCounts.create()), Keeper(lambda lost: None)
+    keeper.open(stream)
+    keeper.take(stream, b"after\n", is_stalled=False)
+    is_written = threading.Event()
+    keeper.call(is_written.set)
+    assert is_written.wait(60.0)
+    mark = b"[resilience run: 5 bytes are missing here: lost]\n"
+    whole = before if before in (b"", b"a whole line\n") else before + b"\n"
+    assert (tmp_path / "0.out").read_bytes() == whole + mark + b"after\n"
 
 
 @pytest.mark.parametrize(("to", "is_shown"), [(0, False), (1, True)])

@@ -1,12 +1,14 @@
 """Reads what the workers of a node write, and never makes a worker wait.
 
-`python -m resilience.launcher.output.drain LINE LISTENER COUNTS`: LINE is the channel to the agent, LISTENER the socket
-where a monitor requests that a dead worker's last output be in its file, COUNTS the memory where the agent sees what
-was passed on; all are descriptors. Each worker has two streams,
-pipes or terminals, and this process holds the reading ends. Data goes to two places, each with a thread and a bounded
-queue: a file in the run folder (`kept`), and the stdout or stderr that this process shares with the agent (`shown`). A
-place that takes no data loses output, which is counted, and blocks nobody. This process has its own session, so a
-stopped agent does not stop it, and a killed agent loses no output: the process exits when no stream is open."""
+`python -m resilience.launcher.output.drain LINE LISTENER COUNTS`, three descriptors. LINE is the channel to the agent.
+LISTENER is the socket where a monitor requests that a dead worker's last output be in its file. COUNTS is memory where
+the agent sees what was passed on.
+
+Each worker has two streams, pipes or terminals, and this process holds the reading ends. Data goes to two places, each
+with a thread and a bounded queue: a file in the run folder (`kept`), and the stdout or stderr that this process shares
+with the agent (`shown`). A place that takes no data loses output, which is counted, and blocks nobody. This process has
+its own session, so a stopped agent does not stop it, and a killed agent loses no output: the process exits when no
+stream is open."""
 
 from __future__ import annotations
 

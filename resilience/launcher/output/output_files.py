@@ -245,6 +245,7 @@ class _StreamFile:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._fd).st_size
+            self._is_line_over = not self._size or not files.ends_torn(self._path)
         return self._fd
 
     def _rotate(self) -> None:
