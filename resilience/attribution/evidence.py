@@ -115,9 +115,9 @@ def _has_waited(evidence: Evidence, record: InterruptionRecord) -> bool:
 
 
 def waits(evidence: Evidence, rank: int) -> bool:
-    """Return True if a rank waited in a collective when it answered."""
+    """Return True if a rank waited for others when it answered, or shortly before its monitor looked."""
     stack, hang = evidence.stacks.get(rank, ()), evidence.hangs.get(rank)
-    return hang == "in_collective" or in_collective(stack, hang) or in_backward(stack)
+    return hang in ("in_collective", "runs_again") or in_collective(stack, hang) or in_backward(stack)
 
 
 def arrival(record: InterruptionRecord) -> float:

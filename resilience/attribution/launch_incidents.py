@@ -23,9 +23,11 @@ from resilience.attribution.incident import (
     silence_of,
     spreads,
 )
+from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import judge
 from resilience.core.watch import AGENT_LOST
-from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts import events
+from resilience.facts.interruptions import HANGS, Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, restarts_of
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration
@@ -191,7 +193,12 @@ def _evidence(
     parts: dict[str, NodeCycle], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
 ) -> Evidence:
     workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
-    looks = {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
+    # A rank whose own limit was exceeded is on record as another rank is that was looked at.
+    looks = {
+        record.rank: events.WorkerSeen(record.hang, main_stack(record), record.step, record.last_collectives)
+        for record in records
+        if record.interruption in HANGS
+    } | {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
     steps = {rank: look.step for rank, look in looks.items() if look.step is not None}
     return Evidence(
         records=records,

@@ -17,6 +17,7 @@ WORDS: Mapping[Hang, str] = {
     "in_kernel": "in a system call that cannot be interrupted",
     "in_collective": "waiting in a collective",
     "in_loop": "running, in a loop",
+    "runs_again": "running again, after it had waited",
     "holds_gil": "in C that keeps the interpreter's lock",
     "on_lock": "waiting for a lock",
     "in_call": "in a call that does not return",
@@ -91,12 +92,14 @@ def classify(
     line: str = "",
     waits_in: str = "",
     is_gil_held: bool = False,
+    longer: ProcessInfo | None = None,
 ) -> Hang | None:
     """Return how a rank hangs, None if there is no evidence.
 
     process: with its CPU use during the silence. stack: of the main thread, innermost last; line: the source line of
     its innermost frame. waits_in: the kernel function in which the main thread sleeps, empty if unknown. is_gil_held:
-    the thread that was asked for stacks waits for the GIL while all other threads sleep."""
+    the thread that was asked for stacks waits for the GIL while all other threads sleep. longer: the process over more
+    of the silence, if known."""
     state = None if process is None else process.state
     if state is not None and state in "Tt":
         return "stopped"
@@ -105,7 +108,8 @@ def classify(
     if state == "D":
         return "in_kernel"
     if is_busy(process):
-        return "in_loop"
+        # A wait that has just ended, as by the end of the rank that was waited for, is no loop.
+        return "in_loop" if longer is None or is_busy(longer) else "runs_again"
     if is_gil_held:
         return "holds_gil"
     if in_collective(stack) or in_backward(stack) or (stack and _waits_for_work(stack[-1], line)):

@@ -156,6 +156,7 @@ class Watch(msgspec.Struct, frozen=True):
     asked_in: int | None = None  # the iteration in which a restart was requested
     noted_in: int | None = None  # the iteration in which unknown progress was noted
     signal_at: Seconds | None = None  # the latest time at which it will be terminated
+    signal_in: int | None = None  # and the iteration whose limit was exceeded
     kill_at: Seconds | None = None  # set while it is being terminated
     finding: Finding | None = None  # why it is being terminated
     is_orphan: bool = False
@@ -191,6 +192,8 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
         return Decision(over, (Finish() if is_accounted_for else StandIn(),))
     if observation.has_left and not observation.said_goodbye and not watch.is_represented:
         return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
+    if watch.signal_at is not None and watch.signal_in != observation.iteration:
+        watch = msgspec.structs.replace(watch, signal_at=None, kill_at=None, finding=None)  # it has restarted after all
     if watch.kill_at is not None:
         return _escalate(watch, observation, now)
     if observation.is_dismissed:
@@ -202,9 +205,8 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
         commands = (CaptureEvidence(gravest), AskRestart(gravest))
         # Once the iteration is interrupted, the other ranks are already leaving their positions.
         if not observation.are_others_seen and observation.interrupted_at is None:
-            signal_at = now + EVIDENCE
-            kill_at = signal_at + watch.limits.grace
-            state = msgspec.structs.replace(watch, signal_at=signal_at, kill_at=kill_at, finding=gravest)
+            times = {"signal_at": now + EVIDENCE, "kill_at": now + EVIDENCE + watch.limits.grace}
+            state = msgspec.structs.replace(watch, finding=gravest, signal_in=observation.iteration, **times)
             return Decision(state, commands, now + LOOK)
         ended = _terminated(watch, gravest, now)
         return Decision(ended.state, (*commands, *ended.commands), ended.wake_at)

@@ -23,7 +23,7 @@ Place = Literal["first", "cascade"]
 FaultOrigin = Literal["own", "communication", "consequence"]
 """Origin of a rank's exception. own: the rank's own fault. consequence: another rank's fault or the abort caused it.
 communication: not decided yet, because it came out of a communication call, which also fails when a peer ends."""
-Hang = Literal["stopped", "in_kernel", "in_collective", "in_loop", "holds_gil", "on_lock", "in_call"]
+Hang = Literal["stopped", "in_kernel", "in_collective", "in_loop", "runs_again", "holds_gil", "on_lock", "in_call"]
 
 
 class Interruption(Enum):

@@ -432,7 +432,7 @@ class CycleHistory:
             case events.EvidenceCaptured(method):
                 self._part(record).worker(rank).evidence = method
             case events.WorkerSeen(is_suspicion=False):
-                self._part(record).worker(rank).seen = event
+                self._part(record).worker(rank).looked_at(event)
             case events.RankExited(goodbye=False, code=code) if code != 0:
                 self._part(record).worker(rank).is_gone = True
             case events.RankSignalled():

@@ -53,6 +53,10 @@ class Worker:
         is_late = ran_until is not None and self.exited_ns is not None and self.exited_ns > ran_until
         return self.exit.code != 0 or is_late
 
+    def looked_at(self, seen: events.WorkerSeen) -> None:
+        """Note where it was. The first look counts: what it does once another rank was ended is no evidence."""
+        self.seen = self.seen or seen
+
     def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
         if self.progress is None:
             self.progress = (at_ns, wall_ns, sign)

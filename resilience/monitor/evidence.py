@@ -9,6 +9,7 @@ import contextlib
 import functools
 import linecache
 import time
+from collections import deque
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from resilience.system.background import READ_LIMIT, WRITER, asked
 from resilience.system.channel import connect
 
 SAMPLE_EVERY = 0.5  # at least these seconds between two samples of the CPU time; the monitor wakes once a second
+SAMPLES = 8  # are kept: those of the last 4 to 8 seconds
 SAMPLE = 0.06  # seconds between two samples for one measurement: six ticks of the CPU time clock
 
 
@@ -59,6 +61,15 @@ class _Sample(NamedTuple):
         )
 
 
+class _Seen(NamedTuple):
+    """The process before any signal. longer: over more of its silence than `process`. waits_in: the kernel function in
+    which its main thread slept."""
+
+    process: ProcessInfo | None
+    longer: ProcessInfo | None
+    waits_in: str
+
+
 class Witness:
     """Gathers the evidence on one rank. `page`, `program` and `dump` change when another program attaches.
 
@@ -79,8 +90,8 @@ class Witness:
         self.has_iterations = True
         self.ask: stacks.Ask = lambda number: False
         self._are_sources_lost = False
-        self._sample = _Sample(float("-inf"), None, None)
-        self._seen_before_signal: tuple[ProcessInfo | None, str] = (None, "")  # before the rank was touched
+        self._samples = deque([_Sample(float("-inf"), None, None)], SAMPLES)  # the last one is the newest
+        self._seen_before_signal = _Seen(None, None, "")  # before the rank was touched
 
     def take_stacks(self, thorough: bool) -> stacks.Stacks:
         """Return the stacks of the program."""
@@ -97,10 +108,14 @@ class Witness:
         one seen, or none."""
         view = self.page.read()
         origin = self.origin
+        # A rank that has since restarted shows the rank and the signs of life of its next iteration.
+        is_same = record.iteration in (None, view.iteration) or not self.has_iterations
         record = msgspec.structs.replace(
             record,
             iteration=view.iteration if record.iteration is None and self.has_iterations else record.iteration,
-            active_rank=view.rank if record.active_rank is None and self.has_iterations else record.active_rank,
+            active_rank=view.rank
+            if record.active_rank is None and self.has_iterations and is_same
+            else record.active_rank,
             node=origin.node if origin is not None else record.node,
             pid=self.rank.pid,
             detected_wall_ns=record.detected_wall_ns or time.time_ns(),
@@ -108,17 +123,15 @@ class Witness:
             log_tail=self._log_tail(),
         )
         if process != "none":
-            state = self._seen_before_signal[0] if process == "seen" else self._process_info(record.silent_for_s)
+            state = self._seen_before_signal.process if process == "seen" else self._process(record.silent_for_s)[0]
             record = msgspec.structs.replace(record, process=state)
-        # A rank that has since restarted shows the signs of its next iteration.
-        is_same = record.iteration == view.iteration or not self.has_iterations
         return self._with_signs_of_life(record, view, seen, limits) if is_same else record
 
     def see(self, silent_for: float | None, waits_in: str = "") -> None:
         """Store the program's present state before any signal: a signal ends a system call, and a stopped process
         is continued before it is killed. silent_for: seconds without a sign of life; None takes no time.
         waits_in: what the program has reported about itself."""
-        self._seen_before_signal = self._process_info(silent_for), waits_in or processes.waits_in(self.program.pid)
+        self._seen_before_signal = _Seen(*self._process(silent_for), waits_in or processes.waits_in(self.program.pid))
 
     def look(self) -> events.WorkerSeen:
         """Return the program's present position, without any exceeded limit."""
@@ -134,9 +147,9 @@ class Witness:
 
     def hang(self, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
         """Return how the program hangs, from the last stored state. stack: the main thread's."""
-        process, waits_in = self._seen_before_signal
+        seen = self._seen_before_signal
         line = self._line_of(stack[-1]) if stack else ""
-        return hang_kind.classify(process, stack, line, waits_in, is_gil_held)
+        return hang_kind.classify(seen.process, stack, line, seen.waits_in, is_gil_held, seen.longer)
 
     def _line_of(self, frame: Frame) -> str:
         """Return a line of the program's source, empty if it cannot be read, as from a file server that does not
@@ -150,11 +163,11 @@ class Witness:
 
     def take_sample(self, now: float) -> bool:
         """Store the CPU time and memory used so far, now and then, for a later comparison. Return True if it did."""
-        if now - self._sample.at < SAMPLE_EVERY:
+        if now - self._samples[-1].at < SAMPLE_EVERY:
             return False
         sample = self._look_at_process()
         if sample.state is None or sample.state.wait_status is None:  # else the memory may be gone already
-            self._sample = sample
+            self._samples.append(sample)
         return True
 
     def _with_signs_of_life(
@@ -175,12 +188,16 @@ class Witness:
             progress_unknown=not watch.shows_progress(limits, seen),
         )
 
-    def _process_info(self, silent_for: float | None) -> ProcessInfo | None:
-        """Return the program's present state. CPU use since the last sample distinguishes blocked from busy."""
-        before, now = self._sample, self._look_at_process()
+    def _process(self, silent_for: float | None) -> tuple[ProcessInfo | None, ProcessInfo | None]:
+        """Return the program's present state, with its CPU use since the last sample: that distinguishes blocked from
+        busy. And the same with its CPU use over more of its silence, None if unknown."""
+        before, now = self._samples[-1], self._look_at_process()
         state = now.state
         if state is None:
-            return None
+            return None, None
+        page = self.page.read()
+        beat = max((at for at in (page.heartbeat_at, page.step_at) if at is not None), default=float("-inf"))
+        oldest = next((sample for sample in self._samples if sample.at >= beat), before)
         if silent_for is not None and now.at - before.at > silent_for and state.wait_status is None:
             before = now  # the sample is from a healthy time
             time.sleep(SAMPLE)
@@ -188,7 +205,7 @@ class Witness:
         elif state.state == "D":
             time.sleep(SAMPLE)  # a page is read or written for a moment; a hang in the kernel lasts
             now = self._look_at_process().or_else(now)
-        return now.since(before)
+        return now.since(before), now.since(oldest)
 
     def _look_at_process(self) -> _Sample:
         return _Sample(time.monotonic(), self.program.state(), processes.runnable(self.program.pid))

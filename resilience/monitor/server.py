@@ -475,6 +475,8 @@ class RankMonitor:
                 message=silence_in_words(finding),
                 detector=Detector(finding.limit, finding.allowed),
                 silent_for_s=finding.silent_for,
+                # The rank may have restarted while its stacks were taken: a restart takes less time than that may.
+                iteration=self._observation.iteration if self._witness.has_iterations else None,
                 stage=self._observation.hook or self._observation.doing.value,
                 stacks=self._stacks.threads,
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",

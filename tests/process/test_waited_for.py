@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +102,38 @@ def test_rank_that_the_others_wait_for_is_named_alone_under_the_launcher(
     assert culprits(incident) == [(1, WHAT[how])]
     assert cleared(incident) == [each for each in range(world) if each != 1]
     assert incident.verdict.culprits[0].confidence > 0.5
+
+
+BUSY_AFTER_THE_END = """
+import torch, torch.distributed as dist, resilience
+from tests.process.waited_for import hang, spin
+dist.init_process_group("gloo")
+if cycle == 0:
+    if rank == 1:
+        resilience.heartbeat()
+        await_file("go-on")
+        hang("barrier")
+    resilience.heartbeat()
+    say("beat")
+    await_file("go-on")
+    try:
+        dist.all_reduce(torch.ones(4))
+    except RuntimeError:
+        spin()  # what it does about its peer's end takes long
+"""
+
+
+def test_what_a_rank_does_after_its_peer_was_ended_is_no_fault(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    """The monitor of rank 0 comes too late to see where it waited."""
+    job = launch(BUSY_AFTER_THE_END, "--ft-rank-heartbeat-timeout", "3", nproc=3)
+    job.job.await_sign_file(tmp_path / "beat.0.0")
+    late = job.job.monitor_pid(0)
+    os.kill(late, signal.SIGSTOP)
+    try:
+        (tmp_path / "go-on").touch()
+        job.job.await_record(events.RankExited, rank=1)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    assert job.wait(180) == [0], job.job.output()
+    incident = only_incident(job)
+    assert not {0, 2} & {rank for rank, _ in culprits(incident)}

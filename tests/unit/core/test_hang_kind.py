@@ -109,3 +109,10 @@ def test_use_of_processors_is_unknown_without_two_looks() -> None:
     assert cpu_share(None) == cpu_share(ProcessInfo(state="R", over_s=0.0, cpu_s_delta=1.0)) == 0.0
     assert not is_busy(ProcessInfo(state="R"))
     assert not is_busy(None)
+
+
+def test_wait_that_has_just_ended_is_no_loop() -> None:
+    """As by the end of the rank that was waited for, before the monitor of this one looked."""
+    for longer, expected in ((ProcessInfo("R", 0.3, 3.5, runnable_s=0.4), "runs_again"), (BUSY, "in_loop")):
+        assert classify(BUSY, USER, "while True: pass", longer=longer) == expected
+    assert classify(BUSY, WAIT_TENSOR, longer=ProcessInfo("R", 0.3, 3.5, runnable_s=0.4)) == "in_collective"

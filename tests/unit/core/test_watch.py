@@ -551,6 +551,21 @@ def test_nothing_is_waited_for_where_the_others_have_been_interrupted(watcher: M
     assert times == [START + HARD] * 3 + [START + HARD + GRACE]
 
 
+def test_rank_that_restarts_while_the_others_are_waited_for_is_not_signalled(watcher: ModuleType) -> None:
+    """A limit of the next iteration counts as ever."""
+    restarts = START + HARD + LOOK
+
+    def observe(now: float) -> Observation:
+        if now < restarts:
+            return in_function(step_at=START, are_others_seen=False)
+        return in_function(iteration=1, since=restarts, step_at=restarts)
+
+    commands = watch_over(watcher, limits_of(step=Limit(hard=HARD)), observe, until=restarts + HARD - 1.0)
+    assert [type(command) for _, command in commands] == [CaptureEvidence, AskRestart]
+    kinds = [type(command) for _, command in watch_over(watcher, limits_of(step=Limit(hard=HARD)), observe)]
+    assert kinds == [CaptureEvidence, AskRestart] * 2 + [SendSignal, Kill]
+
+
 def test_loss_of_the_agent_ends_the_wait_for_the_others(watcher: ModuleType) -> None:
     unseen = in_function(step_at=START, are_others_seen=False)
     limits = limits_of(step=Limit(hard=HARD), signal="SIGUSR1")

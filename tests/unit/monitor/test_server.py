@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from resilience.core.silences import Shown
-from resilience.core.watch import Doing, Watch, exceeded
+from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Doing, Finding, Watch, exceeded
 from resilience.facts import events
 from resilience.facts.deadlines import NAME_BYTES
 from resilience.facts.events import TelemetryDropped
@@ -23,6 +23,7 @@ from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.limits import Learned, Limit, Limits, Rule
 from resilience.facts.records import Record
+from resilience.facts.seats import Seat
 from resilience.monitor import messages, page, server
 from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
@@ -31,6 +32,7 @@ from resilience.monitor.worker import WorkerMonitor
 from resilience.system.background import WRITER
 from resilience.system.channel import Channel, pair
 from resilience.system.processes import Process
+from resilience.system.stacks import Stacks
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.recording import RecordTail
 
@@ -117,6 +119,28 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
     side.reads, side.at_read = 0, at_read
     for _ in range(2):
         look()
+
+
+def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
+    """The rank restarts while its stacks are taken: else its next iteration would be ended for it."""
+    shared = Page.create()
+    rank, outlet = RankSide(shared), Mock()
+    rank.set_seat(Seat(3, 3, 4, 4, 0))
+    rank.doing(Doing.FUNCTION)
+    process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
+    monitor = RankMonitor(MonitorSide(shared), None, process, outlet, None)
+    monitor._observation = monitor._observe()
+
+    def stacks_taken(thorough: bool) -> Stacks:
+        rank.set_seat(Seat(3, 2, 4, 4, 1))
+        return Stacks("none")
+
+    monkeypatch.setattr(monitor._witness, "take_stacks", stacks_taken)
+    monkeypatch.setattr(monitor._witness, "see", lambda silent_for: None)
+    finding = Finding("step", "soft", 3.0, 3.1)
+    monitor._perform(Decision(Watch(), (CaptureEvidence(finding), AskRestart(finding))))
+    (record,) = outlet.interrupt.call_args.args
+    assert (record.iteration, record.active_rank) == (0, None)
 
 
 class Worker:
