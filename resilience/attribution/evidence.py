@@ -28,7 +28,8 @@ class Evidence(msgspec.Struct, frozen=True):
     initial ranks by torch's ranks, where they differ. returned: ranks whose function had returned by then. signalled:
     ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after
     the rank had answered the interruption. freed_before_look: ranks whose monitor saw how they hung only after they had
-    answered, when their own abort may have freed them."""
+    answered, when their own abort may have freed them. late: ranks whose hang was seen only after another rank had been
+    signalled, when the end of that rank may have freed them."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -46,6 +47,19 @@ class Evidence(msgspec.Struct, frozen=True):
     store_lost: frozenset[int] = frozenset()
     after_answer: frozenset[tuple[int, Interruption]] = frozenset()
     freed_before_look: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
+
+
+def without_reruns(evidence: Evidence) -> Evidence:
+    """Return the evidence without the word for a rank that ran again when it was looked at: if the end of another rank
+    may have freed it, it had waited for that one; otherwise it computes, now and then."""
+
+    def known(rank: int, hang: Hang | None) -> Hang | None:
+        return hang if hang != "runs_again" else "in_collective" if rank in evidence.late else "in_loop"
+
+    records = (msgspec.structs.replace(record, hang=known(record.rank, record.hang)) for record in evidence.records)
+    hangs = {rank: word for rank, hang in evidence.hangs.items() if (word := known(rank, hang)) is not None}
+    return msgspec.structs.replace(evidence, records=tuple(records), hangs=hangs)
 
 
 def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
@@ -115,9 +129,9 @@ def _has_waited(evidence: Evidence, record: InterruptionRecord) -> bool:
 
 
 def waits(evidence: Evidence, rank: int) -> bool:
-    """Return True if a rank waited for others when it answered, or shortly before its monitor looked."""
+    """Return True if a rank waited in a collective when it answered."""
     stack, hang = evidence.stacks.get(rank, ()), evidence.hangs.get(rank)
-    return hang in ("in_collective", "runs_again") or in_collective(stack, hang) or in_backward(stack)
+    return hang == "in_collective" or in_collective(stack, hang) or in_backward(stack)
 
 
 def arrival(record: InterruptionRecord) -> float:

@@ -23,11 +23,9 @@ from resilience.attribution.incident import (
     silence_of,
     spreads,
 )
-from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import judge
 from resilience.core.watch import AGENT_LOST
-from resilience.facts import events
-from resilience.facts.interruptions import HANGS, Detector, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, restarts_of
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration
@@ -193,12 +191,7 @@ def _evidence(
     parts: dict[str, NodeCycle], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
 ) -> Evidence:
     workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
-    # A rank whose own limit was exceeded is on record as another rank is that was looked at.
-    looks = {
-        record.rank: events.WorkerSeen(record.hang, main_stack(record), record.step, record.last_collectives)
-        for record in records
-        if record.interruption in HANGS
-    } | {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
+    looks = {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
     steps = {rank: look.step for rank, look in looks.items() if look.step is not None}
     return Evidence(
         records=records,
@@ -214,7 +207,15 @@ def _evidence(
             if worker.exit is not None and worker.exit.code == 0 and worker.exit.expected
         ),
         signalled={rank: worker.signals[1] for rank, worker in workers.items() if worker.signals is not None},
+        late=frozenset(rank for rank in workers if _is_late(rank, workers, records)),
     )
+
+
+def _is_late(rank: int, workers: dict[int, Worker], records: tuple[InterruptionRecord, ...]) -> bool:
+    """Return True if a rank was seen to run again only after a monitor had signalled another rank."""
+    signals = [worker.signalled_ns for other, worker in workers.items() if other != rank and worker.signalled_ns]
+    seen = [record.detected_wall_ns or 0 for record in records if record.rank == rank and record.hang == "runs_again"]
+    return bool(signals) and min(signals) < max(workers[rank].seen_ns, *seen, 0)
 
 
 def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:

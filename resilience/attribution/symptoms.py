@@ -240,8 +240,6 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections
         return Symptom(rank, "stopped", record, 4, 0.9, True)
     if record.hang == "in_collective" or hang_kind.in_collective(stack, record.hang):
         return Symptom(rank, "hung", record, 3, 0.0, False, "waited in a collective for another rank")
-    if record.hang == "runs_again":
-        return Symptom(rank, "hung", record, 3, 0.0, False, "had waited, and ran again when its monitor looked")
     if not stack and record.hang is None and any(not collective.left for collective in record.last_collectives):
         reason = "had entered a collective and not left it; its stack is not known"
         return Symptom(rank, "hung", record, 3, 0.0, False, reason)

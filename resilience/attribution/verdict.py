@@ -24,6 +24,7 @@ from resilience.attribution.evidence import (
     broken_in_restart,
     symptoms_of,
     waits,
+    without_reruns,
     without_restart,
 )
 from resilience.attribution.symptoms import (
@@ -84,6 +85,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge(evidence: Evidence) -> Verdict:
     """Return which ranks are to blame for an interruption."""
+    evidence = without_reruns(evidence)
     hangs = {record.rank: record.hang for record in evidence.records if record.hang is not None}
     entered = {record.rank: record.last_collectives for record in evidence.records if record.last_collectives}
     evidence = msgspec.structs.replace(

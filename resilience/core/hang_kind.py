@@ -108,7 +108,7 @@ def classify(
     if state == "D":
         return "in_kernel"
     if is_busy(process):
-        # A wait that has just ended, as by the end of the rank that was waited for, is no loop.
+        # It may be a wait that has just ended, as by the end of the rank that was waited for.
         return "in_loop" if longer is None or is_busy(longer) else "runs_again"
     if is_gil_held:
         return "holds_gil"

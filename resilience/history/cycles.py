@@ -432,11 +432,11 @@ class CycleHistory:
             case events.EvidenceCaptured(method):
                 self._part(record).worker(rank).evidence = method
             case events.WorkerSeen(is_suspicion=False):
-                self._part(record).worker(rank).looked_at(event)
+                self._part(record).worker(rank).looked_at(event, at_ns)
             case events.RankExited(goodbye=False, code=code) if code != 0:
                 self._part(record).worker(rank).is_gone = True
             case events.RankSignalled():
-                self._part(record).worker(rank).signals = (", ".join(event.signals), event.reason)
+                self._part(record).worker(rank).signalled(event, at_ns)
             case _:  # no other event matters here
                 pass
 

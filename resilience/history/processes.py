@@ -44,6 +44,8 @@ class Worker:
         self.evidence: str | None = None  # how its stacks were taken
         self.signals: tuple[str, str] | None = None  # signals that its monitor sent, and the limit that fired
         self.seen: events.WorkerSeen | None = None  # where it was when another rank hung
+        self.seen_ns = 0  # UTC
+        self.signalled_ns = 0  # UTC, of its monitor's first signal; 0 if there was none
         self.called_ns: int | None = None  # when a Wrapper's function was called
 
     def is_stopped(self, ran_until: int | None) -> bool:
@@ -53,9 +55,15 @@ class Worker:
         is_late = ran_until is not None and self.exited_ns is not None and self.exited_ns > ran_until
         return self.exit.code != 0 or is_late
 
-    def looked_at(self, seen: events.WorkerSeen) -> None:
+    def looked_at(self, seen: events.WorkerSeen, at_ns: int) -> None:
         """Note where it was. The first look counts: what it does once another rank was ended is no evidence."""
-        self.seen = self.seen or seen
+        if self.seen is None:
+            self.seen, self.seen_ns = seen, at_ns
+
+    def signalled(self, event: events.RankSignalled, at_ns: int) -> None:
+        """Note a signal of its monitor."""
+        self.signals = (", ".join(event.signals), event.reason)
+        self.signalled_ns = self.signalled_ns or at_ns
 
     def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
         if self.progress is None:

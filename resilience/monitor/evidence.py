@@ -61,6 +61,9 @@ class _Sample(NamedTuple):
         )
 
 
+NO_SAMPLE = _Sample(float("-inf"), None, None)
+
+
 class _Seen(NamedTuple):
     """The process before any signal. longer: over more of its silence than `process`. waits_in: the kernel function in
     which its main thread slept."""
@@ -90,7 +93,7 @@ class Witness:
         self.has_iterations = True
         self.ask: stacks.Ask = lambda number: False
         self._are_sources_lost = False
-        self._samples = deque([_Sample(float("-inf"), None, None)], SAMPLES)  # the last one is the newest
+        self._samples = deque([NO_SAMPLE], SAMPLES)  # the last one is the newest
         self._seen_before_signal = _Seen(None, None, "")  # before the rank was touched
 
     def take_stacks(self, thorough: bool) -> stacks.Stacks:
@@ -161,6 +164,11 @@ class Witness:
                 self._are_sources_lost = True
         return ""
 
+    def watch_program(self, program: processes.Process) -> None:
+        """Watch this program from now on; what is known about another one does not count."""
+        self.program = program
+        self._samples = deque([NO_SAMPLE], SAMPLES)
+
     def take_sample(self, now: float) -> bool:
         """Store the CPU time and memory used so far, now and then, for a later comparison. Return True if it did."""
         if now - self._samples[-1].at < SAMPLE_EVERY:
@@ -196,7 +204,8 @@ class Witness:
         if state is None:
             return None, None
         page = self.page.read()
-        beat = max((at for at in (page.heartbeat_at, page.step_at) if at is not None), default=float("-inf"))
+        since = now.at - silent_for if silent_for else page.since
+        beat = max(at for at in (page.heartbeat_at, page.step_at, since) if at is not None)
         oldest = next((sample for sample in self._samples if sample.at >= beat), before)
         if silent_for is not None and now.at - before.at > silent_for and state.wait_status is None:
             before = now  # the sample is from a healthy time
@@ -205,7 +214,7 @@ class Witness:
         elif state.state == "D":
             time.sleep(SAMPLE)  # a page is read or written for a moment; a hang in the kernel lasts
             now = self._look_at_process().or_else(now)
-        return now.since(before), now.since(oldest)
+        return now.since(before), None if oldest.state is None else now.since(oldest)
 
     def _look_at_process(self) -> _Sample:
         return _Sample(time.monotonic(), self.program.state(), processes.runnable(self.program.pid))

@@ -461,6 +461,8 @@ class RankMonitor:
         self.emit(events.RankFellSilent(finding.limit, finding.severity, finding.allowed, finding.silent_for))
         self._witness.see(finding.silent_for)
         self._stacks = self._witness.take_stacks(thorough=finding.severity == "hard")
+        if self._witness.has_iterations and self._page.read().iteration != self._observation.iteration:
+            self._stacks = stacks.Stacks("none", reason="the rank has restarted meanwhile")
         self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
 
     def _ask_for_stacks(self, number: int) -> bool:

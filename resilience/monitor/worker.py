@@ -290,7 +290,7 @@ class WorkerMonitor(RankMonitor):
         self._page = self._witness.page = MonitorSide(page)
         if not is_new:
             self._continue()
-        self._witness.program = program
+        self._witness.watch_program(program)
         self._dump = self._witness.dump = stacks.Dump(dump)
         if self._is_stopping:
             self._page.request_stop()
@@ -327,7 +327,7 @@ class WorkerMonitor(RankMonitor):
         self._fold_timings(time.monotonic())
         if self._witness.program is not self._rank:
             self._witness.program.close()
-            self._witness.program = self._rank
+            self._witness.watch_program(self._rank)
         self._attached_page.close()
         if self._dump is not None:
             os.close(self._dump.fd)

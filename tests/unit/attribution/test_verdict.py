@@ -622,3 +622,14 @@ def test_rank_that_may_be_at_work_does_not_excuse_one_that_is_in_a_call_until_it
     record = silent(0, LOADS, hang="in_call")
     seen = Evidence((record,), first=0, active=RANKS, stacks={0: LOADS, 1: LOADS}, hangs={1: word}, answered=RANKS)
     assert blamed(seen) == [(0, "hung")]
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_rank_that_runs_again_is_cleared_only_if_the_end_of_another_one_may_have_freed_it(is_late: bool) -> None:
+    """Otherwise it computes now and then, which may be a hang too."""
+    waits = silent(1, BARRIER, hang="in_collective")
+    again = silent(0, (STEP,), hang="runs_again", process=ProcessInfo("R", 0.5, 1.0, runnable_s=0.5))
+    again = msgspec.structs.replace(again, detector=Detector("heartbeat", 3.0))
+    late = frozenset((0,)) if is_late else frozenset[int]()
+    seen = Evidence((waits, again), first=1, active=frozenset((0, 1)), late=late)
+    assert blamed(seen) == ([] if is_late else [(0, "busy_without_progress")])
