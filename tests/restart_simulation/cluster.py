@@ -200,8 +200,7 @@ class Cluster:
     def _freeze(self, duration: Seconds) -> None:
         self.note("the store", f"stands still for {duration:.1f} s")
         self.frozen_until = max(self.frozen_until, self.clock.now + duration)
-        for rank in self.ranks:
-            self.comes_late(rank, duration)
+        self.referee.pauses(self.clock.now, duration)
 
     def _is_held_up(self, actor: Actor, again: Callable[..., None], *arguments: Any) -> bool:
         """Return True if the store is stopped: then repeat the request once it continues."""

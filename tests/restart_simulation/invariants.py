@@ -138,6 +138,7 @@ class Referee:
         self.worlds: dict[int, World] = {}
         self.truths = [Truth(Seat(rank, rank, ranks, ranks, ENTRY)) for rank in range(ranks)]
         self.vain_waits: list[str] = []  # those that another rank explains
+        self._pauses: list[tuple[float, float]] = []  # intervals in which the store answers nobody
         self._true: set[str] = set()  # every record that may be in the store
         self._last_frozen = ENTRY - 1
         self._superfluous: list[Seat] = []  # seats of ranks whose stand-ins gave up waiting for the others
@@ -150,6 +151,10 @@ class Referee:
         """Note that the schedule delays a rank, or its stand-in, for this long."""
         if duration:
             truth.stalls.append((now, now + duration))
+
+    def pauses(self, now: float, duration: float) -> None:
+        """Note that the store stands still for this long. It keeps everybody waiting, also who goes on meanwhile."""
+        self._pauses.append((now, now + duration))
 
     def goes_on(self, truth: Truth, now: float) -> None:
         """Note that a stall is over, perhaps early."""
@@ -165,7 +170,7 @@ class Referee:
         if limit <= LOOK_AGAIN:
             return  # the rank only checks again after that
         others = [peer for peer in self.truths if peer is not truth]
-        stalled = covered([stall for peer in others for stall in peer.stalls], now - limit, now)
+        stalled = covered(self._pauses + [stall for peer in others for stall in peer.stalls], now - limit, now)
         if stalled < limit - SLACK and not any(peer.is_unspoken for peer in others):
             raise broken("no vain wait", f"{seat} waited {limit:g} s for {key}, others were late for {stalled:.0f} s")
         truth.has_waited_in_vain = True

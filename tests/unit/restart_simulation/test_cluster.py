@@ -122,6 +122,11 @@ def test_store_that_stands_still_for_longer_than_a_hang_may_last_costs_nobody() 
         assert report.ends == ("completed",) * 4
 
 
+def test_pause_of_the_store_explains_a_wait_although_the_others_end_stages_meanwhile() -> None:
+    report = Cluster(draw(1736958, 3, 8)).run()  # and just after it a rank dies together with its monitor
+    assert "for 0/frozen" in report.vain_waits[0]
+
+
 def test_rank_taken_for_dead_is_excluded_and_told_so() -> None:
     report = run(Stall(1, 0, Stage.FUNCTION, "slow", 30.0), FalseSuspicion(2, 5.0))
     assert report.ends == ("completed", "completed", "discarded", "completed")
