@@ -202,14 +202,12 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     hard = [finding for finding in findings if finding.severity == "hard"]
     if hard:
         gravest = max(hard, key=_gravity)
-        commands = (CaptureEvidence(gravest), AskRestart(gravest))
-        # Once the iteration is interrupted, the other ranks are already leaving their positions.
-        if not observation.are_others_seen and observation.interrupted_at is None:
-            times = {"signal_at": now + EVIDENCE, "kill_at": now + EVIDENCE + watch.limits.grace}
-            state = msgspec.structs.replace(watch, finding=gravest, signal_in=observation.iteration, **times)
-            return Decision(state, commands, now + LOOK)
-        ended = _terminated(watch, gravest, now)
-        return Decision(ended.state, (*commands, *ended.commands), ended.wake_at)
+        # Never at once: while the evidence is taken, the rank may restart after all. And once the iteration is
+        # interrupted, the other ranks are already leaving their positions: nothing is to be waited for.
+        signal_at = now if observation.interrupted_at is not None else now + EVIDENCE
+        times = {"signal_at": signal_at, "kill_at": signal_at + watch.limits.grace}
+        state = msgspec.structs.replace(watch, finding=gravest, signal_in=observation.iteration, **times)
+        return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), now)
     if findings and watch.asked_in != observation.iteration:
         gravest = max(findings, key=_gravity)
         state = msgspec.structs.replace(watch, asked_in=observation.iteration)

@@ -60,7 +60,7 @@ def watch_over(
         state = decision.state
         if decision.wake_at is None or decision.wake_at > until:
             return commands
-        assert decision.wake_at > now, f"it spins at {now}"
+        assert decision.wake_at > now or decision.commands, f"it spins at {now}"
         now = decision.wake_at
     pytest.fail("it looks more often than it has reason to")
 
@@ -471,7 +471,7 @@ def test_grace_is_kept_however_often_the_monitor_looks(watcher: ModuleType) -> N
         state = decision.state
         kills += [now for command in decision.commands if isinstance(command, Kill)]
     assert len(kills) == 1
-    assert kills[0] == pytest.approx(START + HARD + GRACE)
+    assert kills[0] == pytest.approx(START + HARD + 0.05 + GRACE)  # from the signal on, in the second look
 
 
 def test_rank_that_recovers_after_it_was_terminated_is_ended_all_the_same(watcher: ModuleType) -> None:
@@ -539,7 +539,9 @@ def test_others_are_waited_for_no_longer_than_the_evidence_may_take(watcher: Mod
 def test_rank_is_not_looked_at_more_often_than_needed_while_the_others_are_waited_for(watcher: ModuleType) -> None:
     unseen = in_function(step_at=START, are_others_seen=False)
     decision: Decision = watcher.decide(Watch(limits=limits_of(step=Limit(hard=HARD))), unseen, START + HARD)
-    assert decision.wake_at == START + HARD + LOOK
+    assert decision.wake_at == START + HARD  # at once: the evidence took its time
+    decision = watcher.decide(decision.state, unseen, START + HARD)
+    assert (decision.commands, decision.wake_at) == ((), START + HARD + LOOK)
     decision = watcher.decide(decision.state, unseen, START + HARD + EVIDENCE - LOOK / 2)
     assert (decision.commands, decision.wake_at) == ((), START + HARD + EVIDENCE)
 
@@ -549,6 +551,20 @@ def test_nothing_is_waited_for_where_the_others_have_been_interrupted(watcher: M
     seen = in_function(since=0.0, interrupted_at=START, are_others_seen=False)
     times = [at for at, _ in watch_over(watcher, limits, seen)]
     assert times == [START + HARD] * 3 + [START + HARD + GRACE]
+
+
+def test_rank_that_restarts_while_its_evidence_is_taken_is_not_signalled(watcher: ModuleType) -> None:
+    """Neither if there are others whose positions are waited for, nor if there are none, nor if it was to leave."""
+    limits = limits_of(step=Limit(hard=HARD), leave=Limit(hard=HARD))
+    for seen in (
+        in_function(step_at=START),
+        in_function(step_at=START, are_others_seen=False),
+        in_function(since=0.0, interrupted_at=START, are_others_seen=False),
+    ):
+        found: Decision = watcher.decide(Watch(limits=limits), seen, START + HARD)
+        assert [type(command) for command in found.commands] == [CaptureEvidence, AskRestart]
+        restarted = in_function(iteration=1, since=START + HARD, step_at=START + HARD)
+        assert watcher.decide(found.state, restarted, START + HARD + 0.1).commands == ()
 
 
 def test_rank_that_restarts_while_the_others_are_waited_for_is_not_signalled(watcher: ModuleType) -> None:
@@ -736,6 +752,7 @@ def _go_on(rng: Random, seen: Observation, now: float) -> Observation:
         changes["open_sections"] = tuple(Sign(name, now) for name in ("a", "b", "c") if rng.random() < 0.4)
         changes["section_left_at"] = now
     changes["is_stuck"] = seen.is_stuck or rng.random() < 0.01
+    changes["are_others_seen"] = rng.random() < 0.5
     if rng.random() < 0.2:
         changes["store_due_at"] = rng.choice((None, None, now, now + 1.0, now + 5.0))
     if rng.random() < 0.1:
@@ -792,6 +809,14 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     if seen.has_left and not seen.said_goodbye and not before.is_represented:
         assert kinds == [Represent]
         return
+    if before.signal_at is not None and before.signal_in != seen.iteration:  # it has restarted meanwhile
+        before = msgspec.structs.replace(before, signal_at=None, kill_at=None, finding=None)
+    if before.signal_at is not None:
+        is_due = now >= before.signal_at or seen.are_others_seen
+        assert kinds == [SendSignal] * is_due
+        if is_due:
+            assert decision.wake_at == now + limits.grace
+        return
     if before.kill_at is not None:
         is_due = now >= before.kill_at and not before.is_killed
         assert kinds == [Kill] * is_due
@@ -810,9 +835,9 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     if seen.is_stuck and not seen.is_outside:
         hard["abort"] = math.inf
     if hard:
-        assert kinds == [CaptureEvidence, AskRestart, SendSignal]
+        assert kinds == [CaptureEvidence, AskRestart]
         assert hard[decision.commands[0].finding.limit] == max(hard.values())  # type: ignore[union-attr]
-        assert decision.wake_at == now + limits.grace
+        assert decision.wake_at == now
         return
     if soft and before.asked_in != seen.iteration:
         assert kinds == [CaptureEvidence, AskRestart]
@@ -863,7 +888,8 @@ def test_limits_count_anew_after_the_whole_node_stood_still(watcher: ModuleType)
     decided = watcher.decide(Watch(limits), resumed, START + 1001.0)
     assert (decided.commands, decided.wake_at) == ((), START + 1020.0)
     late = watcher.decide(Watch(limits), resumed, START + 1041.0)
-    assert [type(command) for command in late.commands] == [CaptureEvidence, AskRestart, SendSignal]
+    assert [type(command) for command in late.commands] == [CaptureEvidence, AskRestart]
+    assert [command.finding.severity for command in late.commands] == ["hard"] * 2
     earlier = msgspec.structs.replace(seen, resumed_at=START - 10.0)  # it has shown signs since then
     assert watcher.decide(Watch(limits), earlier, START + 19.0).wake_at == START + 20.0
 
@@ -987,11 +1013,12 @@ def suspected(suspicion: Suspicion | None, is_asked_for: bool = True) -> tuple[L
 def test_confirmed_suspicion_ends_the_rank_at_once_and_only_if_asked_for(watcher: ModuleType) -> None:
     suspicion = Suspicion("section:train", START, 2.5)
     finding = Finding("section:train", "hard", 2.5, 4.0)
-    expected = (CaptureEvidence(finding), AskRestart(finding), SendSignal(finding))
+    at = START + 4.0
+    expected = [(at, CaptureEvidence(finding)), (at, AskRestart(finding)), (at, SendSignal(finding))]
     for is_asked_for in (True, False):
         limits, seen = suspected(suspicion, is_asked_for)
-        commands = watcher.decide(Watch(limits=limits), seen, START + 4.0).commands
-        assert commands == (expected if is_asked_for else ())
+        commands = watch_over(watcher, limits, seen, start=at, until=at + 1.0)
+        assert commands == (expected if is_asked_for else [])
 
 
 def test_confirmed_suspicion_is_about_one_limit_and_one_silence(watcher: ModuleType) -> None:
