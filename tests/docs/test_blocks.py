@@ -47,9 +47,10 @@ class Block:
 
 
 def blocks() -> Iterator[Block]:
+    parser = MarkdownIt().disable("inline")  # most of the time, and not needed for blocks
     for page in PAGES:
         before = ""
-        for token in MarkdownIt().parse(page.read_text()):
+        for token in parser.parse(page.read_text()):
             if token.type not in ("fence", "code_block"):
                 continue
             assert token.map is not None
