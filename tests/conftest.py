@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 import tests.support.examples  # noqa: F401
 from tests.support.ranks import Job, started
 from tests.support.server import DDP_AND_FSDP, ForkServer
+
+# Container images set this. The tests start thousands of processes, each of which would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

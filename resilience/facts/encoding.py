@@ -5,10 +5,13 @@ UTF-8. Python keeps such bytes as lone surrogates, which no encoder accepts. `te
 nothing is lost and nothing fails. The encoders first try the value as it is, which costs nothing, and escape its text
 only if that fails. The decoders raise one error, `DecodeError`, for any bad bytes: not UTF-8, nested too deeply, cut
 off, numbers out of range. Decoders of types are built at first use, because building all of them takes longer than
-importing this package."""
+importing this package, and by one thread at a time: msgspec keeps what it learns of a struct at the class, from before
+it is complete, and another thread that decodes with it crashes."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast, overload
 
@@ -24,6 +27,8 @@ _UNENCODABLE = (UnicodeEncodeError, OverflowError)
 _UNDECODABLE = (ValueError, RecursionError, OverflowError, TypeError, AttributeError, LookupError)
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
+_BUILDING = threading.RLock()  # reentrant: a signal handler that decodes may interrupt the thread that builds
+os.register_at_fork(before=_BUILDING.acquire, after_in_parent=_BUILDING.release, after_in_child=_BUILDING.release)
 
 
 # -- text --------------------------------------------------------------------------------------------
@@ -125,9 +130,7 @@ def reader(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = 
     def read(data: bytes | str) -> Any:
         nonlocal decode
         if decode is None:
-            decoders: dict[str, Any] = {"json": msgspec.json.Decoder, "msgpack": msgspec.msgpack.Decoder}
-            decode = decoders[form](kind, strict=strict).decode
-            assert decode is not None
+            decode = _decoder(kind, form, strict).decode
         try:
             return decode(data)
         except _UNDECODABLE as error:
@@ -138,19 +141,26 @@ def reader(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = 
 
 def lines_reader(kind: object) -> Callable[[bytes], list[Any]]:
     """Return a function that decodes many lines of JSON at once. It raises DecodeError and nothing else."""
-    decoder: Any = None
+    decode: Callable[[bytes], list[Any]] | None = None
 
     def read(data: bytes) -> list[Any]:
-        nonlocal decoder
-        if decoder is None:
-            decoder = msgspec.json.Decoder(kind)
+        nonlocal decode
+        if decode is None:
+            decode = _decoder(kind).decode_lines
         try:
-            values: list[Any] = decoder.decode_lines(data)
-            return values
+            return decode(data)
         except _UNDECODABLE as error:
             raise _refused(error) from error
 
     return read
+
+
+def _decoder(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = True) -> Any:
+    """Return a decoder of a type. The first one of a type makes its structs safe to decode in any thread."""
+    with _BUILDING:
+        if form == "json":
+            return msgspec.json.Decoder(kind, strict=strict)
+        return msgspec.msgpack.Decoder(kind, strict=strict)
 
 
 @overload
@@ -159,7 +169,7 @@ def from_json(data: bytes | str, kind: type[T], strict: bool = True) -> T: ...
 def from_json(data: bytes | str, kind: object = Any, strict: bool = True) -> Any: ...
 def from_json(data: bytes | str, kind: Any = Any, strict: bool = True) -> Any:
     """Decode JSON once. strict: False lets text stand for a number. Raises: DecodeError."""
-    return _guarded(lambda: msgspec.json.decode(data, type=kind, strict=strict))
+    return _guarded(lambda: _decoder(kind, strict=strict).decode(data))
 
 
 def from_yaml(data: bytes) -> Any:
@@ -178,6 +188,7 @@ def from_builtins(value: Any, kind: type[T], strict: bool = True) -> T: ...
 def from_builtins(value: Any, kind: object, strict: bool = True) -> Any: ...
 def from_builtins(value: Any, kind: Any, strict: bool = True) -> Any:
     """Convert a result of `from_yaml`. strict: False lets text stand for a number. Raises: DecodeError."""
+    _decoder(kind)  # builds what the conversion needs
     return _guarded(lambda: msgspec.convert(value, kind, strict=strict))
 
 

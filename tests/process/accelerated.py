@@ -90,9 +90,12 @@ def build_a_group_during_the_abort() -> dict[str, Any]:
         second = dist.new_group()
         assert reduce_ones(second) == dist.get_world_size()
         if call.iteration == 0:
+            store = dist.distributed_c10d._get_default_store()
             if initial_rank == 1:
+                store.wait(["rank 0 has left the collective before"])
                 raise ValueError("broken, by schedule")
             try:
+                store.set("rank 0 has left the collective before", "")
                 reduce_ones()
             except RuntimeError:
                 dist.destroy_process_group()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -137,3 +139,69 @@ def test_message_that_is_none_raises_one_error(data: bytes) -> None:
 
 def test_last_one_of_duplicated_keys_counts() -> None:
     assert reader(Outer)(b'{"type":"outer","name":"a","name":"b"}').name == "b"
+
+
+# -- many threads --------------------------------------------------------------------------------------------------
+
+# Structs that no decoder knows yet. Several threads read them for the first time, or a forked child does meanwhile.
+STRUCTS = """
+import os, signal, sys, threading
+import msgspec
+from resilience.facts.encoding import from_builtins, from_json, lines_reader, reader
+
+sys.setswitchinterval(1e-6)
+DATA = b'{"entries":[{"names":["a","b"],"number":1,"text":"x"}]}'
+PLAIN = {"entries": [{"names": ["a", "b"], "number": 1, "text": "x"}]}
+
+def made():
+    entry = msgspec.defstruct("Entry", [("names", tuple[str, str]), ("number", int), ("text", str)])
+    kind = msgspec.defstruct("Dump", [("entries", list[entry])])
+    of_all = reader(kind)
+    return [
+        of_all,
+        of_all,
+        reader(kind),
+        lambda data: lines_reader(kind)(data)[0],
+        lambda data: from_json(data, kind),
+        lambda data: from_builtins(PLAIN, kind),
+    ]
+"""
+
+THREADS = """
+for _ in range(200):
+    reads = made()
+    barrier, numbers = threading.Barrier(len(reads)), []
+    def once(read):
+        barrier.wait()
+        numbers.append(read(DATA).entries[0].number)
+    threads = [threading.Thread(target=once, args=(read,)) for read in reads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers == [1] * len(reads), numbers
+"""
+
+FORKS = """
+def build(readers):
+    for reads in readers:
+        reads[0](DATA)
+
+for _ in range(100):
+    readers = [made() for _ in range(20)]
+    thread = threading.Thread(target=build, args=(readers,))
+    thread.start()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        build(readers)
+        os._exit(0)
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("what", [THREADS, FORKS], ids=["threads", "forks"])
+def test_type_that_several_threads_read_for_the_first_time_crashes_none(what: str) -> None:
+    done = subprocess.run([sys.executable, "-c", STRUCTS + what], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
