@@ -29,7 +29,7 @@ class Evidence(msgspec.Struct, frozen=True):
     ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after
     the rank had answered the interruption. freed_before_look: ranks whose monitor saw how they hung only after they had
     answered, when their own abort may have freed them. late: ranks whose hang was seen only after another rank had been
-    signalled, when the end of that rank may have freed them."""
+    signalled, for its stacks or to end it, which may have freed them."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None

@@ -138,7 +138,16 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         returned=frozenset(rank for rank, (outcome, _) in iteration.runs.items() if outcome == "completed"),
         signalled=dict(iteration.signalled),
         store_lost=frozenset(iteration.store_lost) if not iteration.answered else frozenset(),
+        late=_late(iteration),
     )
+
+
+def _late(iteration: Iteration) -> frozenset[int]:
+    """Return the ranks that are looked at after another rank was signalled, for its stacks or to end it: that may end
+    what the other one was blocked in. A look follows the first report, and that one follows such a signal."""
+    signalled = {record.rank for record in iteration.records if record.stack_method == "faulthandler"}
+    signalled |= iteration.signalled.keys()
+    return frozenset(rank for rank in iteration.started if signalled - {rank})
 
 
 def _ordered(iteration: Iteration, verdict: Verdict, in_restart: Set[int]) -> tuple[InterruptionRecord, ...]:

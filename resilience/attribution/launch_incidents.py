@@ -212,8 +212,11 @@ def _evidence(
 
 
 def _is_late(rank: int, workers: dict[int, Worker], records: tuple[InterruptionRecord, ...]) -> bool:
-    """Return True if a rank was seen to run again only after a monitor had signalled another rank."""
+    """Return True if a rank was seen to run again only after a monitor had signalled another rank, for its stacks or to
+    end it."""
     signals = [worker.signalled_ns for other, worker in workers.items() if other != rank and worker.signalled_ns]
+    by_signal = [record for record in records if record.rank != rank and record.stack_method == "faulthandler"]
+    signals += [record.detected_wall_ns for record in by_signal if record.detected_wall_ns]
     seen = [record.detected_wall_ns or 0 for record in records if record.rank == rank and record.hang == "runs_again"]
     return bool(signals) and min(signals) < max(workers[rank].seen_ns, *seen, 0)
 

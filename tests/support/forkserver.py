@@ -35,7 +35,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    # As the launcher's zygote does: else the first collection in a rank looks at, and so copies, 70 MiB of shared pages.
+    # As the launcher's zygote does: else the first collection in a rank copies 70 MiB of shared pages.
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))

@@ -181,6 +181,48 @@ def test_hang_that_its_monitor_saw_before_the_rank_answered_stands(word: Hang) -
     assert 0 in culprits(incident)
 
 
+@pytest.mark.parametrize(("method", "is_ended"), [("faulthandler", False), ("own-thread", True), ("own-thread", False)])
+def test_rank_that_runs_again_is_cleared_if_the_signal_to_a_hung_one_may_have_freed_it(
+    method: str, is_ended: bool
+) -> None:
+    """Rank 1 holds the interpreter's lock in a call that any signal ends. Rank 0 had waited for it until its own limit,
+    and goes on when its monitor looks."""
+    origins = [Origin("job", "node", "monitor", 7, initial_rank=rank, rank=rank, iteration=0) for rank in (0, 1)]
+    record = InterruptionRecord(
+        1,
+        Interruption.HARD_TIMEOUT if is_ended else Interruption.SOFT_TIMEOUT,
+        detector=Detector("watchdog", 3.0),
+        iteration=0,
+        stage="run",
+        hang="holds_gil",
+        process=ProcessInfo("S", 0.0, 1.0),
+        stacks=(ThreadStack("MainThread", (TRAIN,)),),
+        stack_method=method,
+    )
+    again = msgspec.structs.replace(
+        record,
+        rank=0,
+        interruption=Interruption.SOFT_TIMEOUT,
+        hang="runs_again",
+        process=ProcessInfo("R", 0.5, 1.0, runnable_s=0.5),
+        stack_method="own-thread",
+    )
+    stream: list[tuple[int, int, events.Event]] = [
+        (0, 1, events.IterationStarted(2, "active")),
+        (1, 1, events.IterationStarted(2, "active")),
+        (1, 100, events.Interrupted(record)),
+        (1, 101, events.InterruptionArrived(1, record.interruption, 0, 1)),
+        (0, 110, events.Interrupted(again)),
+        (0, 111, events.InterruptionArrived(0, again.interruption, 0, 2)),
+        (0, 112, events.OutcomeSeen(by=1, stack=(TRAIN,), hang="runs_again")),
+    ]
+    if is_ended:
+        stream.append((1, 105, events.RankSignalled(("SIGCONT", "SIGTERM"), "watchdog")))
+    (incident,) = fold(Record(number, at, at, origins[rank], event) for number, (rank, at, event) in enumerate(stream))
+    may_be_freed = is_ended or method == "faulthandler"
+    assert culprits(incident) == ({1} if may_be_freed else {0, 1})
+
+
 def test_hang_has_the_same_fingerprint_wherever_the_code_is_installed() -> None:
     incident = only(job([Fault("hang", 1, 0)], world=4))
     assert incident.where is not None
