@@ -192,8 +192,9 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
         return Decision(over, (Finish() if is_accounted_for else StandIn(),))
     if observation.has_left and not observation.said_goodbye and not watch.is_represented:
         return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
-    if watch.signal_at is not None and watch.signal_in != observation.iteration:
-        watch = msgspec.structs.replace(watch, signal_at=None, kill_at=None, finding=None)  # it has restarted after all
+    is_through = observation.has_left or (observation.said_goodbye and observation.doing is not Doing.HOOK)
+    if watch.signal_at is not None and (is_through or watch.signal_in != observation.iteration):
+        watch = msgspec.structs.replace(watch, signal_at=None, kill_at=None, finding=None)  # it has gone on after all
     if watch.kill_at is not None:
         return _escalate(watch, observation, now)
     if observation.is_dismissed:

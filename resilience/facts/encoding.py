@@ -5,19 +5,19 @@ UTF-8. Python keeps such bytes as lone surrogates, which no encoder accepts. `te
 nothing is lost and nothing fails. The encoders first try the value as it is, which costs nothing, and escape its text
 only if that fails. The decoders raise one error, `DecodeError`, for any bad bytes: not UTF-8, nested too deeply, cut
 off, numbers out of range. Decoders of types are built at first use, because building all of them takes longer than
-importing this package, and by one thread at a time: msgspec keeps what it learns of a struct at the class, from before
-it is complete, and another thread that decodes with it crashes."""
+importing this package, and by one thread at a time: msgspec stores its description of a struct on the class before that
+description is complete, and another thread that decodes with it crashes. So does a signal handler that decodes a type
+which its thread is building; no handler of this package decodes."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast, overload
 
 import msgspec
 
 from resilience.errors import DecodeError
+from resilience.facts.fork_lock import fork_lock
 
 T = TypeVar("T")
 LONGEST_REASON = 300  # characters of a decoder's message
@@ -27,8 +27,8 @@ _UNENCODABLE = (UnicodeEncodeError, OverflowError)
 _UNDECODABLE = (ValueError, RecursionError, OverflowError, TypeError, AttributeError, LookupError)
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
-_BUILDING = threading.RLock()  # reentrant: a signal handler that decodes may interrupt the thread that builds
-os.register_at_fork(before=_BUILDING.acquire, after_in_parent=_BUILDING.release, after_in_child=_BUILDING.release)
+_BUILDING = fork_lock()
+_decoders: dict[tuple[Any, str, bool], Any] = {}
 
 
 # -- text --------------------------------------------------------------------------------------------
@@ -156,11 +156,14 @@ def lines_reader(kind: object) -> Callable[[bytes], list[Any]]:
 
 
 def _decoder(kind: Any, form: Literal["json", "msgpack"] = "json", strict: bool = True) -> Any:
-    """Return a decoder of a type. The first one of a type makes its structs safe to decode in any thread."""
-    with _BUILDING:
-        if form == "json":
-            return msgspec.json.Decoder(kind, strict=strict)
-        return msgspec.msgpack.Decoder(kind, strict=strict)
+    """Return the decoder of a type, which any thread may use."""
+    key = kind, form, strict
+    decoder = _decoders.get(key)
+    if decoder is None:
+        with _BUILDING:
+            decoders: dict[str, Any] = {"json": msgspec.json.Decoder, "msgpack": msgspec.msgpack.Decoder}
+            decoder = _decoders[key] = decoders[form](kind, strict=strict)
+    return decoder
 
 
 @overload
@@ -188,8 +191,12 @@ def from_builtins(value: Any, kind: type[T], strict: bool = True) -> T: ...
 def from_builtins(value: Any, kind: object, strict: bool = True) -> Any: ...
 def from_builtins(value: Any, kind: Any, strict: bool = True) -> Any:
     """Convert a result of `from_yaml`. strict: False lets text stand for a number. Raises: DecodeError."""
-    _decoder(kind)  # builds what the conversion needs
-    return _guarded(lambda: msgspec.convert(value, kind, strict=strict))
+
+    def convert() -> Any:
+        _decoder(kind)  # builds what the conversion needs
+        return msgspec.convert(value, kind, strict=strict)
+
+    return _guarded(convert)
 
 
 def _guarded(decode: Callable[[], Any]) -> Any:

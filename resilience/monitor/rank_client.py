@@ -286,7 +286,7 @@ class RankMonitorClient:
         """Return the longest times of all ranks. A collective."""
         page = link.page
         longest_here: dict[str, float] = {}
-        for name, taken in page.longest.items():
+        for name, taken in page.longest.copy().items():  # another thread may close its first section meanwhile
             key = _SECTION + recorded_name(name)
             longest_here[key] = max(taken * 1e-9, longest_here.get(key, 0.0))
         if page.first_heartbeat:

@@ -79,8 +79,6 @@ def _ranks() -> dict[str, list[int]]:
     if module is None:
         return {}
     world = module._world
-    return {
-        name: sorted(world.pg_group_ranks[group])
-        for group, name in list(world.pg_names.items())
-        if group in world.pg_group_ranks
-    }
+    # The main thread may build and destroy groups meanwhile.
+    ranks = ((name, world.pg_group_ranks.get(group)) for group, name in list(world.pg_names.items()))
+    return {name: sorted(of_group) for name, of_group in ranks if of_group is not None}

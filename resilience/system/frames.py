@@ -12,6 +12,11 @@ import sys
 import threading
 from types import FrameType
 
+from resilience.facts.fork_lock import fork_lock
+
+# Held while garbage collection is off: two threads that take stacks at once,
+# or a child forked meanwhile, would leave it off for ever.
+_TAKING = fork_lock()
 _WRAPPERS = "/resilience/system/collective_calls.py"
 _STANDARD = os.path.join(os.path.dirname(threading.__file__), "")
 _OURS = tuple(
@@ -49,10 +54,11 @@ def current_frames() -> dict[int, FrameType]:
     No garbage collection may begin meanwhile. Before Python 3.12 the interpreter allocates here while it holds the lock
     of its list of threads; a finalizer that releases the GIL then deadlocks the process
     (https://github.com/python/cpython/issues/106883)."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        if was_enabled:
-            gc.enable()
+    with _TAKING:
+        was_enabled = gc.isenabled()
+        try:
+            gc.disable()
+            return sys._current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()

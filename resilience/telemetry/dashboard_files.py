@@ -24,7 +24,7 @@ _RULES = ("prometheus/recording.yaml", "prometheus/alerts.yaml")
 _QUERIES = ("expr", "query", "definition")  # keys of dashboards whose values are PromQL
 _NAMES = re.compile(r"(?<![:\w$])(resilience_\w+|up|ALERTS|scrape_\w+)(?![:\w])(\{[^}]*\})?")
 _NAME = re.compile(r"[\w-]{1,20}", re.ASCII)  # Grafana's uids have at most 40 of these characters
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, where PyYAML was built with it: the same text
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, if PyYAML has it: faster
 _OF_ALERTS = ("cluster", "job_id")  # labels that every alert keeps
 _MATCHER = re.compile(r'[a-zA-Z_]\w*(=|!=|=~|!~)"[^"\\{}]*"')
 

@@ -148,8 +148,8 @@ def _destination() -> tuple[BackgroundFile | None, Callable[[], Context] | None,
     if _file is not None or _context is not None:
         return _file, _context, _parent
     if not _is_launched_known:
-        _is_launched_known = True
         _launched = _of_launched_worker()
+        _is_launched_known = True  # only now: another thread may look meanwhile
     return (None, None, None) if _launched is None else _launched
 
 

@@ -79,7 +79,9 @@ def run(how: str, script: Path, folder: Path, ranks: int = 2) -> tuple[list[int]
                 for rank in range(ranks)
             ]
         else:
-            meeting = [f"--rdzv-endpoint=127.0.0.1:{port}"] if how == "torchrun" else []
+            # By default torchrun draws MASTER_PORT, and the next one may be any client's.
+            static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}"]
+            meeting = static if how == "torchrun" else []
             command = [*START[how], *meeting, f"--nproc-per-node={ranks}", str(script), str(folder)]
             started = [stack.enter_context(process(command, folder))]
         deadline = time.monotonic() + LIMIT

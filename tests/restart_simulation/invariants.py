@@ -153,7 +153,7 @@ class Referee:
             truth.stalls.append((now, now + duration))
 
     def pauses(self, now: float, duration: float) -> None:
-        """Note that the store stands still for this long. It keeps everybody waiting, also who goes on meanwhile."""
+        """Note that the store stands still for this long. All ranks wait for it, also those that go on meanwhile."""
         self._pauses.append((now, now + duration))
 
     def goes_on(self, truth: Truth, now: float) -> None:

@@ -567,6 +567,27 @@ def test_rank_that_restarts_while_its_evidence_is_taken_is_not_signalled(watcher
         assert watcher.decide(found.state, restarted, START + HARD + 0.1).commands == ()
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        Observation(doing=Doing.WAITING, since=START, said_goodbye=True),
+        Observation(doing=Doing.OUTSIDE, said_goodbye=True, has_left=True),
+    ],
+)
+def test_rank_that_completes_while_its_evidence_is_taken_is_not_signalled(
+    watcher: ModuleType, seen: Observation
+) -> None:
+    limits = limits_of(step=Limit(hard=HARD))
+    found: Decision = watcher.decide(Watch(limits=limits), in_function(step_at=START), START + HARD)
+    assert watcher.decide(found.state, seen, START + HARD + 0.1).commands == ()
+
+
+def test_rank_past_the_limit_of_a_hook_is_signalled_though_it_has_completed(watcher: ModuleType) -> None:
+    seen = Observation(doing=Doing.HOOK, hook="finalize", since=START, said_goodbye=True)
+    kinds = [type(command) for _, command in watch_over(watcher, limits_of(hook=Limit(hard=HARD)), seen)]
+    assert kinds == [CaptureEvidence, AskRestart, SendSignal, Kill]
+
+
 def test_rank_that_restarts_while_the_others_are_waited_for_is_not_signalled(watcher: ModuleType) -> None:
     """A limit of the next iteration counts as ever."""
     restarts = START + HARD + LOOK
@@ -809,7 +830,8 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     if seen.has_left and not seen.said_goodbye and not before.is_represented:
         assert kinds == [Represent]
         return
-    if before.signal_at is not None and before.signal_in != seen.iteration:  # it has restarted meanwhile
+    is_through = seen.has_left or (seen.said_goodbye and seen.doing is not Doing.HOOK)
+    if before.signal_at is not None and (is_through or before.signal_in != seen.iteration):
         before = msgspec.structs.replace(before, signal_at=None, kill_at=None, finding=None)
     if before.signal_at is not None:
         is_due = now >= before.signal_at or seen.are_others_seen
