@@ -121,6 +121,7 @@ if cycle == 0:
     try:
         dist.all_reduce(torch.ones(4))
     except RuntimeError:
+        say("freed")
         spin()  # what it does about its peer's end takes long
 """
 
@@ -134,6 +135,7 @@ def test_what_a_rank_does_after_its_peer_was_ended_is_no_fault(launch: Callable[
     try:
         (tmp_path / "go-on").touch()
         job.job.await_record(events.RankExited, rank=1)
+        job.job.await_sign_file(tmp_path / "freed.0.0")  # its connection closes only after the end is noticed
     finally:
         os.kill(late, signal.SIGCONT)
     assert job.wait(180) == [0], job.job.output()
