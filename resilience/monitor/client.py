@@ -164,5 +164,5 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._page is not None and self._page.is_open(self._name):
-            self._page.leave(self._name, failed=kind is not None)
+        if self._page is not None:
+            self._page.leave_if_open(self._name, failed=kind is not None)

@@ -74,6 +74,7 @@ _READS = 110  # attempts before a reader gives up on a rank that was stopped or 
 _READS_AT_ONCE = 10  # the others 1 ms apart, for a rank that was preempted during a write
 _LOOK_EVERY = 0.005  # seconds between checks for a rank that has not locked its mutex yet
 _NS = 1e-9
+_python = ctypes.PyDLL(None)  # a handle of our own: argument types that others set on the shared one bind all its users
 
 
 class Page:
@@ -115,6 +116,17 @@ class Page:
         os.close(self.fd)
 
 
+class _Sections:
+    """The sections of one iteration. A thread that outlives the iteration changes these, not those of the next one."""
+
+    __slots__ = ("free", "opened", "top")
+
+    def __init__(self) -> None:
+        self.opened: dict[str, tuple[int, int, int]] = {}  # name -> (slot, entered at, the name's number)
+        self.free = list(range(_RING - _OPEN_WORDS, _OPEN - 1, -_OPEN_WORDS))  # a stack of slots, `top` of them free
+        self.top = SECTIONS
+
+
 class RankSide:
     """The rank's side: stores only.
 
@@ -128,9 +140,7 @@ class RankSide:
     longest: dict[str, int]  # ns in a section, by name; without sections that an exception left
 
     _asked_at: int = 0  # monotonic ns
-    _open: dict[str, tuple[int, int]]  # open sections: name -> (slot, entered at)
-    _free: list[int]  # a stack of slots, _top of them free
-    _top: int
+    _sections: _Sections  # of this iteration
 
     def __init__(self, page: Page) -> None:
         self._page: Page | None = page
@@ -172,46 +182,56 @@ class RankSide:
         words = self._words
         number = self._ids.get(name) or self._name(name)
         now = time.monotonic_ns()
-        top = self._top - 1
-        if name in self._open or top < 0:
+        sections = self._sections
+        opened, top = sections.opened, sections.top - 1
+        if name in opened or top < 0:
             raise self._cannot_open(name)
-        slot = self._free[top]
-        if not self._open and (left_at := words[_SECTION_LEFT]) and now - left_at > self.longest_outside:
+        slot = sections.free[top]
+        if not opened and (left_at := words[_SECTION_LEFT]) and now - left_at > self.longest_outside:
             self.longest_outside = now - left_at
-        self._top = top
-        self._open[name] = (slot, now)
+        sections.top = top
+        opened[name] = (slot, now, number)
         words[slot + 1] = now
         words[slot] = number  # valid from here on
 
     def leave(self, name: str, failed: bool = False) -> None:
         """Close a section. failed: an exception left it. Raises: ConfigurationError if it is not open."""
+        if not self.leave_if_open(name, failed):
+            raise ConfigurationError(
+                f"section {name!r} was closed and is not open; open are {sorted(self.open_sections) or 'none'}"
+            )
+
+    def leave_if_open(self, name: str, failed: bool = False) -> bool:
+        """Close a section, unless it is not open: return False then. A new iteration closes all sections, at any
+        moment for a thread that has outlived the last one."""
         words = self._words
         longest = self.longest.get(name, 0)
         now = time.monotonic_ns()
-        try:
-            slot, entered = self._open[name]
-        except KeyError:
-            raise ConfigurationError(
-                f"section {name!r} was closed and is not open; open are {sorted(self._open) or 'none'}"
-            ) from None
+        sections = self._sections
+        entry = sections.opened.get(name)
+        if entry is None:
+            return False
+        slot, entered, number = entry
         head = words[_HEAD]
         index = _RING + head % RING * _RING_WORDS
-        words[index] = words[slot] | _FAILED if failed else words[slot]
+        words[index] = number | _FAILED if failed else number
         words[index + 1] = duration = now - entered
         words[index + 2] = entered
         words[_HEAD] = head + 1
         if duration > longest and not failed:
             self.longest[name] = duration
-        words[_SECTION_LEFT] = now  # before the slot: once no section is open, this is the end of the last one
-        words[slot] = 0
-        del self._open[name]
-        self._free[self._top] = slot
-        self._top += 1
+        if sections is self._sections:  # else the slot is the next iteration's
+            words[_SECTION_LEFT] = now  # before the slot: once no section is open, this is the end of the last one
+            words[slot] = 0
+        if sections.opened.pop(name, None) is not None:
+            sections.free[sections.top] = slot
+            sections.top += 1
+        return True
 
     def leave_all(self) -> None:
         """Close every open section."""
         for name in self.open_sections:
-            self.leave(name)
+            self.leave_if_open(name)
 
     def step(self, number: int) -> None:
         """Store the training step. Only a step above the highest so far counts as progress."""
@@ -352,14 +372,10 @@ class RankSide:
         """Return the highest step of this iteration, None before the first."""
         return self._words[_STEP] - 1 if self._words[_STEP] else None
 
-    def is_open(self, name: str) -> bool:
-        """Return True if a section is open. A new iteration closes all sections."""
-        return name in self._open
-
     @property
     def open_sections(self) -> tuple[str, ...]:
         """Return the names of the open sections, in the order of opening."""
-        return tuple(self._open)
+        return tuple(self._sections.opened)
 
     def lock_life(self) -> None:
         """Hold the mutex. Its release by the kernel shows this process's death. Main thread."""
@@ -368,7 +384,7 @@ class RankSide:
         _Mutex(page).lock()
         # It must stay mapped to the very end, beyond the interpreter's: the kernel's list of the locks that a thread
         # holds runs through it.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(page.memory))
+        _python.Py_IncRef(ctypes.py_object(page.memory))
         self._words[_IS_LOCKED] = 1
 
     def close(self) -> None:
@@ -377,7 +393,7 @@ class RankSide:
         self.let_go()
         if page is not None and is_locked:
             _Mutex(page).unlock()
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(page.memory))
+            _python.Py_DecRef(ctypes.py_object(page.memory))
 
     def is_stop_requested(self) -> bool:
         """Return True if the job is asked to stop. Also shows the monitor that this program checks."""
@@ -400,9 +416,7 @@ class RankSide:
     # -- helpers --------------------------------------------------------------------------------
 
     def _forget_sections(self) -> None:
-        self._open = {}
-        self._free = list(range(_RING - _OPEN_WORDS, _OPEN - 1, -_OPEN_WORDS))
-        self._top = SECTIONS
+        self._sections = _Sections()
 
     def _name(self, name: str) -> int:
         """Return a name's number, a new one if needed. All names beyond the last number share it."""
@@ -422,7 +436,7 @@ class RankSide:
         return number
 
     def _cannot_open(self, name: str) -> ConfigurationError:
-        if name in self._open:
+        if name in self._sections.opened:
             return ConfigurationError(
                 f"section {name!r} is already open; close it before you open it again, or give the inner one "
                 "another name"

@@ -42,7 +42,10 @@ class Writer:
 
     def _forget(self) -> None:
         """Reset. In a forked child the thread, its locks and its jobs belong to the parent."""
-        self._starting = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt the thread that holds it
+        self._renew()
+
+    def _renew(self) -> None:
         # Implemented in C, so that an exception that interrupts the caller leaves no lock behind.
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -60,19 +63,28 @@ class Writer:
     def submit(self, job: Callable[[], object]) -> bool:
         """Run the job after all earlier ones. Return False if the queue is full, or if no thread can be started now.
         The job must not raise."""
-        if self._jobs.qsize() >= MOST:
-            return False
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=THREAD, daemon=True)
-                    try:
-                        self._thread.start()
-                    except RuntimeError:  # this host or process has no thread left: a later job tries again
-                        self._thread = None
-                        return False
-        self._jobs.put(job)
+        with self._lock:  # against `leave`: nobody would do a job that comes after its last one
+            if self._jobs.qsize() >= MOST or not self._is_started():
+                return False
+            self._jobs.put(job)
         return True
+
+    def _is_started(self) -> bool:
+        """Start the thread unless there is one. Return False if it cannot be started."""
+        if self._thread is not None:
+            return True
+        thread = threading.Thread(target=self._work, args=(self._jobs,), name=THREAD, daemon=True)
+        if self._thread is not None:
+            return True  # type: ignore[unreachable]  # a signal handler has started one meanwhile
+        self._thread = thread
+        try:
+            thread.start()
+        except BaseException as error:  # also of a signal handler; a later job tries again
+            if not thread.is_alive():
+                self._thread = None
+            if not isinstance(error, RuntimeError):
+                raise
+        return self._thread is not None  # this host or process may have no thread left
 
     def end(self, limit: float = LAST_LIMIT) -> None:
         """Finish all jobs, for at most `limit` seconds, and end the thread. A later job starts another one."""
@@ -106,8 +118,9 @@ class Writer:
 
     def leave(self) -> None:
         """End the thread once all jobs are done. A later job starts another one. Does not wait."""
-        self._jobs.put(None)
-        self._forget()
+        with self._lock:
+            self._jobs.put(None)
+            self._renew()
 
     def flush(self, limit: float = LAST_LIMIT) -> bool:
         """Wait until all jobs are done, as long as the disk answers, at most `limit` seconds. Return True if they

@@ -15,9 +15,9 @@ import os
 
 from resilience.monitor.page import RankSide
 
-# Keeps the GIL during a call; none of these functions waits.
+# Keeps the GIL during a call; none of these functions waits. A handle of our own: see `system.interrupt`.
 _libc = ctypes.PyDLL(None)
-_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
+_add_pending_call = _libc.Py_AddPendingCall
 _add_pending_call.argtypes = ctypes.c_void_p, ctypes.c_void_p
 _sem_post = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
 

@@ -182,7 +182,7 @@ def _die_by_sigint() -> int:
 def _end(status: int, hidden: Hidden) -> NoReturn:
     """Exit as the interpreter does: threads, exit handlers, modules, buffers."""
     hidden.show_all()
-    ctypes.pythonapi.Py_Exit(status)
+    ctypes.PyDLL(None).Py_Exit(status)
     os._exit(status)  # not reached
 
 

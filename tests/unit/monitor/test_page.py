@@ -156,10 +156,45 @@ def test_new_iteration_forgets_the_signs_of_the_one_before() -> None:
     view = monitor.read()
     assert (view.ping_at, view.heartbeat_at, view.step, view.step_at, view.section_left_at) == (None,) * 5
     assert view.open_sections == ()
-    assert rank.step_value is None and not rank.is_open("stale")
+    assert rank.step_value is None and "stale" not in rank.open_sections
     monitor.drain()
     rank.heartbeat()
     assert monitor.drain() == ([], 0)  # no gap from one iteration to the next
+    for number in range(SECTIONS):
+        rank.enter(f"section {number}")  # no slot was lost
+    assert len(names(monitor)) == SECTIONS
+
+
+@pytest.mark.parametrize("at", ["clock", "longest"])  # the call within `leave` in which the main thread restarts
+def test_section_of_a_thread_may_end_while_the_main_thread_restarts(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, monitor = both_sides()
+    rank.set_seat(SEAT)
+    monkeypatch.setattr(client, "_page", rank)
+
+    def restart() -> None:
+        rank.set_seat(Seat(iteration=1, rank=1, world_size=4, active_world_size=3, initial_rank=2))
+        rank.enter("new")
+
+    class Longest(dict[str, int]):
+        def __setitem__(self, name: str, value: int) -> None:
+            rank.longest = {}
+            restart()
+
+    class Clock:
+        monotonic = staticmethod(time.monotonic)
+
+        def monotonic_ns(self) -> int:
+            monkeypatch.setattr(page_module, "time", time)
+            restart()
+            return time.monotonic_ns()
+
+    with client.section("batch"):
+        if at == "clock":
+            monkeypatch.setattr(page_module, "time", Clock())
+        else:
+            rank.longest = Longest()
+    assert names(monitor) == ["new"]
+    rank.leave("new")
     for number in range(SECTIONS):
         rank.enter(f"section {number}")  # no slot was lost
     assert len(names(monitor)) == SECTIONS

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,15 @@ def answers() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.fixture
+def fast_switches() -> Iterator[None]:
+    """Threads take turns after a few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
 def test_jobs_are_done_in_order() -> None:
     writer, done = Writer(), list[int]()
     for number in range(100):
@@ -29,6 +40,68 @@ def test_jobs_are_done_in_order() -> None:
     assert writer.flush(60.0)
     assert done == list(range(100))
     writer.end(60.0)
+
+
+def test_signal_handler_that_logs_while_its_thread_starts_the_writer_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer, done = Writer(), list[int]()
+    before = set(threading.enumerate())
+
+    class Interrupted(threading.Thread):
+        """The writer's thread. A signal handler of the thread that makes it writes a line meanwhile."""
+
+        def __init__(self, **arguments: Any) -> None:
+            monkeypatch.undo()
+            assert writer.submit(lambda: done.append(1))
+            super().__init__(**arguments)
+
+    def log() -> None:
+        monkeypatch.setattr(background.threading, "Thread", Interrupted)
+        assert writer.submit(lambda: done.append(2))
+
+    program = threading.Thread(target=log, daemon=True)
+    program.start()
+    program.join(20.0)
+    assert not program.is_alive()
+    writer.end(60.0)
+    assert done == [1, 2]
+    assert not set(threading.enumerate()) - before
+
+
+def test_signal_handler_that_raises_while_the_writer_starts_leaves_it_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, done = Writer(), list[int]()
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(background.threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.submit(lambda: done.append(1))
+    monkeypatch.undo()
+    assert writer.submit(lambda: done.append(2))
+    writer.end(60.0)
+    assert done == [2]
+
+
+def test_every_accepted_job_is_done_though_the_writer_ends_again_and_again(fast_switches: None) -> None:
+    writer, done = Writer(), list[int]()
+    accepted, is_over = list[int](), threading.Event()
+
+    def log() -> None:
+        while not is_over.is_set():
+            if writer.submit(lambda: done.append(1)):
+                accepted.append(1)
+
+    program = threading.Thread(target=log, daemon=True)
+    program.start()
+    for _ in range(1000):
+        writer.end(60.0)
+    is_over.set()
+    program.join(60.0)
+    writer.end(60.0)
+    assert len(done) == len(accepted) > 0
 
 
 def test_full_queue_refuses(answers: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
