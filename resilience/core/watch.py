@@ -192,9 +192,8 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
         return Decision(over, (Finish() if is_accounted_for else StandIn(),))
     if observation.has_left and not observation.said_goodbye and not watch.is_represented:
         return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
-    is_through = observation.has_left or (observation.said_goodbye and observation.doing is not Doing.HOOK)
-    if watch.signal_at is not None and (is_through or watch.signal_in != observation.iteration):
-        watch = msgspec.structs.replace(watch, signal_at=None, kill_at=None, finding=None)  # it has gone on after all
+    if watch.signal_at is not None and _goes_on(watch, observation, now):
+        watch = msgspec.structs.replace(watch, signal_at=None, kill_at=None, finding=None)
     if watch.kill_at is not None:
         return _escalate(watch, observation, now)
     if observation.is_dismissed:
@@ -221,15 +220,27 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     return Decision(watch, (), min((moment for moment in (wake_at, note_at) if moment is not None), default=None))
 
 
+def _goes_on(watch: Watch, observation: Observation, now: Seconds) -> bool:
+    """Return True if a rank that is about to be signalled has restarted, completed, left, or moved on its way to the
+    next iteration. A program's function that goes on is not spared before it is interrupted: nothing would end it."""
+    assert watch.finding is not None
+    if observation.is_outside or watch.signal_in != observation.iteration:
+        return True
+    if observation.interrupted_at is None and observation.doing not in (Doing.WAITING, Doing.HOOK):
+        return False
+    before = msgspec.structs.replace(observation, interrupted_at=None)  # other limits were in force then
+    findings = exceeded(watch.limits, observation, now) + exceeded(watch.limits, before, now)
+    return watch.finding.limit not in {finding.limit for finding in findings if finding.severity == "hard"}
+
+
 def _note_at(watch: Watch, observation: Observation) -> Seconds | None:
     """Return when to note that progress is unknown; None if it is known, already noted, or not expected."""
     soft = watch.limits.watchdog.soft
-    is_running = (
-        observation.doing is Doing.FUNCTION and observation.interrupted_at is None and not observation.is_outside
-    )
+    is_running = observation.doing is Doing.FUNCTION and not observation.is_outside
     if (
         soft is None
         or not is_running
+        or observation.interrupted_at is not None
         or watch.noted_in == observation.iteration
         or shows_progress(watch.limits, observation)
     ):
@@ -289,14 +300,9 @@ def exceeded(limits: Limits, observation: Observation, now: Seconds) -> list[Fin
             findings.append(Finding(name, "hard", limit.hard, now - since))
         elif limit.soft is not None and now >= since + limit.soft:
             findings.append(Finding(name, "soft", limit.soft, now - since))
-        elif suspicion is not None and _is_suspected(suspicion, name, since):
+        elif suspicion is not None and suspicion.limit == name and abs(suspicion.began - since) < 0.001:
             findings.append(Finding(name, "hard", suspicion.allowed, now - since))
     return findings
-
-
-def _is_suspected(suspicion: Suspicion, limit: str, since: Seconds) -> bool:
-    """Return True if the suspicion is about this silence."""
-    return suspicion.limit == limit and abs(suspicion.began - since) < 0.001
 
 
 def _ends_at(limits: Limits, observation: Observation, moment: Seconds) -> Seconds:
@@ -340,13 +346,8 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     if observation.ping_at is not None:
         rows.append(("ping", observation.ping_at, limits.ping))
     if observation.step_at is not None:
-        rows.append(
-            (
-                STEP,
-                observation.step_at,
-                _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step),
-            )
-        )
+        limit = _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step)
+        rows.append((STEP, observation.step_at, limit))
     if observation.heartbeat_at is not None:
         usual = limits.heartbeat if _are_heartbeats_owed(limits, observation) else NO_LIMIT
         limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, usual)
@@ -355,13 +356,11 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         limit = _for_occurrence(limits, observation, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
         rows.append((INITIAL_HEARTBEAT, _silent_from(observation, observation.heartbeats_from), limit))
     for section in observation.open_sections:
-        rows.append(
-            (deadlines.limit_of("section", section.name), section.seen_at, section_limit(limits, observation, section))
-        )
+        limit = section_limit(limits, observation, section)
+        rows.append((deadlines.limit_of("section", section.name), section.seen_at, limit))
     if not observation.open_sections and observation.section_left_at is not None:
-        limit = _for_occurrence(
-            limits, observation, OUT_OF_SECTION, observation.outside_gaps + 1, limits.out_of_section
-        )
+        usual, gap = limits.out_of_section, observation.outside_gaps + 1
+        limit = _for_occurrence(limits, observation, OUT_OF_SECTION, gap, usual)
         rows.append((OUT_OF_SECTION, observation.section_left_at, limit))
     if observation.doing is Doing.ENDING:
         rows = [row for row in rows if not _is_learned(limits, row[0])]

@@ -125,7 +125,18 @@ class Rank(Actor):
 class Monitor:
     """The process beside a rank. token: changes with every scheduled check, so that only the latest one counts."""
 
-    __slots__ = ("dies_before", "errands", "is_alive", "operations", "queue", "rank", "token", "watch")
+    __slots__ = (
+        "busy_until",
+        "dies_before",
+        "errands",
+        "is_alive",
+        "operations",
+        "others_seen_at",
+        "queue",
+        "rank",
+        "token",
+        "watch",
+    )
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
@@ -134,6 +145,7 @@ class Monitor:
         self.operations = 0
         self.dies_before = 0
         self.is_alive = True
+        self.busy_until = self.others_seen_at = 0.0  # when its evidence, and that of the other ranks, is taken
         self.errands: list[Errand] = []  # in progress: at most one of its own, any number for neighbours
         self.queue: list[Errand] = []  # its own waiting ones
 

@@ -11,6 +11,8 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from resilience.core import watch
 from resilience.core.restart import ENTRY, Keys, Operation, Read, seat_key
 from resilience.errors import BarrierTimeout
@@ -34,6 +36,7 @@ WATCH = Limits(
     leave=Limit(None, HARD),
     grace=5.0,
 )
+EVIDENCE = 1.0  # most seconds that a monitor takes for its rank's stacks
 HEARTBEAT_TIMEOUT = 30.0  # seconds after which a neighbour stands in for a rank whose monitor is gone too
 
 
@@ -52,7 +55,7 @@ class VirtualMonitors:
         """Schedule a monitor's next check in `delay` seconds, in place of an earlier one. A dead monitor does none."""
         if monitor.is_alive:
             monitor.token += 1
-            self._clock.after(delay, monitor, monitor.token, self._check)
+            self._clock.after(max(delay, monitor.busy_until - self._clock.now), monitor, monitor.token, self._check)
 
     def kill(self, monitor: Monitor) -> None:
         """End a monitor's process."""
@@ -90,7 +93,8 @@ class VirtualMonitors:
     def _check(self, monitor: Monitor) -> None:
         now, rank = self._clock.now, monitor.rank
         state = monitor.watch if monitor.watch.limits is WATCH else watch.Watch(limits=WATCH)
-        decision = self._watcher.decide(state, rank.observed(now), now)
+        seen = msgspec.structs.replace(rank.observed(now), are_others_seen=now >= monitor.others_seen_at)
+        decision = self._watcher.decide(state, seen, now)
         monitor.watch = decision.state
         for command in decision.commands:
             self._cluster.note(f"monitor of {rank}", command)
@@ -102,6 +106,9 @@ class VirtualMonitors:
 
     def _perform(self, monitor: Monitor, rank: Rank, command: watch.Command) -> None:
         match command:
+            case watch.CaptureEvidence():  # the rank may go on meanwhile
+                monitor.busy_until = self._clock.now + EVIDENCE * self._cluster.rng.random()
+                monitor.others_seen_at = monitor.busy_until + 2 * watch.EVIDENCE * self._cluster.rng.random()
             case watch.AskRestart():
                 record = self._referee.may_say(f"{rank.seat.initial_rank}:{rank.seat.iteration}:silent")
                 errand = Errand(monitor, rank, stands_in=False)
@@ -122,7 +129,7 @@ class VirtualMonitors:
                 self._stand_in(monitor, rank, "raised")
             case watch.Finish():
                 self._perhaps_done(monitor)
-            case _:  # evidence and unknown processes exist only with real processes
+            case _:  # unknown processes exist only with real processes
                 pass
 
     # -- errands ----------------------------------------------------------------------------------

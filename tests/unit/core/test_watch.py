@@ -582,6 +582,66 @@ def test_rank_that_completes_while_its_evidence_is_taken_is_not_signalled(
     assert watcher.decide(found.state, seen, START + HARD + 0.1).commands == ()
 
 
+LEAVES = Observation(doing=Doing.HOOK, hook="abort", since=START + HARD, interrupted_at=START + HARD)
+
+
+@pytest.mark.parametrize(
+    ("limit", "before", "after"),
+    [
+        ("step", in_function(step_at=START), LEAVES),
+        ("leave", in_function(interrupted_at=START), LEAVES),
+        ("hook", Observation(doing=Doing.HOOK, hook="abort", since=START), LEAVES),
+        (
+            "watchdog",
+            Observation(doing=Doing.WAITING, since=START),
+            Observation(doing=Doing.WAITING, since=START, watchdog_at=START + HARD),
+        ),
+        (
+            "watchdog",
+            in_function(since=START),
+            in_function(since=START, watchdog_at=START + HARD, interrupted_at=START + HARD),
+        ),
+    ],
+)
+def test_rank_that_moves_on_while_its_evidence_is_taken_is_not_signalled(
+    watcher: ModuleType, limit: str, before: Observation, after: Observation
+) -> None:
+    limits = limits_of(**{limit: Limit(hard=HARD)})
+    found: Decision = watcher.decide(Watch(limits=limits), before, START + HARD)
+    assert [type(command) for command in found.commands] == [CaptureEvidence, AskRestart]
+    spared = watcher.decide(found.state, after, START + HARD + 0.1)
+    assert (spared.commands, spared.state.kill_at) == ((), None)
+    assert [type(command) for command in watcher.decide(found.state, before, START + HARD + 0.1).commands] == [
+        SendSignal
+    ]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        in_function(step_at=START, interrupted_at=START + HARD),  # the limit of steps is not in force any more
+        in_function(step_at=START + HARD),  # nothing would end this function
+        in_function(step_at=START, interrupted_at=START + HARD, watchdog_at=START + HARD),
+    ],
+)
+def test_rank_that_does_not_move_on_while_its_evidence_is_taken_is_signalled(
+    watcher: ModuleType, after: Observation
+) -> None:
+    limits = limits_of(step=Limit(hard=HARD), watchdog=Limit(5.0, 10 * HARD), leave=Limit(hard=HARD))
+    found: Decision = watcher.decide(Watch(limits=limits), in_function(step_at=START), START + HARD)
+    assert [type(command) for command in watcher.decide(found.state, after, START + HARD + 0.1).commands] == [
+        SendSignal
+    ]
+
+
+def test_rank_that_moves_on_is_not_signalled_though_it_is_past_a_short_soft_limit(watcher: ModuleType) -> None:
+    limits = limits_of(watchdog=Limit(0.05, HARD))
+    found: Decision = watcher.decide(Watch(limits=limits), in_function(since=START), START + HARD)
+    moved = in_function(since=START, watchdog_at=START + HARD, interrupted_at=START + HARD)
+    commands = watcher.decide(found.state, moved, START + HARD + 0.1).commands
+    assert [type(command) for command in commands] == [CaptureEvidence, AskRestart]
+
+
 def test_rank_past_the_limit_of_a_hook_is_signalled_though_it_has_completed(watcher: ModuleType) -> None:
     seen = Observation(doing=Doing.HOOK, hook="finalize", since=START, said_goodbye=True)
     kinds = [type(command) for _, command in watch_over(watcher, limits_of(hook=Limit(hard=HARD)), seen)]
@@ -819,6 +879,24 @@ def _held_until(limits: Limits, seen: Observation) -> float:
     return 0.0 if seen.interrupted_at is None else seen.interrupted_at + limits.abort
 
 
+def _hard(limits: Limits, seen: Observation, now: float) -> dict[str, float]:
+    """Return how many times over each hard limit is exceeded."""
+    hard = {
+        name: (now - at) / limit.hard
+        for name, (at, limit) in _rows(limits, seen).items()
+        if limit.hard and now >= max(at + limit.hard, _held_until(limits, seen))
+    }
+    if seen.is_stuck and not seen.is_outside:
+        hard["abort"] = math.inf
+    return hard
+
+
+def _still_exceeded(limits: Limits, name: str, seen: Observation, now: float) -> bool:
+    """Return True if the limit is exceeded now, or would be if the iteration had not been interrupted."""
+    uninterrupted = msgspec.structs.replace(seen, interrupted_at=None)
+    return name in _hard(limits, seen, now) or name in _hard(limits, uninterrupted, now)
+
+
 def _check(limits: Limits, before: Watch, seen: Observation, now: float, decision: Decision) -> None:
     kinds = [type(command) for command in decision.commands]
     if before.is_over:
@@ -830,8 +908,11 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     if seen.has_left and not seen.said_goodbye and not before.is_represented:
         assert kinds == [Represent]
         return
-    is_through = seen.has_left or (seen.said_goodbye and seen.doing is not Doing.HOOK)
-    if before.signal_at is not None and (is_through or before.signal_in != seen.iteration):
+    is_leaving = seen.interrupted_at is not None or seen.doing in (Doing.WAITING, Doing.HOOK)
+    has_moved = (
+        is_leaving and before.finding is not None and not _still_exceeded(limits, before.finding.limit, seen, now)
+    )
+    if before.signal_at is not None and (seen.is_outside or before.signal_in != seen.iteration or has_moved):
         before = msgspec.structs.replace(before, signal_at=None, kill_at=None, finding=None)
     if before.signal_at is not None:
         is_due = now >= before.signal_at or seen.are_others_seen
@@ -846,16 +927,10 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
             assert decision.wake_at == before.kill_at
         return
     rows = _rows(limits, seen)
-    hard = {
-        name: (now - at) / limit.hard
-        for name, (at, limit) in rows.items()
-        if limit.hard and now >= max(at + limit.hard, _held_until(limits, seen))
-    }
+    hard = _hard(limits, seen, now)
     soft = {
         name: (now - at) / limit.soft for name, (at, limit) in rows.items() if limit.soft and now >= at + limit.soft
     }
-    if seen.is_stuck and not seen.is_outside:
-        hard["abort"] = math.inf
     if hard:
         assert kinds == [CaptureEvidence, AskRestart]
         assert hard[decision.commands[0].finding.limit] == max(hard.values())  # type: ignore[union-attr]
