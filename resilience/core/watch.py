@@ -157,6 +157,8 @@ class Watch(msgspec.Struct, frozen=True):
     noted_in: int | None = None  # the iteration in which unknown progress was noted
     signal_at: Seconds | None = None  # the latest time at which it will be terminated
     signal_in: int | None = None  # and the iteration whose limit was exceeded
+    found_at: Seconds = 0.0  # and when that was noticed
+    spared_in: int | None = None  # the iteration in which it moved on before it was terminated
     kill_at: Seconds | None = None  # set while it is being terminated
     finding: Finding | None = None  # why it is being terminated
     is_orphan: bool = False
@@ -192,8 +194,8 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
         return Decision(over, (Finish() if is_accounted_for else StandIn(),))
     if observation.has_left and not observation.said_goodbye and not watch.is_represented:
         return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
-    if watch.signal_at is not None and _goes_on(watch, observation, now):
-        watch = msgspec.structs.replace(watch, signal_at=None, kill_at=None, finding=None)
+    if watch.signal_at is not None and _goes_on(watch, observation):
+        watch = msgspec.structs.replace(watch, signal_at=None, kill_at=None, finding=None, spared_in=watch.signal_in)
     if watch.kill_at is not None:
         return _escalate(watch, observation, now)
     if observation.is_dismissed:
@@ -205,7 +207,7 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
         # Never at once: while the evidence is taken, the rank may restart after all. And once the iteration is
         # interrupted, the other ranks are already leaving their positions: nothing is to be waited for.
         signal_at = now if observation.interrupted_at is not None else now + EVIDENCE
-        times = {"signal_at": signal_at, "kill_at": signal_at + watch.limits.grace}
+        times = {"found_at": now, "signal_at": signal_at, "kill_at": signal_at + watch.limits.grace}
         state = msgspec.structs.replace(watch, finding=gravest, signal_in=observation.iteration, **times)
         return Decision(state, (CaptureEvidence(gravest), AskRestart(gravest)), now)
     if findings and watch.asked_in != observation.iteration:
@@ -220,32 +222,28 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     return Decision(watch, (), min((moment for moment in (wake_at, note_at) if moment is not None), default=None))
 
 
-def _goes_on(watch: Watch, observation: Observation, now: Seconds) -> bool:
-    """Return True if a rank that is about to be signalled has restarted, completed, left, or moved on its way to the
-    next iteration. A program's function that goes on is not spared before it is interrupted: nothing would end it."""
+def _goes_on(watch: Watch, observation: Observation) -> bool:
+    """Return True if a rank that is about to be signalled has restarted, completed, left, or, once in an iteration,
+    moved on its way to the next one. A function that is not interrupted is not spared: nothing may end it."""
     assert watch.finding is not None
-    if observation.is_outside or watch.signal_in != observation.iteration:
+    is_through = observation.has_left or (observation.said_goodbye and observation.doing is not Doing.HOOK)
+    if is_through or watch.signal_in != observation.iteration:
         return True
-    if observation.interrupted_at is None and observation.doing not in (Doing.WAITING, Doing.HOOK):
+    is_leaving = observation.interrupted_at is not None or observation.doing in (Doing.WAITING, Doing.HOOK)
+    if not is_leaving or watch.spared_in == observation.iteration:
         return False
-    before = msgspec.structs.replace(observation, interrupted_at=None)  # other limits were in force then
-    findings = exceeded(watch.limits, observation, now) + exceeded(watch.limits, before, now)
-    return watch.finding.limit not in {finding.limit for finding in findings if finding.severity == "hard"}
+    ran_at = observation.watchdog_at if observation.store_due_at is None else observation.ran_at
+    has_run = watch.finding.limit == "watchdog" and ran_at is not None and ran_at > watch.found_at
+    return has_run or observation.since > watch.found_at
 
 
 def _note_at(watch: Watch, observation: Observation) -> Seconds | None:
     """Return when to note that progress is unknown; None if it is known, already noted, or not expected."""
     soft = watch.limits.watchdog.soft
-    is_running = observation.doing is Doing.FUNCTION and not observation.is_outside
-    if (
-        soft is None
-        or not is_running
-        or observation.interrupted_at is not None
-        or watch.noted_in == observation.iteration
-        or shows_progress(watch.limits, observation)
-    ):
+    is_running = observation.doing is Doing.FUNCTION and observation.interrupted_at is None
+    if soft is None or not is_running or observation.is_outside or watch.noted_in == observation.iteration:
         return None
-    return observation.since + soft
+    return None if shows_progress(watch.limits, observation) else observation.since + soft
 
 
 def _end_orphan(watch: Watch, lost_at: Seconds, now: Seconds) -> Decision:

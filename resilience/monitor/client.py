@@ -148,7 +148,7 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
 
     Raises: ConfigurationError if a section of this name is already open."""
 
-    __slots__ = ("_name", "_page")
+    __slots__ = ("_name", "_opened", "_page")
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -156,7 +156,7 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
     def __enter__(self) -> None:
         self._page = page = _page or _attached_page()  # close it on the page where it was opened
         if page is not None:
-            page.enter(self._name)
+            self._opened = page.enter(self._name)
 
     def __exit__(
         self,
@@ -165,4 +165,4 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
         traceback: TracebackType | None,
     ) -> None:
         if self._page is not None:
-            self._page.leave_if_open(self._name, failed=kind is not None)
+            self._page.leave_if_open(self._name, kind is not None, self._opened)

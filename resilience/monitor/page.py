@@ -116,15 +116,8 @@ class Page:
         os.close(self.fd)
 
 
-class _Sections:
-    """The sections of one iteration. A thread that outlives the iteration changes these, not those of the next one."""
-
-    __slots__ = ("free", "opened", "top")
-
-    def __init__(self) -> None:
-        self.opened: dict[str, tuple[int, int, int]] = {}  # name -> (slot, entered at, the name's number)
-        self.free = list(range(_RING - _OPEN_WORDS, _OPEN - 1, -_OPEN_WORDS))  # a stack of slots, `top` of them free
-        self.top = SECTIONS
+Opened = dict[str, tuple[int, int]]
+"""The open sections of an iteration: name -> (slot, entered at)."""
 
 
 class RankSide:
@@ -140,7 +133,9 @@ class RankSide:
     longest: dict[str, int]  # ns in a section, by name; without sections that an exception left
 
     _asked_at: int = 0  # monotonic ns
-    _sections: _Sections  # of this iteration
+    _open: Opened  # a new one in each iteration
+    _free: list[int]  # a stack of slots, _top of them free
+    _top: int
 
     def __init__(self, page: Page) -> None:
         self._page: Page | None = page
@@ -175,57 +170,58 @@ class RankSide:
         elif not self.first_heartbeat:
             self.first_heartbeat = now
 
-    def enter(self, name: str) -> None:
-        """Open a section. Raises: ConfigurationError if it is already open, or too many are."""
+    def enter(self, name: str) -> Opened:
+        """Open a section; return what `leave_if_open` takes. Raises: ConfigurationError if it is already open, or too
+        many are."""
         if (report := self.on_progress) is not None:
             report("section")
         words = self._words
         number = self._ids.get(name) or self._name(name)
         now = time.monotonic_ns()
-        sections = self._sections
-        opened, top = sections.opened, sections.top - 1
-        if name in opened or top < 0:
+        top = self._top - 1
+        if name in self._open or top < 0:
             raise self._cannot_open(name)
-        slot = sections.free[top]
-        if not opened and (left_at := words[_SECTION_LEFT]) and now - left_at > self.longest_outside:
+        slot = self._free[top]
+        if not self._open and (left_at := words[_SECTION_LEFT]) and now - left_at > self.longest_outside:
             self.longest_outside = now - left_at
-        sections.top = top
-        opened[name] = (slot, now, number)
+        self._top = top
+        self._open[name] = (slot, now)
         words[slot + 1] = now
         words[slot] = number  # valid from here on
+        return self._open
 
     def leave(self, name: str, failed: bool = False) -> None:
         """Close a section. failed: an exception left it. Raises: ConfigurationError if it is not open."""
         if not self.leave_if_open(name, failed):
             raise ConfigurationError(
-                f"section {name!r} was closed and is not open; open are {sorted(self.open_sections) or 'none'}"
+                f"section {name!r} was closed and is not open; open are {sorted(self._open) or 'none'}"
             )
 
-    def leave_if_open(self, name: str, failed: bool = False) -> bool:
-        """Close a section, unless it is not open: return False then. A new iteration closes all sections, at any
-        moment for a thread that has outlived the last one."""
+    def leave_if_open(self, name: str, failed: bool = False, opened: Opened | None = None) -> bool:
+        """Close a section, unless it is not open: return False then. opened: what `enter` returned. A new iteration
+        closes all sections of the last one, also those of a thread that has outlived it and ends them now."""
         words = self._words
         longest = self.longest.get(name, 0)
         now = time.monotonic_ns()
-        sections = self._sections
-        entry = sections.opened.get(name)
-        if entry is None:
+        if opened is not None and opened is not self._open:
             return False
-        slot, entered, number = entry
+        try:
+            slot, entered = self._open[name]
+        except KeyError:
+            return False
         head = words[_HEAD]
         index = _RING + head % RING * _RING_WORDS
-        words[index] = number | _FAILED if failed else number
+        words[index] = words[slot] | _FAILED if failed else words[slot]
         words[index + 1] = duration = now - entered
         words[index + 2] = entered
         words[_HEAD] = head + 1
         if duration > longest and not failed:
             self.longest[name] = duration
-        if sections is self._sections:  # else the slot is the next iteration's
-            words[_SECTION_LEFT] = now  # before the slot: once no section is open, this is the end of the last one
-            words[slot] = 0
-        if sections.opened.pop(name, None) is not None:
-            sections.free[sections.top] = slot
-            sections.top += 1
+        words[_SECTION_LEFT] = now  # before the slot: once no section is open, this is the end of the last one
+        words[slot] = 0
+        del self._open[name]
+        self._free[self._top] = slot
+        self._top += 1
         return True
 
     def leave_all(self) -> None:
@@ -375,7 +371,7 @@ class RankSide:
     @property
     def open_sections(self) -> tuple[str, ...]:
         """Return the names of the open sections, in the order of opening."""
-        return tuple(self._sections.opened)
+        return tuple(self._open)
 
     def lock_life(self) -> None:
         """Hold the mutex. Its release by the kernel shows this process's death. Main thread."""
@@ -416,7 +412,9 @@ class RankSide:
     # -- helpers --------------------------------------------------------------------------------
 
     def _forget_sections(self) -> None:
-        self._sections = _Sections()
+        self._open = {}
+        self._free = list(range(_RING - _OPEN_WORDS, _OPEN - 1, -_OPEN_WORDS))
+        self._top = SECTIONS
 
     def _name(self, name: str) -> int:
         """Return a name's number, a new one if needed. All names beyond the last number share it."""
@@ -436,7 +434,7 @@ class RankSide:
         return number
 
     def _cannot_open(self, name: str) -> ConfigurationError:
-        if name in self._sections.opened:
+        if name in self._open:
             return ConfigurationError(
                 f"section {name!r} is already open; close it before you open it again, or give the inner one "
                 "another name"

@@ -42,6 +42,7 @@ class Writer:
 
     def _forget(self) -> None:
         """Reset. In a forked child the thread, its locks and its jobs belong to the parent."""
+        self._pid = os.getpid()
         self._lock = threading.RLock()  # reentrant: a signal handler may interrupt the thread that holds it
         self._renew()
 
@@ -63,6 +64,8 @@ class Writer:
     def submit(self, job: Callable[[], object]) -> bool:
         """Run the job after all earlier ones. Return False if the queue is full, or if no thread can be started now.
         The job must not raise."""
+        if self._pid != os.getpid():  # a hook of the program in a forked child that runs before ours
+            self._forget()
         with self._lock:  # against `leave`: nobody would do a job that comes after its last one
             if self._jobs.qsize() >= MOST or not self._is_started():
                 return False
@@ -79,12 +82,14 @@ class Writer:
         self._thread = thread
         try:
             thread.start()
-        except BaseException as error:  # also of a signal handler; a later job tries again
-            if not thread.is_alive():
-                self._thread = None
-            if not isinstance(error, RuntimeError):
-                raise
-        return self._thread is not None  # this host or process may have no thread left
+        except BaseException as error:
+            # If it has started all the same, it does what is in its queue, and ends. A later job starts another one.
+            self._jobs.put(None)
+            self._renew()
+            if isinstance(error, RuntimeError):  # this host or process has no thread left
+                return False
+            raise  # of a signal handler
+        return True
 
     def end(self, limit: float = LAST_LIMIT) -> None:
         """Finish all jobs, for at most `limit` seconds, and end the thread. A later job starts another one."""

@@ -567,79 +567,66 @@ def test_rank_that_restarts_while_its_evidence_is_taken_is_not_signalled(watcher
         assert watcher.decide(found.state, restarted, START + HARD + 0.1).commands == ()
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [
-        Observation(doing=Doing.WAITING, since=START, said_goodbye=True),
-        Observation(doing=Doing.OUTSIDE, said_goodbye=True, has_left=True),
-    ],
-)
-def test_rank_that_completes_while_its_evidence_is_taken_is_not_signalled(
-    watcher: ModuleType, seen: Observation
-) -> None:
+def test_rank_that_completes_while_its_evidence_is_taken_is_not_signalled(watcher: ModuleType) -> None:
     limits = limits_of(step=Limit(hard=HARD))
-    found: Decision = watcher.decide(Watch(limits=limits), in_function(step_at=START), START + HARD)
-    assert watcher.decide(found.state, seen, START + HARD + 0.1).commands == ()
+    for seen in (
+        Observation(doing=Doing.WAITING, since=START, said_goodbye=True),
+        Observation(doing=Doing.OUTSIDE, said_goodbye=True),
+        Observation(doing=Doing.OUTSIDE, said_goodbye=True, has_left=True),
+    ):
+        found: Decision = watcher.decide(Watch(limits=limits), in_function(step_at=START), START + HARD)
+        assert watcher.decide(found.state, seen, START + HARD + 0.1).commands == ()
 
 
-LEAVES = Observation(doing=Doing.HOOK, hook="abort", since=START + HARD, interrupted_at=START + HARD)
-
-
-@pytest.mark.parametrize(
-    ("limit", "before", "after"),
-    [
-        ("step", in_function(step_at=START), LEAVES),
-        ("leave", in_function(interrupted_at=START), LEAVES),
-        ("hook", Observation(doing=Doing.HOOK, hook="abort", since=START), LEAVES),
-        (
-            "watchdog",
-            Observation(doing=Doing.WAITING, since=START),
-            Observation(doing=Doing.WAITING, since=START, watchdog_at=START + HARD),
-        ),
-        (
-            "watchdog",
-            in_function(since=START),
-            in_function(since=START, watchdog_at=START + HARD, interrupted_at=START + HARD),
-        ),
-    ],
+FOUND, LATER = START + HARD, START + HARD + 0.05
+LEAVES = Observation(doing=Doing.HOOK, hook="abort", since=LATER, interrupted_at=LATER)
+WAITS = Observation(doing=Doing.WAITING, since=START)
+ASKS = Observation(doing=Doing.WAITING, since=START, store_due_at=LATER, ran_at=START)
+MOVES = (  # limit, observation when it is exceeded, and when the evidence is taken
+    ("step", in_function(step_at=START), LEAVES),
+    ("leave", in_function(interrupted_at=START), LEAVES),
+    ("hook", Observation(doing=Doing.HOOK, hook="abort", since=START), LEAVES),
+    ("watchdog", WAITS, msgspec.structs.replace(WAITS, watchdog_at=LATER)),
+    ("watchdog", ASKS, msgspec.structs.replace(ASKS, ran_at=LATER)),
+    ("watchdog", in_function(since=START), in_function(since=START, watchdog_at=LATER, interrupted_at=LATER)),
 )
-def test_rank_that_moves_on_while_its_evidence_is_taken_is_not_signalled(
-    watcher: ModuleType, limit: str, before: Observation, after: Observation
-) -> None:
-    limits = limits_of(**{limit: Limit(hard=HARD)})
-    found: Decision = watcher.decide(Watch(limits=limits), before, START + HARD)
-    assert [type(command) for command in found.commands] == [CaptureEvidence, AskRestart]
-    spared = watcher.decide(found.state, after, START + HARD + 0.1)
-    assert (spared.commands, spared.state.kill_at) == ((), None)
-    assert [type(command) for command in watcher.decide(found.state, before, START + HARD + 0.1).commands] == [
-        SendSignal
-    ]
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        in_function(step_at=START, interrupted_at=START + HARD),  # the limit of steps is not in force any more
-        in_function(step_at=START + HARD),  # nothing would end this function
-        in_function(step_at=START, interrupted_at=START + HARD, watchdog_at=START + HARD),
-    ],
+STANDS_STILL = (
+    in_function(step_at=START, interrupted_at=LATER),  # the limit of steps is not in force any more
+    in_function(step_at=LATER),  # nothing may end this function
+    in_function(step_at=START, interrupted_at=LATER, watchdog_at=LATER),
+    in_function(step_at=START, interrupted_at=LATER, store_due_at=LATER),
+    in_function(step_at=START, interrupted_at=LATER, resumed_at=LATER),
+    Observation(doing=Doing.OUTSIDE, since=LATER),  # of a program that enters a Wrapper: its agent counts it as hung
 )
-def test_rank_that_does_not_move_on_while_its_evidence_is_taken_is_signalled(
-    watcher: ModuleType, after: Observation
-) -> None:
+
+
+def test_rank_that_moves_on_while_its_evidence_is_taken_is_not_signalled(watcher: ModuleType) -> None:
+    """Once in an iteration: a rank that stands still again is signalled."""
+    for limit, before, after in MOVES:
+        limits = limits_of(**{limit: Limit(hard=HARD)})
+        found: Decision = watcher.decide(Watch(limits=limits), before, FOUND)
+        assert _kinds(found) == [CaptureEvidence, AskRestart]
+        assert _kinds(watcher.decide(found.state, before, FOUND + 0.1)) == [SendSignal]
+        spared: Decision = watcher.decide(found.state, after, FOUND + 0.1)
+        assert (spared.commands, spared.state.kill_at) == ((), None)
+        stuck = msgspec.structs.replace(spared.state, limits=limits_of(step=Limit(hard=HARD)))
+        again: Decision = watcher.decide(stuck, in_function(step_at=START), FOUND + 0.2)
+        moved = msgspec.structs.replace(LEAVES, since=FOUND + 0.3)
+        assert _kinds(watcher.decide(again.state, moved, FOUND + 0.4)) == [SendSignal]
+
+
+def test_rank_that_does_not_move_on_while_its_evidence_is_taken_is_signalled(watcher: ModuleType) -> None:
     limits = limits_of(step=Limit(hard=HARD), watchdog=Limit(5.0, 10 * HARD), leave=Limit(hard=HARD))
-    found: Decision = watcher.decide(Watch(limits=limits), in_function(step_at=START), START + HARD)
-    assert [type(command) for command in watcher.decide(found.state, after, START + HARD + 0.1).commands] == [
-        SendSignal
-    ]
+    for after in STANDS_STILL:
+        found: Decision = watcher.decide(Watch(limits=limits), in_function(step_at=START), FOUND)
+        assert _kinds(watcher.decide(found.state, after, FOUND + 0.1)) == [SendSignal]
+    ran = msgspec.structs.replace(ASKS, watchdog_at=LATER)  # not the thread that shows that the process runs
+    found = watcher.decide(Watch(limits=limits_of(watchdog=Limit(hard=HARD))), ASKS, FOUND)
+    assert _kinds(watcher.decide(found.state, ran, FOUND + 0.1)) == [SendSignal]
 
 
-def test_rank_that_moves_on_is_not_signalled_though_it_is_past_a_short_soft_limit(watcher: ModuleType) -> None:
-    limits = limits_of(watchdog=Limit(0.05, HARD))
-    found: Decision = watcher.decide(Watch(limits=limits), in_function(since=START), START + HARD)
-    moved = in_function(since=START, watchdog_at=START + HARD, interrupted_at=START + HARD)
-    commands = watcher.decide(found.state, moved, START + HARD + 0.1).commands
-    assert [type(command) for command in commands] == [CaptureEvidence, AskRestart]
+def _kinds(decision: Decision) -> list[type[Command]]:
+    return [type(command) for command in decision.commands]
 
 
 def test_rank_past_the_limit_of_a_hook_is_signalled_though_it_has_completed(watcher: ModuleType) -> None:
@@ -891,10 +878,13 @@ def _hard(limits: Limits, seen: Observation, now: float) -> dict[str, float]:
     return hard
 
 
-def _still_exceeded(limits: Limits, name: str, seen: Observation, now: float) -> bool:
-    """Return True if the limit is exceeded now, or would be if the iteration had not been interrupted."""
-    uninterrupted = msgspec.structs.replace(seen, interrupted_at=None)
-    return name in _hard(limits, seen, now) or name in _hard(limits, uninterrupted, now)
+def _has_moved_on(before: Watch, seen: Observation) -> bool:
+    """Return True if the rank is on its way to the next iteration, and has shown that since the finding."""
+    is_on_its_way = seen.interrupted_at is not None or seen.doing in (Doing.WAITING, Doing.HOOK)
+    ran_at = seen.ran_at if seen.store_due_at is not None else seen.watchdog_at
+    is_about_running = before.finding is not None and before.finding.limit == "watchdog"
+    moments = [seen.since] + [ran_at] * (is_about_running and ran_at is not None)
+    return is_on_its_way and before.spared_in != seen.iteration and max(moments) > before.found_at
 
 
 def _check(limits: Limits, before: Watch, seen: Observation, now: float, decision: Decision) -> None:
@@ -908,11 +898,10 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
     if seen.has_left and not seen.said_goodbye and not before.is_represented:
         assert kinds == [Represent]
         return
-    is_leaving = seen.interrupted_at is not None or seen.doing in (Doing.WAITING, Doing.HOOK)
-    has_moved = (
-        is_leaving and before.finding is not None and not _still_exceeded(limits, before.finding.limit, seen, now)
-    )
-    if before.signal_at is not None and (seen.is_outside or before.signal_in != seen.iteration or has_moved):
+    is_through = seen.has_left or (seen.said_goodbye and seen.doing is not Doing.HOOK)
+    if before.signal_at is not None and (
+        is_through or before.signal_in != seen.iteration or _has_moved_on(before, seen)
+    ):
         before = msgspec.structs.replace(before, signal_at=None, kill_at=None, finding=None)
     if before.signal_at is not None:
         is_due = now >= before.signal_at or seen.are_others_seen

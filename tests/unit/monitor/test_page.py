@@ -165,22 +165,21 @@ def test_new_iteration_forgets_the_signs_of_the_one_before() -> None:
     assert len(names(monitor)) == SECTIONS
 
 
-@pytest.mark.parametrize("at", ["clock", "longest"])  # the call within `leave` in which the main thread restarts
-def test_section_of_a_thread_may_end_while_the_main_thread_restarts(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", ["before", "meanwhile"])
+def test_section_of_a_thread_may_end_when_the_main_thread_has_restarted(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rank, monitor = both_sides()
     rank.set_seat(SEAT)
     monkeypatch.setattr(client, "_page", rank)
 
     def restart() -> None:
         rank.set_seat(Seat(iteration=1, rank=1, world_size=4, active_world_size=3, initial_rank=2))
-        rank.enter("new")
-
-    class Longest(dict[str, int]):
-        def __setitem__(self, name: str, value: int) -> None:
-            rank.longest = {}
-            restart()
+        rank.enter("batch")
 
     class Clock:
+        """The clock that `leave` looks at. The main thread restarts at that moment."""
+
         monotonic = staticmethod(time.monotonic)
 
         def monotonic_ns(self) -> int:
@@ -189,12 +188,12 @@ def test_section_of_a_thread_may_end_while_the_main_thread_restarts(at: str, mon
             return time.monotonic_ns()
 
     with client.section("batch"):
-        if at == "clock":
-            monkeypatch.setattr(page_module, "time", Clock())
+        if at == "before":
+            restart()
         else:
-            rank.longest = Longest()
-    assert names(monitor) == ["new"]
-    rank.leave("new")
+            monkeypatch.setattr(page_module, "time", Clock())
+    assert names(monitor) == ["batch"]
+    rank.leave("batch")
     for number in range(SECTIONS):
         rank.enter(f"section {number}")  # no slot was lost
     assert len(names(monitor)) == SECTIONS

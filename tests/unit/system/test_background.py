@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,15 +21,6 @@ def answers() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-@pytest.fixture
-def fast_switches() -> Iterator[None]:
-    """Threads take turns after a few instructions."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def test_jobs_are_done_in_order() -> None:
@@ -69,11 +59,17 @@ def test_signal_handler_that_logs_while_its_thread_starts_the_writer_does_not_wa
     assert not set(threading.enumerate()) - before
 
 
-def test_signal_handler_that_raises_while_the_writer_starts_leaves_it_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_started", [False, True])
+def test_signal_handler_that_raises_while_the_writer_starts_leaves_it_usable(
+    has_started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, done = Writer(), list[int]()
+    before = set(threading.enumerate())
 
     class Interrupted(threading.Thread):
         def start(self) -> None:
+            if has_started:
+                super().start()
             raise KeyboardInterrupt
 
     monkeypatch.setattr(background.threading, "Thread", Interrupted)
@@ -83,25 +79,36 @@ def test_signal_handler_that_raises_while_the_writer_starts_leaves_it_usable(mon
     assert writer.submit(lambda: done.append(2))
     writer.end(60.0)
     assert done == [2]
+    for thread in set(threading.enumerate()) - before:  # one that has started ends by itself
+        thread.join(60.0)
+        assert not thread.is_alive()
 
 
-def test_every_accepted_job_is_done_though_the_writer_ends_again_and_again(fast_switches: None) -> None:
+def test_job_that_is_accepted_while_another_thread_ends_the_writer_is_done() -> None:
     writer, done = Writer(), list[int]()
-    accepted, is_over = list[int](), threading.Event()
+    assert writer.submit(lambda: done.append(1))
 
-    def log() -> None:
-        while not is_over.is_set():
-            if writer.submit(lambda: done.append(1)):
-                accepted.append(1)
+    class Jobs:
+        """The writer's queue. Another thread ends the writer just before a job is put into it."""
 
-    program = threading.Thread(target=log, daemon=True)
-    program.start()
-    for _ in range(1000):
-        writer.end(60.0)
-    is_over.set()
-    program.join(60.0)
-    writer.end(60.0)
-    assert len(done) == len(accepted) > 0
+        qsize = writer._jobs.qsize
+        at_end = threading.Thread(target=writer.leave, daemon=True)
+
+        def put(self, job: Any) -> None:
+            if job is not None and not self.at_end.ident:
+                self.at_end.start()
+                self.at_end.join(0.5)  # it waits now, or is done
+            queue_of_thread.put(job)
+
+    queue_of_thread = writer._jobs
+    jobs = Jobs()
+    writer._jobs = jobs  # type: ignore[assignment]
+    thread = writer._thread
+    assert thread is not None
+    assert writer.submit(lambda: done.append(2))
+    jobs.at_end.join(60.0)
+    thread.join(60.0)
+    assert done == [1, 2]
 
 
 def test_full_queue_refuses(answers: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
