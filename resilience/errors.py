@@ -24,6 +24,21 @@ from __future__ import annotations
 
 from typing import Any
 
+MOST_TEXT = 2000  # characters of an exception's text; a record must fit one message of the channel
+
+
+def message_of(error: BaseException) -> str:
+    """Return str(error), shortened. Never raises: the `__str__` of a program's exception may do anything."""
+    try:
+        return str(error)[:MOST_TEXT]
+    except Exception as broken:
+        return f"<no message: __str__ raised {type(broken).__name__}>"
+
+
+def error_in_words(error: BaseException, most: int = 500) -> str:
+    """Return type and text of an exception, at most so many characters. Never raises."""
+    return f"{type(error).__name__}: {message_of(error)}"[:most]
+
 
 class ResilienceError(Exception):
     """Base class of every error in this package. Keyword arguments become attributes."""

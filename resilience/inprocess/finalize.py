@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from resilience.errors import ConfigurationTypeError, TimeoutError
+from resilience.errors import ConfigurationTypeError, TimeoutError, error_in_words
 from resilience.inprocess._runtime import options
 from resilience.inprocess.state import State
 from resilience.system.call_with_timeout import returns_within
@@ -77,6 +77,6 @@ def _note(state: State, name: str, error: BaseException) -> None:
     from resilience.telemetry import standard
 
     if isinstance(state.store, IterationStore):
-        message = f"{type(error).__name__}: {error}"[:400]
+        message = error_in_words(error, 400)
         state.store.base_store.emit(events.HookFailed("finalize", f"{message} (in {name}; the restart continues)"))
     standard.finalize_failed(name, error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from datetime import timedelta
 
-from resilience.errors import FaultCounterExceeded, TimeoutError
+from resilience.errors import FaultCounterExceeded, TimeoutError, error_in_words
 from resilience.inprocess._runtime import options
 from resilience.inprocess._runtime.failure import left_communication_call
 from resilience.inprocess.state import State
@@ -70,7 +70,7 @@ class FaultCounter(HealthCheck):
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
             raise FaultCounterExceeded(
                 f"rank {state.rank} (initially {state.initial_rank}) failed {self.faults_count} times, limit "
-                f"{self.max_rank_faults} (max_rank_faults); its last failure: {type(exc).__name__}: {exc}",
+                f"{self.max_rank_faults} (max_rank_faults); its last failure: {error_in_words(exc)}",
                 faults_count=self.faults_count,
                 max_rank_faults=self.max_rank_faults,
             ) from exc

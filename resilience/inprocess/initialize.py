@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from typing import Any
 
 from resilience.errors import RestartAbort
 from resilience.inprocess._runtime import options
@@ -22,8 +23,10 @@ class Initialize(ABC):
 
 
 def prepared(hook: Initialize, state: State) -> State:
-    """Return the state that `hook` returns. If it returns None, warn the user and return `state`."""
-    returned: State | None = hook(state)
+    """Return the state that `hook` returns. If it returns None, warn the user and return `state`.
+
+    Raises: RestartAbort if it returns anything else, because it would do so after each restart."""
+    returned: Any = hook(state)
     if returned is None:
         warnings.warn(
             f"the initialize hook {hook!r} returned None, expected the state; the call continues with the state that "
@@ -31,7 +34,10 @@ def prepared(hook: Initialize, state: State) -> State:
             UserWarning,
             stacklevel=1,
         )
-    return state if returned is None else returned
+        return state
+    if not isinstance(returned, State):
+        raise RestartAbort(f"the initialize hook {hook!r} returned {returned!r}, expected the state: return it")
+    return returned
 
 
 class RetryController(Initialize):

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.errors import ConfigurationError, ConfigurationTypeError, error_in_words
 from resilience.inprocess.abort import Abort, AbortTorchDistributed
 from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
@@ -211,7 +211,7 @@ def _check_logfile(logfile: Any) -> None:
         path = logfile.format(rank=0)
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ConfigurationError(
-            f"{option} is {logfile!r}, in which only '{{rank}}' is replaced ({type(error).__name__}: {error}); write "
+            f"{option} is {logfile!r}, in which only '{{rank}}' is replaced ({error_in_words(error)}); write "
             "'{{' and '}}' for braces that are part of the name",
             option=option,
             value=logfile,

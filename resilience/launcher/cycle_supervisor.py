@@ -232,9 +232,13 @@ class CycleSupervisor:
         known_pids = {*running.pids(), self.handler.store_pid, *self.warm_start.pids, drain_pid}
         known_pids |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
         processes.reap_strangers(known_pids)
+        self.look_after_drain()
+        self.warm_start.look(running.notes())
+
+    def look_after_drain(self) -> None:
+        """Take news of the drain process, and replace it if it is gone: workers that write would wait."""
         if self.drain is not None:
             self.drain.hear()
-        self.warm_start.look(running.notes())
 
     def mark_unusable(self, unkillable: Sequence[EndedWorker]) -> None:
         """Start no worker here again: processes that cannot be killed still hold devices, memory and files."""
@@ -335,7 +339,8 @@ class CycleSupervisor:
 
     def is_urgent(self, verdict: CycleDecision) -> bool:
         """Return True if workers that were asked to stop must end now: the others may continue without this node, or
-        a person asks again."""
+        a person asks again. Workers may still write meanwhile."""
+        self.look_after_drain()
         return self._has_no_time_left or (verdict.outcome == "preempted" and self.stopping.is_hurried(verdict))
 
     @property

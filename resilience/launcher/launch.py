@@ -31,7 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from resilience import __version__
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.watched import watched
-from resilience.errors import ConfigurationError, DecodeError, StoreError
+from resilience.errors import ConfigurationError, DecodeError, StoreError, error_in_words
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.encoding import text
@@ -269,7 +269,7 @@ def run(agent: Agent, node: CycleSupervisor) -> None:
         node.handler.leave("its configuration is wrong")  # if that is so on all nodes, they know already
         raise
     except Exception as error:
-        node.failed(f"the agent of {node.name} failed: {type(error).__name__}: {error}")
+        node.failed(f"the agent of {node.name} failed: {error_in_words(error)}")
         raise
 
 

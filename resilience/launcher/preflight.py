@@ -25,6 +25,7 @@ from typing import Protocol
 import msgspec
 
 from resilience.core.elapsed import Elapsed
+from resilience.errors import error_in_words
 from resilience.facts import encoding
 from resilience.facts.masking import masked_text
 from resilience.system.health import nvml
@@ -152,7 +153,7 @@ class _CheckRun:
         try:
             self._answer = self.check.look()
         except Exception as error:  # edge of a plugin: if a check fails to run, the node is not known to be fit
-            self._answer = f"{type(error).__name__}: {error}"
+            self._answer = error_in_words(error)
         self._has_answered.set()
 
 
@@ -229,7 +230,7 @@ class CommandCheck:
         # A file: processes that the command leaves running would hold a pipe open. In memory: a disk may be full.
         with open(os.memfd_create("resilience-health-check"), "w+b") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-c", _SHELL, str(os.getpid()), self._text],
+                [sys.executable, "-I", "-S", "-c", _SHELL, str(os.getpid()), self._text],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.errors import RestartError
+from resilience.errors import RestartError, error_in_words
 from resilience.system import group_aborts
 from resilience.system.group_aborts import c10d as _c10d
 
@@ -164,7 +164,7 @@ def drop_groups() -> None:
     except Exception as error:
         raise RestartError(
             f"torch {sys.modules['torch'].__version__} keeps its process groups in an unknown way "
-            f"({type(error).__name__}: {error}), so they could not be dropped; expected torch 2.6 to 2.13"
+            f"({error_in_words(error)}), so they could not be dropped; expected torch 2.6 to 2.13"
         ) from error
     aborting = group_aborts.forget()
     if held:

@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from resilience.errors import error_in_words
+
 _UNABORTABLE = frozenset({"gloo", "mpi", "fake", "undefined"})
 
 
@@ -109,7 +111,7 @@ class _Abort:
         try:
             self.thread.start()
         except RuntimeError as error:  # this host or process has no thread left
-            self.done = GroupAbort(name, backend, 0.0, "failed", f"{type(error).__name__}: {error}")
+            self.done = GroupAbort(name, backend, 0.0, "failed", error_in_words(error))
 
     def wait(self, limit: float) -> None:
         """Wait until the abort has ended, at most until `limit` seconds after its start. `done` has the result."""
@@ -126,7 +128,7 @@ class _Abort:
         try:
             _abort(self.group)
         except Exception as error:  # a thread's edge; torch and its backends raise anything
-            self._error = f"{type(error).__name__}: {error}"
+            self._error = error_in_words(error)
         self._ended = time.monotonic()
 
 

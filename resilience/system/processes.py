@@ -383,18 +383,34 @@ def continue_if_stopped(child: int) -> bool:
 
 def reap_strangers(known: Container[int]) -> list[int]:
     """Reap adopted children that no other code here waits for, so that they do not stay as zombies. Return their pids.
-    known: children that other code waits for; children that ended behind one of these are reaped by a later call, once
-    it is collected."""
+    known: children that other code waits for."""
     reaped: list[int] = []
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None or ended.si_pid in known:
+            if ended is None:
                 return reaped
+            if ended.si_pid in known:  # the kernel shows no other one before this one is collected
+                return reaped + [pid for pid in _own_children() if pid not in known and _reap(pid)]
             os.waitpid(ended.si_pid, os.WNOHANG)
         except ChildProcessError:
             return reaped
         reaped.append(ended.si_pid)
+
+
+def _own_children() -> Iterator[int]:
+    """Return the children of this process, none if the kernel does not tell (CONFIG_PROC_CHILDREN)."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended: its children are another thread's now
+            yield from map(int, (task / "children").read_bytes().split())
+
+
+def _reap(pid: int) -> bool:
+    """Reap a child if it has ended. Return True if it had."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # reaped meanwhile
+        return False
 
 
 def to_exit(status: int) -> Exit:

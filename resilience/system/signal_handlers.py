@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
+from resilience.errors import error_in_words
 from resilience.system.frames import is_ours, is_standard, is_torch
 from resilience.system.processes import signal_name
 
@@ -69,7 +70,7 @@ class ProgramHandlers:
 
     def put_off(self, number: int, error: Exception) -> None:
         """Note a signal to raise again, because its handler raised `error` in our code."""
-        self._unreported[number] = Deferred(signal_name(number), f"{type(error).__name__}: {error}"[:500])
+        self._unreported[number] = Deferred(signal_name(number), error_in_words(error))
         self._to_raise.add(number)
 
     def take_deferred(self) -> list[Deferred]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from resilience.errors import ConfigurationError, DecodeError
+from resilience.errors import ConfigurationError, DecodeError, error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.records import Record
 from resilience.history.timeline import Timeline
@@ -95,7 +95,7 @@ class NodeExports:
         try:
             self._poll()
         except Exception as error:  # edge to the caller: a failure of the views must not reach it
-            self._exports.fail(f"cannot process the records: {type(error).__name__}: {error}"[:500])
+            self._exports.fail(f"cannot process the records: {error_in_words(error)}")
 
     def _poll(self) -> None:
         now = time.monotonic()
@@ -259,7 +259,7 @@ class ExportThread:
         try:
             exports._thread.start()
         except RuntimeError as error:  # this host or process has no thread left: the job does not notice
-            reason = f"cannot start: {type(error).__name__}: {error}"[:500]
+            reason = f"cannot start: {error_in_words(error)}"
             emit(events.ExportFailed("prometheus" if exporting.protocol is None else "otlp", reason, is_at_start=True))
             return None
         return exports
@@ -275,7 +275,7 @@ class ExportThread:
         try:
             self._export()
         except Exception as error:  # the thread's edge: it must not end without a word
-            emit(events.ExportFailed("prometheus", f"has ended: {type(error).__name__}: {error}"[:500]))
+            emit(events.ExportFailed("prometheus", f"has ended: {error_in_words(error)}"))
 
     def _export(self) -> None:
         folder, node, emit, is_agents, asked = self._place
@@ -371,7 +371,7 @@ class Exports:
     def _report_failed_start(
         self, exporter: Literal["prometheus", "otlp"], error: Exception, signal: Literal["", "metric"] = ""
     ) -> None:
-        reason = f"cannot start: {type(error).__name__}: {error}"[:500]
+        reason = f"cannot start: {error_in_words(error)}"
         self._emit(events.ExportFailed(exporter, reason, is_at_start=True, signal=signal))
 
     def caught_up(self) -> None:

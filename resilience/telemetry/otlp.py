@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from resilience.errors import error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.masking import masked, masked_text
 from resilience.system.environment import Exporting
@@ -157,7 +158,7 @@ def _load(exporting: Exporting, node: str, emit: Emit) -> tuple[Any, Callable[[S
     except ImportError as error:
         reason = f"{error}; pip install 'torch-resilience[otlp]'"
     except Exception as error:  # the exporter reads many variables, and a bad one may raise anything
-        reason = masked_text(f"{type(error).__name__}: {error}"[:500])
+        reason = masked_text(error_in_words(error))
     emit(events.ExportFailed("otlp", f"cannot start: {reason}", is_at_start=True))
     return None
 

@@ -1,10 +1,15 @@
-"""Ranks whose assignment hook raises."""
+"""Ranks whose assignment hook raises, exits, forks or cannot be sent to their monitor."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import signal
+import sys
+import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
@@ -14,22 +19,34 @@ from resilience.inprocess.state import State
 class FailsOn(RankAssignment):
     """Shifts ranks, but raises on some initial ranks: at the call of the function, or after iteration 0."""
 
-    def __init__(self, ranks: list[int], at_entry: bool) -> None:
+    def __init__(self, ranks: list[int], at_entry: bool, how: str = "raises") -> None:
         self.ranks = ranks
         self.at_entry = at_entry
+        self.how = how
+        self.rank_pid = os.getpid()
 
     def __call__(self, state: State, terminated: set[int]) -> tuple[State, set[int]]:
         is_entry = state.status.name == "INITIALIZED"
         if state.initial_rank in self.ranks and (is_entry == self.at_entry) and state.iteration == 0:
-            raise KeyError("no such rack")
+            self.fail()
         return ShiftRanks()(state, terminated)
 
+    def fail(self) -> None:
+        is_rank = os.getpid() == self.rank_pid  # not its monitor, which stands in for it
+        if self.how == "is killed" and is_rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "forks" and (not is_rank or os.fork()):
+            return
+        if self.how in ("exits", "is killed"):
+            sys.exit(3)
+        raise KeyError("no such rack")
 
-def fails_on(ranks: list[int], at_entry: bool) -> tuple[int, int, int]:
+
+def fails_on(ranks: list[int], at_entry: bool, how: str = "raises") -> tuple[int, int, int] | str:
     """Rank 1 raises in iteration 0. Return (iteration, rank, world size) at the end."""
 
     @Wrapper(
-        rank_assignment=FailsOn(ranks, at_entry),
+        rank_assignment=FailsOn(ranks, at_entry, how),
         soft_timeout=timedelta(seconds=60),
         hard_timeout=timedelta(seconds=90),
         barrier_timeout=timedelta(seconds=240),
@@ -43,4 +60,55 @@ def fails_on(ranks: list[int], at_entry: bool) -> tuple[int, int, int]:
             time.sleep(0.005)
         return call.iteration, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-    return function()
+    pid = os.getpid()
+    try:
+        return function()
+    except KeyError as error:
+        if os.getpid() != pid:
+            Path("child").write_text(f"{error!r}, {threading.active_count()} thread")
+            os._exit(0)
+        raise
+
+
+def beside_a_thread(where: str) -> int:
+    """Make a second call, beside a thread, with a hook of a module beside the script or of the script itself."""
+    source = "from resilience.inprocess.rank_assignment import ShiftRanks\n\n\nclass Mine(ShiftRanks):\n    pass\n"
+    if where == "module":
+        Path("hooks_beside_the_script.py").write_text(source)
+        sys.path.insert(0, os.getcwd())
+        module = importlib.import_module("hooks_beside_the_script")
+    else:
+        module = sys.modules["__main__"]
+        exec(source, module.__dict__)  # as a script does
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, args=(120,), name="user-thread")
+    thread.start()
+
+    @Wrapper(rank_assignment=module.Mine())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0:
+            raise ValueError("all restart")
+        return call.iteration
+
+    try:
+        return function()
+    finally:
+        end.set()
+        thread.join()
+
+
+def is_refused_first() -> int:
+    """Rank 0 makes calls that are refused before they begin."""
+
+    @Wrapper()
+    def function(number: int, call: CallWrapper | None = None) -> int:
+        return number
+
+    if os.environ["RANK"] == "0":
+        for _ in range(2):
+            try:
+                function(1, verbose=True)  # type: ignore[call-arg]
+            except TypeError:
+                pass
+    return function(7)

@@ -37,6 +37,29 @@ class Forgetful(inprocess.initialize.Initialize):
         state.status = state.status
 
 
+class Wordless(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+class FailsOnce(inprocess.initialize.Initialize):
+    """Raises on rank 1 before the first start."""
+
+    def __call__(self, state: State) -> State:
+        if state.iteration == 0 and state.rank == 1:
+            raise Wordless
+        return state
+
+
+class Pairs(inprocess.initialize.Initialize):
+    """Returns what other hooks return."""
+
+    def __call__(self, state: State) -> Any:
+        return state, None
+
+
 class Noting(inprocess.health_check.HealthCheck):
     """Keeps the cause of each call after a fault."""
 
@@ -74,6 +97,24 @@ def forget_the_state() -> tuple[int, list[str]]:
         warnings.simplefilter("always")
         iteration = function()
     return iteration, [f"{each.category.__name__}: {each.message}" for each in caught if "initialize" in str(each)]
+
+
+def fail_without_words() -> int:
+    @Wrapper(initialize=FailsOnce())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return call.iteration
+
+    return function()
+
+
+def return_a_pair() -> int:
+    @Wrapper(initialize=Pairs())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        return call.iteration
+
+    return function()
 
 
 def ask_for_a_restart(has_cause: bool) -> tuple[int, list[str]]:

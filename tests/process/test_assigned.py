@@ -30,6 +30,42 @@ def test_assignment_that_raises_on_some_ranks_costs_only_these(
     assert {record.event.result for record in job.of(events.RankStoodInFor)} <= {"excluded"}
 
 
+@pytest.mark.parametrize(
+    ("how", "failing", "at_entry", "ends"),
+    [("exits", [2], False, "SystemExit"), ("exits", [0, 2], True, "SystemExit"), ("is killed", [2], False, "")],
+)
+def test_assignment_that_exits_on_some_ranks_costs_only_these(
+    start: Start, how: str, failing: list[int], at_entry: bool, ends: str
+) -> None:
+    """is killed: the rank's monitor, which stands in for it, exits in the hook."""
+    job = start(4, TARGET, ranks=failing, at_entry=at_entry, how=how)
+    ranks = job.wait_ranks(180.0)
+    healthy = [rank for rank in range(4) if rank not in failing]
+    assert [ranks[rank].type for rank in failing] == [ends] * len(failing)
+    assert {ranks[rank].value[1:] for rank in healthy} == {(place, len(healthy)) for place in range(len(healthy))}
+
+
+def test_forked_child_that_leaves_an_assignment_says_nothing_as_its_parent(start: Start) -> None:
+    job = start(2, TARGET, ranks=[0], at_entry=False, how="forks")
+    assert [rank.value for rank in job.wait(180.0)] == [(1, 0, 2), (1, 1, 2)]
+    assert (job.folder / "child").read_text() == "KeyError('no such rack'), 1 thread"
+
+
+@pytest.mark.parametrize("where", ["module", "script"])
+def test_monitor_that_is_a_fresh_process_has_hooks_of_modules_beside_the_script(start: Start, where: str) -> None:
+    (rank,) = start(1, "tests.process.assigned:beside_a_thread", where=where).wait_ranks(120.0)
+    if where == "module":
+        assert rank.value == 1
+    else:
+        assert rank.type == "ConfigurationError"
+        assert "Mine is defined in the script itself, not in a module that it imports" in rank.error
+
+
+def test_call_that_is_refused_on_one_rank_does_not_count(start: Start) -> None:
+    job = start(2, "tests.process.assigned:is_refused_first")
+    assert [rank.value for rank in job.wait(120.0)] == [7, 7]
+
+
 def test_assignment_that_raises_on_every_rank_ends_the_job_with_its_error(start: Start) -> None:
     job = start(2, TARGET, ranks=[0, 1], at_entry=False)
     assert [rank.type for rank in job.wait(180.0)] == ["KeyError"] * 2

@@ -236,6 +236,20 @@ def test_initialize_that_returns_none_keeps_the_state_and_warns_its_user(start: 
     assert all("UserWarning: the initialize hook" in line for line in (*other[1], *failing[1]))
 
 
+def test_initialize_that_returns_no_state_ends_the_job_with_a_word_about_it(start: Start) -> None:
+    job = start(2, f"{JOBS}:return_a_pair")
+    ranks = job.wait()
+    assert [rank.type for rank in ranks] == ["RestartAbort"] * 2
+    assert all("expected the state: return it" in rank.error for rank in ranks)
+    assert {record.event.outcome for record in job.of(events.CallEnded)} == {"left"}
+
+
+def test_exception_whose_text_cannot_be_had_restarts_all(start: Start) -> None:
+    job = start(2, f"{JOBS}:fail_without_words")
+    assert [rank.value for rank in job.wait()] == [1, 1]
+    assert {record.rank for record in job.interruptions(0)} == {1}
+
+
 @pytest.mark.parametrize(("has_cause", "cause"), [(False, "None"), (True, "OSError('the disk')")])
 def test_rank_should_restart_raised_by_user_code_restarts_all(start: Start, has_cause: bool, cause: str) -> None:
     job = start(2, f"{JOBS}:ask_for_a_restart", has_cause=has_cause)

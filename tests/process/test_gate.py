@@ -172,6 +172,15 @@ def test_command_says_why_by_its_status_and_last_words() -> None:
     assert "exited with 127" in unknown.detail
 
 
+def test_command_runs_beside_files_with_names_of_pythons_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("types", "struct", "ctypes"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the program's own')")
+    assert Gate([CommandCheck("true")]).refusals() == []
+
+
 def test_gate_can_be_asked_again() -> None:
     asked = Gate([CommandCheck("exit 1"), CommandCheck("exit 0")])
     assert [len(asked.refusals()) for _ in range(3)] == [1, 1, 1]

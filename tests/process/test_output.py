@@ -247,6 +247,29 @@ def test_killed_drain_process_is_replaced_and_no_write_fails(launch: Launch) -> 
     assert [record.event.why for record in job.of(events.DrainLost)] == ["SIGKILL"]
 
 
+def test_drain_process_that_is_killed_while_workers_are_stopped_is_replaced(launch: Launch) -> None:
+    script = """
+def save(*_):
+    say('asked')
+    await_file('go')
+    write(1)
+    say('saved')
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+say('up')
+time.sleep(300)
+"""
+    job = launch("import signal\n" + WRITE + script, nproc=1)
+    job.await_worker("up.0.0")
+    job.job.signal(0, signal.SIGTERM)
+    job.await_worker("asked.0.0")
+    drain_of(job).kill()
+    (job.folder / "go").touch()
+    assert job.wait() == [143], job.job.output()
+    assert (job.folder / "saved.0.0").exists()
+    assert len(kept(job)) == PER_MB
+
+
 class LateWriter(Drain):
     """Its files are written right after it was asked for the first time whether they are."""
 
@@ -424,6 +447,24 @@ def test_reader_that_reads_nothing_holds_up_no_job_and_stderr_says_what_is_missi
     assert found is not None, said
     assert int(found[1].replace(",", "")) + arrived == 20 * PER_MB
     assert Path(found[2]).stat().st_size == 20 * PER_MB
+
+
+def test_reader_that_reads_nothing_is_told_what_is_missing_after_a_signal_too(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    script = WRITE + "write(2)\nsys.stdout.flush()\n(here / 'written').touch()\ntime.sleep(300)"
+    with run(tmp_path, script, writing) as child:
+        os.close(writing)
+        await_true((tmp_path / "written").exists)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130
+    os.set_blocking(reading, False)
+    arrived = len(os.read(reading, 1 << 20))
+    os.close(reading)
+    said = (tmp_path / "stderr").read_text()
+    found = re.search(r"([\d,]+) bytes of workers' output are not shown here \(.*\); see (\S+)", said)
+    assert found is not None, said
+    assert int(found[1].replace(",", "")) + arrived == 2 * PER_MB
+    assert Path(found[2]).stat().st_size == 2 * PER_MB
 
 
 LOOK = """

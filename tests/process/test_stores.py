@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -41,6 +42,19 @@ def test_server_asked_for_ahead_of_time_is_there_when_it_is_taken(stores: StoreP
     stores.ask()
     stores.ask()
     assert client(stores.take().port).num_keys() == client(stores.take().port).num_keys()
+
+
+def test_it_starts_beside_files_with_names_of_pythons_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("queue", "types", "struct"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the program's own')")
+    started = StoreProcess.start()
+    try:
+        assert started.host().port > 0
+    finally:
+        started.close()
 
 
 def test_port_that_is_taken_is_told_and_others_go_on(stores: StoreProcess) -> None:

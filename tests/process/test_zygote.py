@@ -31,6 +31,10 @@ def agent(start: Callable[..., Job]) -> Agent:
     return run
 
 
+def test_worker_that_is_signalled_as_soon_as_its_pid_is_known_ends(agent: Agent) -> None:
+    assert agent("stop_at_once")["ends"] == [-signal.SIGTERM] * 8
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_zygote_disturbs_no_worker_and_the_next_start_cold(agent: Agent, number: int) -> None:
     found = agent("lose_zygote", number=number)

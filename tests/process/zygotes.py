@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -61,6 +62,24 @@ def lose_zygote(number: int) -> dict[str, Any]:
         assert not Path(f"/proc/{zygote.pid}").exists()
     zygote.close()
     return {"answers": answers, "ran": ran(), "zygote": zygote.pid}
+
+
+def stop_at_once() -> dict[str, Any]:
+    """Workers get SIGTERM as soon as the agent knows their pids."""
+    become_subreaper()
+    zygote = Zygote.start()
+    order = zygotes.Order(("-c", "import time; time.sleep(60)"), dict(os.environ), 1, 2)
+    ends = []
+    for _ in range(8):
+        (worker,) = zygote.spawn([order])
+        os.killpg(worker.pid, signal.SIGTERM)
+        try:
+            ends.append(worker.wait(10))
+        except subprocess.TimeoutExpired:
+            os.killpg(worker.pid, signal.SIGKILL)
+            ends.append(worker.wait(10))
+    zygote.close()
+    return {"ends": ends}
 
 
 def fail_to_fork(descriptors: int) -> dict[str, Any]:

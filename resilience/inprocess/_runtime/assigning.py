@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from resilience.core.restart import ENTRY, Assign, Unassigned
-from resilience.errors import InternalError, RankDiscarded, RestartAbort, RestartError
+from resilience.errors import InternalError, LeftInChild, RankDiscarded, RestartError
 from resilience.facts.seats import Seat
+from resilience.inprocess._runtime.forked import here_only
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
 
@@ -85,16 +86,18 @@ def seat_of(state: State, iteration: int) -> Seat:
 
 
 def seat_after(hooks: Hooks, operation: Assign, store: CallStore, initial_world_size: int) -> Seat | Unassigned | None:
-    """Return the next seat of a rank that a stand-in represents, None if it gets none, Unassigned if a hook raises.
-    Uses only its present seat, because the rank may have been interrupted during an assignment. store: the store for
-    hooks."""
+    """Return the next seat of a rank that a stand-in represents, None if it gets none, Unassigned if a hook raises
+    anything. Uses only its present seat, because the rank may have been interrupted during an assignment. store: the
+    store for hooks."""
     if operation.place is not None:
         return operation.place
     seat = operation.seat
     state = State.from_seat(seat, IterationStore(seat, store), initial_world_size)
     try:
-        return seat_of(assign(hooks, state, operation.terminated), seat.iteration + 1)
+        return seat_of(here_only(lambda: assign(hooks, state, operation.terminated))(), seat.iteration + 1)
     except RankDiscarded:
         return None
-    except (Exception, RestartAbort):  # as it did in the rank itself, whose record has the error
+    except LeftInChild:
+        raise
+    except BaseException:  # as it did in the rank itself, whose record has the error; sys.exit too
         return Unassigned(initial_world_size)

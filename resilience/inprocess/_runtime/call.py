@@ -42,6 +42,7 @@ from resilience.errors import (
     RankDiscarded,
     ResilienceError,
     StoreError,
+    error_in_words,
 )
 from resilience.facts import events
 from resilience.facts.events import StageName
@@ -83,7 +84,7 @@ class CallWrapper:
 
     def __init__(self, wrapper: Wrapper) -> None:
         self._wrapper = wrapper
-        self._number = next(_calls)
+        self._number: int
         self._state: State
         self._session: Session
         self._interrupter: Interrupter
@@ -153,6 +154,7 @@ class CallWrapper:
 
         garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
+        self._number = next(_calls)  # counts calls that begin: one that is refused on this rank alone is none
         with (
             scoped_environment(),
             meeting_at_own_store(),
@@ -171,7 +173,7 @@ class CallWrapper:
             try:
                 return self._completed(self._take_part())
             except BaseException as failure_raised:
-                error = f"{type(failure_raised).__name__}: {failure_raised}"[:500]
+                error = error_in_words(failure_raised)
                 failure.release_own(failure_raised)
                 if not isinstance(failure_raised, LeftInChild):
                     self._call_last("terminate", self._wrapper.terminate)
@@ -195,7 +197,7 @@ class CallWrapper:
         try:
             here_only(lambda: hook(self._state))()
         except Exception as error:
-            self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
+            self._session.emit(events.HookFailed(name, error_in_words(error)))
             raise
 
     def _let_go(self) -> None:
@@ -222,12 +224,12 @@ class CallWrapper:
                     raise self._error or InternalError("a rank left without an error")
         except RankDiscarded as error:
             self._say_goodbye(seat)  # all ranks compute the same seats, so they know
-            self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"))
+            self._session.emit(events.RankLeft(error_in_words(error)))
             raise
         except BaseException as error:
             if not self._said_goodbye and not isinstance(error, LeftInChild):
                 self._stand_in_for_myself(seat, error)
-            self._session.emit(events.RankLeft(f"{type(error).__name__}: {error}"[:500]))
+            self._session.emit(events.RankLeft(error_in_words(error)))
             raise
         finally:
             self._release_watcher()
@@ -284,7 +286,7 @@ class CallWrapper:
         self._session.page.doing(Doing.HOOK, "rank_assignment")
         self._state.store = IterationStore(seat, self._session.hook_store)
         try:
-            self._state = assign(self._wrapper, self._state, terminated)
+            self._state = here_only(lambda: assign(self._wrapper, self._state, terminated))()
         except RankDiscarded:
             self._session.page.doing(Doing.WAITING)
             self._drive(restart.discard(seat, terminated))
@@ -303,7 +305,7 @@ class CallWrapper:
                 self._drive(restart.stand_in(seat, self._limits, encode(record)))
             self._say_goodbye(seat)
         except ResilienceError as store_error:
-            self._session.emit(events.HookFailed("leave", f"{type(store_error).__name__}: {store_error}"[:500]))
+            self._session.emit(events.HookFailed("leave", error_in_words(store_error)))
 
     # -- performing the protocol ----------------------------------------------------------------
 
@@ -487,7 +489,7 @@ class CallWrapper:
         is_excluded = result.end is not End.RETURNED
         if is_excluded and isinstance(self._error, Exception) and not isinstance(self._error, HealthCheckError):
             cause = self._error
-            self._error = HealthCheckError(f"the health check failed: {type(cause).__name__}: {cause}")
+            self._error = HealthCheckError(f"the health check failed: {error_in_words(cause)}")
             self._error.__cause__ = cause
         return result
 
@@ -540,5 +542,5 @@ class CallWrapper:
             self._session.page.doing(Doing.WAITING)
 
     def _hook_failed(self, name: str, error: BaseException, origin: FaultOrigin = "own") -> Result:
-        self._session.emit(events.HookFailed(name, f"{type(error).__name__}: {error}"[:500]))
+        self._session.emit(events.HookFailed(name, error_in_words(error)))
         return self._failed(error, name, origin)

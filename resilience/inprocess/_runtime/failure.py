@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import resilience
 from resilience.core.communication import left_communication
-from resilience.errors import RankShouldRestart
+from resilience.errors import MOST_TEXT, RankShouldRestart, error_in_words, message_of
 from resilience.facts import fingerprints
 from resilience.facts.interruptions import (
     Cause,
@@ -40,7 +40,6 @@ _PACKAGE = os.path.join(os.path.dirname(resilience.__file__), "")
 MAX_FRAMES = 60
 MAX_FRAMES_OF_CAUSE = 20  # the innermost ones
 MAX_CAUSES, MAX_NOTES, MAX_NOTE = 5, 5, 500  # causes, notes, characters of one and of a cause's message
-MAX_MESSAGE = 2000  # characters; a record must fit one message of the channel
 
 
 def describe(error: BaseException) -> ExceptionInfo:
@@ -52,7 +51,7 @@ def describe(error: BaseException) -> ExceptionInfo:
         message=message_of(error),
         fingerprint=fingerprints.of_exception(name, message_of(error), stack),
         stack=stack,
-        chain=tuple(f"{type(link).__name__}: {message_of(link)[:200]}" for link in _chain(error)),
+        chain=tuple(error_in_words(link, 200) for link in _chain(error)),
         notes=_notes(error),
         causes=_causes(error),
     )
@@ -71,7 +70,7 @@ def record_of(
     return InterruptionRecord(
         rank=state.initial_rank,
         interruption=kind,
-        message=f"{type(error).__name__}: {message_of(error)}",
+        message=error_in_words(error, MOST_TEXT),
         exception=describe(error),
         origin=origin,
         detector=Detector("exception"),
@@ -175,14 +174,6 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
             frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return tuple(reversed(frames))
-
-
-def message_of(error: BaseException) -> str:
-    """Return str(error), shortened; never raises."""
-    try:
-        return str(error)[:MAX_MESSAGE]
-    except Exception as broken:  # a user's __str__ may do anything
-        return f"<no message: __str__ raised {type(broken).__name__}>"
 
 
 def _stack(tb: TracebackType | None) -> tuple[Frame, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import pickle
 import socket
@@ -20,11 +21,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
-from resilience.errors import ConfigurationError, DecodeError, MonitorError
+from resilience.errors import ConfigurationError, DecodeError, MonitorError, error_in_words
 from resilience.facts.events import Interrupted
 from resilience.facts.printable import printable
 from resilience.facts.records import Record
@@ -261,25 +263,27 @@ def _fork_again(
         _become_monitor(plan, page, channel, dump)
         code = 0
     except BaseException as error:  # the last chance to print the error before the process ends
-        message = f"resilience monitor of rank {plan.initial_rank}: {type(error).__name__}: {error}\n"
+        message = f"resilience monitor of rank {plan.initial_rank}: {error_in_words(error)}\n"
         os.write(2, printable(message).encode())
     finally:
         os._exit(code)
 
 
 def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason: str) -> int:
+    pickled = io.BytesIO()
     try:
-        pickled = pickle.dumps(plan)
+        pickle.dump(sys.path, pickled)  # a script's folder is on it
+        _Pickler(pickled).dump(plan)
     except Exception as error:  # pickle raises nearly anything
         raise ConfigurationError(
             f"the monitor has to be a fresh process ({reason}), and the wrapper's store_factory, store_kwargs, "
-            f"rank_assignment or rank_filter cannot be sent to it: {error}. Use importable functions and "
-            "classes for them, or call the wrapped function before starting threads or CUDA"
+            f"rank_assignment or rank_filter cannot be sent to it: {error}. Use functions and classes of a module for "
+            "them, or call the wrapped function before starting threads or CUDA"
         ) from error
     fds = (page.fd, channel.fileno(), dump.fd)
     # Not a pipe, which would block here if the plan is large and the monitor slow.
     with os.fdopen(os.memfd_create("resilience-plan"), "w+b") as plan_file:
-        plan_file.write(pickled)
+        plan_file.write(pickled.getbuffer())
         plan_file.seek(0)
         read = plan_file.fileno()
         command = [sys.executable, "-m", "resilience.inprocess._runtime.monitor_process", str(read), *map(str, fds)]
@@ -291,6 +295,14 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
     if not monitor_pid:
         raise MonitorError("the monitor could not be started: too many processes, or not enough memory")
     return int(monitor_pid)
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what the script itself defines: another process does not find it, and must not run the script."""
+
+    def persistent_id(self, value: Any) -> None:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            raise TypeError(f"{value.__qualname__} is defined in the script itself, not in a module that it imports")
 
 
 # Its one child becomes the monitor, which does not need the pipe to the rank.
@@ -377,9 +389,15 @@ def shortened(record: Record) -> Record:
 
 def _main(arguments: list[str]) -> None:
     read, page_fd, channel_fd, dump_fd = map(int, arguments)
-    with os.fdopen(read, "rb") as plan_file:
-        plan: Plan = pickle.load(plan_file)
-    _become_monitor(plan, Page.attach(page_fd), Channel(socket.socket(fileno=channel_fd)), stacks.Dump(dump_fd))
+    channel = Channel(socket.socket(fileno=channel_fd))
+    try:
+        with os.fdopen(read, "rb") as plan_file:
+            sys.path[:] = pickle.load(plan_file)
+            plan: Plan = pickle.load(plan_file)
+    except Exception as error:  # of a user's module, which is imported here
+        channel.send(messages.encode(messages.Ready(f"it cannot load the wrapper's hooks: {error_in_words(error)}")))
+        raise
+    _become_monitor(plan, Page.attach(page_fd), channel, stacks.Dump(dump_fd))
 
 
 if __name__ == "__main__":

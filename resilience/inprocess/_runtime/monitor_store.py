@@ -36,7 +36,7 @@ from resilience.core.restart import (
     witness,
 )
 from resilience.core.watched import suspicion_in_words
-from resilience.errors import ResilienceError, StoreError
+from resilience.errors import ResilienceError, StoreError, error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import InterruptionRecord, encode
@@ -196,7 +196,7 @@ class MonitorStore:
             self._hosting_s = time.monotonic() - began
             self._ready("")
         except Exception as error:  # a user's factory may raise anything; the rank gets the reason
-            self._ready(str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}")
+            self._ready(str(error) if isinstance(error, StoreError) else error_in_words(error))
             return
         with patience.bounded(self._patience):
             self._perform_tasks()
@@ -205,8 +205,8 @@ class MonitorStore:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except Exception as error:  # the edge of a thread that later stands in for the rank
-                self._emit(events.StoreLost(f"{type(error).__name__}: {error}"[:500]))
+            except BaseException as error:  # the edge of a thread that later stands in for the rank; hooks may exit
+                self._emit(events.StoreLost(error_in_words(error)))
 
     def _begin(self, begin: messages.Begin) -> None:
         self._call_begin = begin
@@ -410,7 +410,7 @@ class MonitorStore:
 
 def _failed_stand_in(record: InterruptionRecord, began: float, error: Exception) -> events.RankStoodInFor:
     """began: the start of the stand-in, in monotonic seconds."""
-    reason = f"{type(error).__name__}: {error}"[:500]
+    reason = error_in_words(error)
     return events.RankStoodInFor(record.rank, "failed", time.monotonic() - began, reason)
 
 

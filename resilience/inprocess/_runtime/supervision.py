@@ -25,6 +25,7 @@ import torch.distributed as dist
 from resilience.core import restart
 from resilience.core.peer_liveness import Neighbour, Peer, next_node, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
+from resilience.errors import error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.facts.seats import Seat
@@ -99,7 +100,7 @@ class Supervisor:
                         self._run_as_leader()
         except Exception as error:  # the edge of the thread: record that the node has no leader
             if not self._done.is_set():
-                self._emit(events.StoreLost(f"supervision: {type(error).__name__}: {error}"[:500]))
+                self._emit(events.StoreLost(f"supervision: {error_in_words(error)}"))
 
     def _run_as_leader(self) -> None:
         """Watch the neighbours, and let a thread export for the node, until this monitor leaves. This thread reads no
@@ -209,7 +210,7 @@ class Supervisor:
         """Record, once for each rank, that its stand-in could not be started."""
         if record.rank not in self._unstarted:
             self._unstarted.add(record.rank)
-            self._emit(events.RankStoodInFor(record.rank, "failed", 0.0, f"{type(error).__name__}: {error}"[:500]))
+            self._emit(events.RankStoodInFor(record.rank, "failed", 0.0, error_in_words(error)))
 
 
 class _Lead:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from resilience.errors import error_in_words
 from resilience.facts import events
 from resilience.facts.identity import Job, Origin, safe_name
 from resilience.system.environment import LauncherRendezvous, Settings, launched_folder
@@ -43,7 +44,7 @@ def record(
     )
     folder = launched_folder() or Path(settings.run_dir).absolute() / _folder_name(settings)
     file = RecordFile(folder / "records" / f"{node}-{rank}.jsonl")
-    message = f"{type(error).__name__}: {error}"[:2000]
+    message = error_in_words(error, 2000)
     Emitter(origin, [file]).emit(
         events.StoreLost(message),
         events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=message[:500]),

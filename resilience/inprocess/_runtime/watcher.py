@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from resilience.core.ladder import Ladder, look
 from resilience.core.restart import COMPLETED, Keys, Read, witness
 from resilience.core.watch import EVIDENCE
-from resilience.errors import StoreError
+from resilience.errors import StoreError, error_in_words
 from resilience.facts.events import (
     AbortDelayed,
     AbortFailed,
@@ -182,7 +182,7 @@ class IterationWatcher:
         try:
             part()
         except BaseException as error:  # of a user's hook too, which may call sys.exit: recorded, never raised
-            self._emit(AbortFailed(f"{type(error).__name__}: {error}"[:500]))
+            self._emit(AbortFailed(error_in_words(error)))
 
     def _run_abort(self) -> None:
         began = time.monotonic()
@@ -277,6 +277,6 @@ class IterationWatcher:
 
 def _unreadable_outcome(error: Exception) -> StoreError:
     return StoreError(
-        f"the watcher could not learn how the iteration was decided: {type(error).__name__}: {error}; "
+        f"the watcher could not learn how the iteration was decided: {error_in_words(error)}; "
         "this rank leaves the call, the other ranks continue"
     )

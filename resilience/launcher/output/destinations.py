@@ -48,8 +48,9 @@ from resilience.system.processes import continue_if_stopped, job_signals_blocked
 
 PROGRAM = "resilience.launcher.output.drain"
 RUN_ID = "TORCHELASTIC_RUN_ID"
-FINISH_LIMIT = 20.0  # seconds for the drain process to pass on the rest; it gives up on a slow reader by itself
-PREEMPTED_LIMIT = 2.0  # seconds for that if the scheduler may kill this process soon
+FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
+PREEMPTED_LIMIT = 1.5  # seconds for that if the scheduler may kill this process soon
+HASTY_LIMIT = 0.5  # seconds to count what is missing if a person asks again
 LOOK = 0.1  # seconds between polls for a signal meanwhile
 LEAVE_LIMIT = 0.5  # seconds to wait for its exit; it stays while a child of a worker may still write
 KILL_LIMIT = 1.0  # seconds for a killed drain process to end
@@ -148,7 +149,7 @@ class DrainProcess:
         self._losses = 0
         self._lost = _LostOutput()
         self._emit: Emit = lambda event: None
-        self._is_finishing = False
+        self._finish_limit: float | None = None  # None while workers run
         self._start_at = 0.0
         self._asked_at: float | None = None  # time of an unanswered probe
         self._probe_at = 0.0
@@ -209,18 +210,17 @@ class DrainProcess:
                     pass
 
     def finish(self, is_interrupted: Callable[[], bool], limit: float = FINISH_LIMIT) -> bool:
-        """Wait until the output of the ended workers is passed on, as far as readers take it; return True if it is.
+        """Wait until the output of the ended workers is passed on, or counted as lost; return True if it is.
 
-        limit: seconds.
-        Afterwards the drain process continues by itself."""
-        self._is_finishing = True
-        self._give(FinishStreams())
-        deadline = time.monotonic() + limit
+        limit: seconds for a slow reader; if the caller is interrupted, it has no more time."""
+        self._ask_to_finish(limit)
+        deadline = time.monotonic() + limit * 4 / 3  # the drain process has to say what the reader did not take
         while time.monotonic() < deadline:
             if self.hear():
                 return True
-            if is_interrupted():
-                return False
+            if is_interrupted() and self._finish_limit:
+                self._ask_to_finish(0.0)
+                deadline = time.monotonic() + HASTY_LIMIT
             poll = select.poll()
             for fd in self.filenos():
                 poll.register(fd, select.POLLIN)
@@ -290,8 +290,12 @@ class DrainProcess:
         self._asked_at = None
         for stream, reading in self._open.values():
             self._give(stream, [reading])
-        if self._is_finishing:
-            self._give(FinishStreams())
+        if self._finish_limit is not None:
+            self._give(FinishStreams(self._finish_limit))
+
+    def _ask_to_finish(self, limit: float) -> None:
+        self._finish_limit = limit
+        self._give(FinishStreams(limit))
 
     def _give(self, message: OpenStream | FinishStreams, fds: Sequence[int] = ()) -> None:
         """Send a message that must arrive: nobody else reads that stream, and its worker would wait for ever. A process

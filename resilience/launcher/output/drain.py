@@ -51,7 +51,6 @@ STALL = 1.0  # seconds without disk progress before output is dropped
 LAST_STALL = 5.0  # seconds of that at the end: no worker waits then, and lost output stays lost
 LOOK = 0.005  # seconds between polls of a full queue
 TICK = 1.0  # seconds between checks of the terminal's size
-FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
 REPLACE_LIMIT = 2.0  # seconds for that if another process waits for the streams
 
 
@@ -199,7 +198,7 @@ class Drain:
         except ChannelClosed:
             self._has_agent = False
             self._poll.unregister(self._line.fileno())
-            self._begin_to_finish()
+            self._begin_to_finish(FinishStreams().limit)
             return
         if received is None:
             return
@@ -217,8 +216,8 @@ class Drain:
                     self._must_be_replaced = True
             case ProbeDrain():
                 self._tell(Reading())
-            case FinishStreams():
-                self._begin_to_finish()
+            case FinishStreams(limit):
+                self._begin_to_finish(limit)
             case _:  # of another version
                 pass
 
@@ -235,11 +234,12 @@ class Drain:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _begin_to_finish(self) -> None:
+    def _begin_to_finish(self, limit: float) -> None:
         if self._finish_by is None:
             self._read_all()
             self._show_partial_lines(0.0, is_last=True)
-            self._finish_by = time.monotonic() + FINISH_LIMIT
+        finish_by = time.monotonic() + limit
+        self._finish_by = finish_by if self._finish_by is None else min(self._finish_by, finish_by)
 
     def _read_all(self) -> None:
         """Read all data that the streams hold now: a pipe holds one chunk, unless a program enlarged it."""

@@ -25,7 +25,10 @@ class OpenStream(msgspec.Struct, frozen=True, tag="open"):
 
 
 class FinishStreams(msgspec.Struct, frozen=True, tag="finish"):
-    """Pass on the remaining output: the workers have ended, and no new stream will be opened."""
+    """Pass on the remaining output: the workers have ended, and no new stream will be opened. limit: seconds for a slow
+    reader to take it."""
+
+    limit: float = 15.0
 
 
 class ProbeDrain(msgspec.Struct, frozen=True, tag="probe"):

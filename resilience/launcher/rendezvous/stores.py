@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from resilience.errors import LaunchError, StoreError
 from resilience.facts import encoding
+from resilience.monitor.starting import lean_environment
 from resilience.system import descriptors, native_threads, titles
 from resilience.system.channel import Channel, ChannelClosed, pair
 from resilience.system.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports
@@ -196,6 +197,8 @@ def _execute(line: Channel) -> int:
             pass_fds=(fd,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            cwd="/",  # modules in the program's folder may have the names of Python's own
+            env=lean_environment(),
         )
     process.returncode = 0  # reaped by `close`, not by subprocess
     return process.pid

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
+from resilience.errors import error_in_words
 from resilience.launcher.worker import program, script_variables
 from resilience.system.background import asked
 
@@ -47,7 +48,7 @@ def why_not(
     except OSError as error:
         return f"the program's files cannot be read: {error.strerror}"
     except Exception as error:  # whatever a parser or a finder of modules raises: a fresh interpreter may differ
-        return f"the program's files cannot be judged: {type(error).__name__}: {error}"
+        return f"the program's files cannot be judged: {error_in_words(error)}"
 
 
 def _why_files(

@@ -20,6 +20,7 @@ from types import ModuleType
 
 import msgspec
 
+from resilience.errors import error_in_words
 from resilience.facts.encoding import text
 from resilience.launcher.worker import environment_reads, worker_main
 from resilience.launcher.worker.hidden import HiddenModules
@@ -71,7 +72,7 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
                 importlib.import_module(name)
             except BaseException as error:  # whatever a module raises
                 if name in modules:
-                    return Loaded(refused=(name,), why=text(f"{type(error).__name__}: {error}")[:300])
+                    return Loaded(refused=(name,), why=text(error_in_words(error))[:300])
         reason = cannot_fork() or _difference(before, _state()) or _why_worker_specific(reads)
         if reason:
             return Loaded(refused=(name,), why=reason, is_learned=name not in modules)

@@ -29,6 +29,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from resilience.errors import error_in_words
 from resilience.launcher.worker import fork_safety, script_variables
 from resilience.launcher.worker.hidden import Hidden, HiddenModules
 from resilience.system import libraries, titles
@@ -108,7 +109,7 @@ def _run_program(call: Callable[[str], None], argument: str) -> int:
             except Exception as error:  # the handler raised again
                 _remove_sigchld_handler()
                 print(
-                    f"signal handler raised after the program had ended: {type(error).__name__}: {error}",
+                    f"signal handler raised after the program had ended: {error_in_words(error)}",
                     file=sys.stderr,
                 )
     except SystemExit as error:

@@ -177,6 +177,8 @@ class RunningWorkers:
             ended += self._await_end(EXIT_LIMIT, lambda: len(progress.stuck(self.pids())) == len(self.living))
             self.give_up(self.pids())
         self._close_pidfds()
+        for worker in self.unkillable:  # torch before 2.13 waits for each of its processes without a limit
+            self._context.subprocess_handlers.pop(worker.local_rank, None)
         self._context.close(signal.SIGKILL, 0)
         return ended
 

@@ -31,7 +31,7 @@ from typing import NoReturn
 
 import msgspec
 
-from resilience.errors import DecodeError, LaunchError
+from resilience.errors import DecodeError, LaunchError, error_in_words
 from resilience.facts import encoding
 from resilience.facts.printable import printable
 from resilience.launcher.worker import notes, preload, tied, worker_main
@@ -396,7 +396,8 @@ def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
     length, notes_at = _layout.unpack(os.pread(memory, _layout.size, 0))
     body = os.pread(memory, length, _layout.size)
     actions: list[Callable[[], None]]
-    if kind == FORK:
+    is_worker = kind == FORK
+    if is_worker:
         actions = [
             functools.partial(_be_worker, order, streams, folder, memory, notes_at + index * notes.SIZE, agent)
             for index, order in enumerate(_orders(body))
@@ -408,7 +409,7 @@ def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
     try:
         middle = os.fork()
         if not middle:
-            _be_middle_process(actions, gate, write)
+            _be_middle_process(actions, gate, write, is_worker)
         os.close(write)
         write = -1
         while data := os.read(read, 1 << 16):  # until every process has reported its pid
@@ -422,16 +423,25 @@ def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
         close_all([read, *([write] if write >= 0 else [])])
 
 
-def _be_middle_process(actions: Sequence[Callable[[], None]], gate: int, write: int) -> NoReturn:
+def _be_middle_process(actions: Sequence[Callable[[], None]], gate: int, write: int, are_workers: bool) -> NoReturn:
     """Fork every process and exit, which leaves them to the agent."""
     try:
         for index, action in enumerate(actions):
             if not os.fork():
+                if are_workers:
+                    _drop_handlers()
                 _await_gate(index, action, gate, write)
     except OSError as error:
         os.write(write, _born.pack(FAILED, error.errno or 0))
     finally:
         os._exit(0)
+
+
+def _drop_handlers() -> None:
+    """Let signals end this process, as they end a new interpreter. The agent does not know its pid yet."""
+    for number in _HANDLED:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _await_gate(index: int, action: Callable[[], None], gate: int, write: int) -> NoReturn:
@@ -445,7 +455,7 @@ def _await_gate(index: int, action: Callable[[], None], gate: int, write: int) -
         action()  # the agent is the parent by now: the middle process ended before the gate opened
         os._exit(0)
     except BaseException as error:
-        message = f"a forked process could not start: {type(error).__name__}: {error}\n"
+        message = f"a forked process could not start: {error_in_words(error)}\n"
         os.write(2, printable(message).encode())
     finally:
         os._exit(70)

@@ -29,6 +29,20 @@ def test_wait_status_is_taken_apart(status: int, expected: Exit) -> None:
     assert to_exit(status) == expected
 
 
+def test_stranger_that_ended_behind_a_known_child_is_reaped() -> None:
+    class AllBut:
+        """The pids of all children that other code waits for."""
+
+        def __contains__(self, pid: object) -> bool:
+            return pid != stranger
+
+    first, stranger = (os.posix_spawnp("true", ["true"], os.environ) for _ in range(2))
+    for pid in (first, stranger):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert processes.reap_strangers(AllBut()) == [stranger]
+    assert os.waitpid(first, 0) == (first, 0)
+
+
 @pytest.mark.parametrize(
     ("memberships", "expected"),
     [
