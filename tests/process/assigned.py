@@ -74,8 +74,10 @@ def beside_a_thread(where: str) -> int:
     """Make a second call, beside a thread, with a hook of a module beside the script or of the script itself."""
     source = "from resilience.inprocess.rank_assignment import ShiftRanks\n\n\nclass Mine(ShiftRanks):\n    pass\n"
     if where == "module":
-        Path("hooks_beside_the_script.py").write_text(source)
-        sys.path.insert(0, os.getcwd())
+        folder = Path("scripts").absolute()  # not the current folder, where any new interpreter looks
+        folder.mkdir()
+        (folder / "hooks_beside_the_script.py").write_text(source)
+        sys.path.insert(0, str(folder))
         module = importlib.import_module("hooks_beside_the_script")
     else:
         module = sys.modules["__main__"]
