@@ -28,15 +28,15 @@ MOST_TEXT = 2000  # characters of an exception's text; a record must fit one mes
 
 
 def message_of(error: BaseException) -> str:
-    """Return str(error), shortened. Never raises: the `__str__` of a program's exception may do anything."""
+    """Return str(error), shortened. The `__str__` of a program's exception may raise anything, or exit."""
     try:
         return str(error)[:MOST_TEXT]
-    except Exception as broken:
+    except (Exception, SystemExit) as broken:
         return f"<no message: __str__ raised {type(broken).__name__}>"
 
 
 def error_in_words(error: BaseException, most: int = 500) -> str:
-    """Return type and text of an exception, at most so many characters. Never raises."""
+    """Return type and text of an exception, at most so many characters, whatever its `__str__` raises."""
     return f"{type(error).__name__}: {message_of(error)}"[:most]
 
 

@@ -38,7 +38,9 @@ DISK_WARNING_LIMIT = 1.0  # seconds; a mere warning may not delay a cycle longer
 LAST = 500  # characters of a command's output in the report
 # The kernel kills the shell when the agent's waiting thread ends, for whatever reason.
 _SHELL = (
-    "import ctypes, os, sys\n"
+    "import sys\n"
+    "sys.path.remove('')\n"  # the current folder may have files with names of Python's own modules
+    "import ctypes, os\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
     "os.getppid() == int(sys.argv[1]) and os.execv('/bin/sh', ['sh', '-c', sys.argv[2]])\n"
 )
@@ -230,7 +232,7 @@ class CommandCheck:
         # A file: processes that the command leaves running would hold a pipe open. In memory: a disk may be full.
         with open(os.memfd_create("resilience-health-check"), "w+b") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _SHELL, str(os.getpid()), self._text],
+                [sys.executable, "-S", "-c", _SHELL, str(os.getpid()), self._text],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -33,8 +33,10 @@ class FailsOn(RankAssignment):
 
     def fail(self) -> None:
         is_rank = os.getpid() == self.rank_pid  # not its monitor, which stands in for it
-        if self.how == "is killed" and is_rank:
+        if self.how.startswith("is killed") and is_rank:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how.endswith("and forks") and os.fork():
+            return
         if self.how == "forks" and (not is_rank or os.fork()):
             return
         if self.how in ("exits", "is killed"):

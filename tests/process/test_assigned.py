@@ -32,17 +32,23 @@ def test_assignment_that_raises_on_some_ranks_costs_only_these(
 
 @pytest.mark.parametrize(
     ("how", "failing", "at_entry", "ends"),
-    [("exits", [2], False, "SystemExit"), ("exits", [0, 2], True, "SystemExit"), ("is killed", [2], False, "")],
+    [
+        ("exits", [2], False, "SystemExit"),
+        ("exits", [0, 2], True, "SystemExit"),
+        ("is killed", [2], False, ""),
+        ("is killed and forks", [2], False, ""),
+    ],
 )
 def test_assignment_that_exits_on_some_ranks_costs_only_these(
     start: Start, how: str, failing: list[int], at_entry: bool, ends: str
 ) -> None:
-    """is killed: the rank's monitor, which stands in for it, exits in the hook."""
+    """is killed: the rank's monitor, which stands in for it, exits in the hook, or forks a child that raises there."""
     job = start(4, TARGET, ranks=failing, at_entry=at_entry, how=how)
     ranks = job.wait_ranks(180.0)
     healthy = [rank for rank in range(4) if rank not in failing]
     assert [ranks[rank].type for rank in failing] == [ends] * len(failing)
     assert {ranks[rank].value[1:] for rank in healthy} == {(place, len(healthy)) for place in range(len(healthy))}
+    assert job.of(events.StoreLost) == []
 
 
 def test_forked_child_that_leaves_an_assignment_says_nothing_as_its_parent(start: Start) -> None:

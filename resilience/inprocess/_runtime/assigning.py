@@ -97,7 +97,7 @@ def seat_after(hooks: Hooks, operation: Assign, store: CallStore, initial_world_
         return seat_of(here_only(lambda: assign(hooks, state, operation.terminated))(), seat.iteration + 1)
     except RankDiscarded:
         return None
-    except LeftInChild:
+    except (LeftInChild, KeyboardInterrupt):
         raise
     except BaseException:  # as it did in the rank itself, whose record has the error; sys.exit too
         return Unassigned(initial_world_size)

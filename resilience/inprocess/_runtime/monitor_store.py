@@ -36,7 +36,7 @@ from resilience.core.restart import (
     witness,
 )
 from resilience.core.watched import suspicion_in_words
-from resilience.errors import ResilienceError, StoreError, error_in_words
+from resilience.errors import LeftInChild, ResilienceError, StoreError, error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import InterruptionRecord, encode
@@ -205,7 +205,9 @@ class MonitorStore:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except BaseException as error:  # the edge of a thread that later stands in for the rank; hooks may exit
+            except LeftInChild:  # a hook has forked: the child is no monitor
+                os._exit(0)
+            except Exception as error:  # the edge of a thread that later stands in for the rank
                 self._emit(events.StoreLost(error_in_words(error)))
 
     def _begin(self, begin: messages.Begin) -> None:

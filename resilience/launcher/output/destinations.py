@@ -48,9 +48,10 @@ from resilience.system.processes import continue_if_stopped, job_signals_blocked
 
 PROGRAM = "resilience.launcher.output.drain"
 RUN_ID = "TORCHELASTIC_RUN_ID"
-FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
-PREEMPTED_LIMIT = 1.5  # seconds for that if the scheduler may kill this process soon
-HASTY_LIMIT = 0.5  # seconds to count what is missing if a person asks again
+FINISH_LIMIT = 20.0  # seconds for the drain process to pass on the rest; it gives up on a slow reader by itself
+PREEMPTED_LIMIT = 3.0  # seconds for that if the scheduler may kill this process soon
+PATIENCE_SHARE = 1 / 3  # of these limits: a reader that has taken nothing for so long is given up, and told
+HASTY_LIMIT = 0.5  # seconds if a person asks again
 LOOK = 0.1  # seconds between polls for a signal meanwhile
 LEAVE_LIMIT = 0.5  # seconds to wait for its exit; it stays while a child of a worker may still write
 KILL_LIMIT = 1.0  # seconds for a killed drain process to end
@@ -149,7 +150,7 @@ class DrainProcess:
         self._losses = 0
         self._lost = _LostOutput()
         self._emit: Emit = lambda event: None
-        self._finish_limit: float | None = None  # None while workers run
+        self._finishing: FinishStreams | None = None  # None while workers run
         self._start_at = 0.0
         self._asked_at: float | None = None  # time of an unanswered probe
         self._probe_at = 0.0
@@ -210,17 +211,19 @@ class DrainProcess:
                     pass
 
     def finish(self, is_interrupted: Callable[[], bool], limit: float = FINISH_LIMIT) -> bool:
-        """Wait until the output of the ended workers is passed on, or counted as lost; return True if it is.
+        """Wait until the output of the ended workers is passed on, or counted as missing; return True if it is.
 
-        limit: seconds for a slow reader; if the caller is interrupted, it has no more time."""
+        limit: seconds; less if the caller is interrupted. Afterwards the drain process continues by itself."""
+        is_hasty = False
         self._ask_to_finish(limit)
-        deadline = time.monotonic() + limit * 4 / 3  # the drain process has to say what the reader did not take
+        deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
             if self.hear():
                 return True
-            if is_interrupted() and self._finish_limit:
-                self._ask_to_finish(0.0)
-                deadline = time.monotonic() + HASTY_LIMIT
+            if is_interrupted() and not is_hasty:
+                is_hasty = True
+                self._ask_to_finish(HASTY_LIMIT)
+                deadline = min(deadline, time.monotonic() + HASTY_LIMIT)
             poll = select.poll()
             for fd in self.filenos():
                 poll.register(fd, select.POLLIN)
@@ -290,12 +293,12 @@ class DrainProcess:
         self._asked_at = None
         for stream, reading in self._open.values():
             self._give(stream, [reading])
-        if self._finish_limit is not None:
-            self._give(FinishStreams(self._finish_limit))
+        if self._finishing is not None:
+            self._give(self._finishing)
 
     def _ask_to_finish(self, limit: float) -> None:
-        self._finish_limit = limit
-        self._give(FinishStreams(limit))
+        self._finishing = FinishStreams(limit * PATIENCE_SHARE)
+        self._give(self._finishing)
 
     def _give(self, message: OpenStream | FinishStreams, fds: Sequence[int] = ()) -> None:
         """Send a message that must arrive: nobody else reads that stream, and its worker would wait for ever. A process

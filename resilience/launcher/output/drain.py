@@ -38,7 +38,7 @@ from resilience.launcher.output.streams import (
     decode_for_drain,
     encode,
 )
-from resilience.launcher.output.terminal_copy import LONGEST_LINE, Shower
+from resilience.launcher.output.terminal_copy import LONGEST_LINE, PATIENCE, Shower
 from resilience.system import channel as lines
 from resilience.system import descriptors, titles
 from resilience.system.channel import Channel, ChannelClosed, close_all
@@ -51,6 +51,7 @@ STALL = 1.0  # seconds without disk progress before output is dropped
 LAST_STALL = 5.0  # seconds of that at the end: no worker waits then, and lost output stays lost
 LOOK = 0.005  # seconds between polls of a full queue
 TICK = 1.0  # seconds between checks of the terminal's size
+FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
 REPLACE_LIMIT = 2.0  # seconds for that if another process waits for the streams
 
 
@@ -68,6 +69,7 @@ class Drain:
             self._poll.register(end, select.POLLIN)
         self._is_polling_streams = True
         self._finish_by: float | None = None  # deadline for slow readers
+        self._patience = PATIENCE
         self._has_finished = False
         self._has_agent = True
         self._must_be_replaced = False  # a stream came without its descriptor
@@ -198,7 +200,7 @@ class Drain:
         except ChannelClosed:
             self._has_agent = False
             self._poll.unregister(self._line.fileno())
-            self._begin_to_finish(FinishStreams().limit)
+            self._begin_to_finish(PATIENCE)
             return
         if received is None:
             return
@@ -216,8 +218,8 @@ class Drain:
                     self._must_be_replaced = True
             case ProbeDrain():
                 self._tell(Reading())
-            case FinishStreams(limit):
-                self._begin_to_finish(limit)
+            case FinishStreams(patience):
+                self._begin_to_finish(patience)
             case _:  # of another version
                 pass
 
@@ -234,12 +236,12 @@ class Drain:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _begin_to_finish(self, limit: float) -> None:
+    def _begin_to_finish(self, patience: float) -> None:
+        self._patience = min(self._patience, patience)
         if self._finish_by is None:
             self._read_all()
             self._show_partial_lines(0.0, is_last=True)
-        finish_by = time.monotonic() + limit
-        self._finish_by = finish_by if self._finish_by is None else min(self._finish_by, finish_by)
+            self._finish_by = time.monotonic() + FINISH_LIMIT
 
     def _read_all(self) -> None:
         """Read all data that the streams hold now: a pipe holds one chunk, unless a program enlarged it."""
@@ -267,7 +269,7 @@ class Drain:
         if self._is_writing(now, LAST_STALL if now < until else STALL):
             return False
         busy = [shower for shower in self._showers.values() if not shower.is_idle]
-        return now >= until or all(shower.is_stuck(now) for shower in busy)
+        return now >= until or all(shower.is_stuck(now, self._patience) for shower in busy)
 
     def _is_writing(self, now: float, longest_stall: float) -> bool:
         """Return True if data waits for a disk that has made progress within so many seconds."""

@@ -25,10 +25,10 @@ class OpenStream(msgspec.Struct, frozen=True, tag="open"):
 
 
 class FinishStreams(msgspec.Struct, frozen=True, tag="finish"):
-    """Pass on the remaining output: the workers have ended, and no new stream will be opened. limit: seconds for a slow
-    reader to take it."""
+    """Pass on the remaining output: the workers have ended, and no new stream will be opened. patience: seconds without
+    progress after which a reader is given up, if that is less than usual."""
 
-    limit: float = 15.0
+    patience: float = 60.0
 
 
 class ProbeDrain(msgspec.Struct, frozen=True, tag="probe"):

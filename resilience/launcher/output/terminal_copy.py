@@ -46,10 +46,10 @@ class Shower:
     def is_idle(self) -> bool:
         return not self._queue and not self._gaps
 
-    def is_stuck(self, now: float) -> bool:
-        """Return True if the reader has taken nothing for so long that we do not wait for it at the end."""
+    def is_stuck(self, now: float, patience: float) -> bool:
+        """Return True if the reader has taken nothing for so many seconds that we do not wait for it at the end."""
         with self._has_work:
-            return bool(self._error) or now - self._moved_at >= PATIENCE
+            return bool(self._error) or now - self._moved_at >= patience
 
     def take(self, stream: Stream, data: bytes) -> None:
         """Queue data for the terminal. Drop it if the queue is full, or was full and the reader has not caught up."""
