@@ -47,7 +47,7 @@ from resilience.system.channel import Channel, ChannelClosed
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, write_job
 
-STOOD_STILL = 5.0  # seconds by which this process woke too late: it was stopped, or its node was
+STOOD_STILL = 5.0  # seconds by which this process came too late: it was stopped, or its node was
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are checked again
@@ -124,6 +124,7 @@ class RankMonitor:
         self._has_told_of_names = False  # that there are too many
         self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
+        self._expected_at = time.monotonic()  # when this process had to run at the latest
         self._resumed_at: float | None = None  # when this process last ran again after it stood still
         self._is_gone = False
         self._loader_workers = LoaderWorkers()
@@ -148,7 +149,7 @@ class RankMonitor:
         due = min(self._flush_at, self._snapshots.due)
         while not self._is_over:
             self._sleep(due)
-            now = time.monotonic()
+            now = self._clock()
             if not self._pace.looks(now, due):
                 continue
             self._pace = self._pace.looked(now)
@@ -199,22 +200,29 @@ class RankMonitor:
 
     def _sleep(self, due: float) -> None:
         """Wait until a descriptor is ready or a check is due, and handle what is ready."""
-        now = time.monotonic()
-        wake_at = max(now, self._pace.wake_at(now, due))
+        now = self._clock()
+        self._expected_at = wake_at = max(now, self._pace.wake_at(now, due))
         resting = None if self._pace.reads(now) else self._channel
         if resting is not None:
             self._selector.unregister(resting)
         ready = self._selector.select(wake_at - now)
-        if (awake_at := time.monotonic()) - wake_at > STOOD_STILL:
-            self._resumed_at = awake_at
-            if self._recorder is not None:
-                self._recorder.stood_still(wake_at, awake_at)
+        self._clock()
         if resting is not None:
             self._selector.register(resting, selectors.EVENT_READ, self._receive)
         for key, _ in ready:
             is_rank = key.fileobj is self._channel
             self._pace = self._pace.heard() if is_rank else self._pace.asked()
             key.data()
+
+    def _clock(self) -> float:
+        """Return the time, and notice if this process has stood still: since it had to wake, or since the last time."""
+        now = time.monotonic()
+        if now - self._expected_at > STOOD_STILL:
+            self._resumed_at = now
+            if self._recorder is not None:
+                self._recorder.stood_still(self._expected_at, now)
+        self._expected_at = now
+        return now
 
     def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
         if not self._is_gone:

@@ -280,6 +280,11 @@ class Freezer:
         self._clock.now += timeout + self._seconds
         return []
 
+    def register(self, *_: Any) -> None:
+        """Nothing of the rank's is read."""
+
+    unregister = register
+
 
 def test_learned_limit_stays_if_the_node_is_suspended_within_a_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -302,6 +307,41 @@ def test_learned_limit_stays_if_the_node_is_suspended_within_a_step(
     monkeypatch.undo()
     worker.close()
     assert stale == []
+
+
+@pytest.mark.parametrize("at", ["before it waits", "while it waits", "after it has waited"])
+def test_limits_count_anew_wherever_the_monitor_was_when_the_job_was_suspended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(page, "time", clock)
+    monkeypatch.setattr(server, "time", clock)
+    worker = Worker(tmp_path, Limits(step=Limit(hard=10.0)))
+    rank, monitor = worker.attach(), worker.monitor
+    found: list[list[str]] = []
+
+    def decide(state: Watch, seen: Any, now: float) -> Decision:
+        found.append([finding.limit for finding in exceeded(state.limits, seen, now)])
+        monitor._is_over = True
+        return Decision(state)
+
+    def sleep(due: float) -> None:
+        clock.now += 7200.0 * (at == "before it waits")
+        wait(due)
+        clock.now += 7200.0 * (at == "after it has waited")
+
+    rank.doing(Doing.FUNCTION)
+    rank.step(0)
+    monitor._flush_at = clock.now  # it has something to do, and looks
+    wait = monitor._sleep
+    with monkeypatch.context() as suspended:
+        suspended.setattr(monitor, "_selector", Freezer(clock, 7200.0 * (at == "while it waits")))
+        suspended.setattr(monitor, "_sleep", sleep)
+        suspended.setattr(server, "decide", decide)
+        monitor.run()
+    monkeypatch.undo()
+    worker._channels[0].close()  # the monitor has closed its own end
+    assert found == [[]]
 
 
 def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:
