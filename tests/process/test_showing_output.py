@@ -25,7 +25,7 @@ def test_loss_at_the_terminal_has_the_error_of_the_write() -> None:
         Stream(OpenStream(1, "rank 0's stdout", b"/0.out", 0, 1), -1, ByteCounts.create()), b"nobody reads this\n"
     )
     deadline = time.monotonic() + 60.0
-    while not shower.is_stuck(0.0):  # the first attempt to write has not failed yet
+    while not shower.is_stuck(0.0, 60.0):  # the first attempt to write has not failed yet
         assert time.monotonic() < deadline
         time.sleep(0.01)
     shower.settle()
