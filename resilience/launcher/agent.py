@@ -165,7 +165,12 @@ class Agent(LocalElasticAgent):
                 self._report_end(ended, expected=True)
         supervisor.monitors.dismiss(verdict.detail or verdict.outcome)
         limit = supervisor.stop_limit(verdict, self._shutdown_timeout)
-        for ended in running.stop(signal.SIGTERM, limit, lambda: supervisor.is_urgent(verdict)):
+
+        def is_urgent() -> bool:
+            supervisor.look_after_drain()  # workers may still write
+            return supervisor.is_urgent(verdict)
+
+        for ended in running.stop(signal.SIGTERM, limit, is_urgent):
             self._report_end(ended, expected=True)
         self.is_clean = verdict.outcome == "preempted" and running.ended_well
         if running.unkillable:

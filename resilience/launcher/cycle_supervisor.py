@@ -339,8 +339,7 @@ class CycleSupervisor:
 
     def is_urgent(self, verdict: CycleDecision) -> bool:
         """Return True if workers that were asked to stop must end now: the others may continue without this node, or
-        a person asks again. Workers may still write meanwhile."""
-        self.look_after_drain()
+        a person asks again."""
         return self._has_no_time_left or (verdict.outcome == "preempted" and self.stopping.is_hurried(verdict))
 
     @property

@@ -39,7 +39,7 @@ LAST = 500  # characters of a command's output in the report
 # The kernel kills the shell when the agent's waiting thread ends, for whatever reason.
 _SHELL = (
     "import sys\n"
-    "sys.path.remove('')\n"  # the current folder may have files with names of Python's own modules
+    "sys.path[:] = filter(None, sys.path)\n"  # the current folder may have files with names of Python's own modules
     "import ctypes, os\n"
     "ctypes.CDLL(None).prctl(1, 9)\n"
     "os.getppid() == int(sys.argv[1]) and os.execv('/bin/sh', ['sh', '-c', sys.argv[2]])\n"

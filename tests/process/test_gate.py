@@ -172,10 +172,12 @@ def test_command_says_why_by_its_status_and_last_words() -> None:
     assert "exited with 127" in unknown.detail
 
 
+@pytest.mark.parametrize("safe_path", ["", "1"])
 def test_command_runs_beside_files_with_names_of_pythons_own_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe_path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONSAFEPATH", safe_path)  # an interpreter then leaves the current folder out by itself
     for name in ("types", "struct", "ctypes"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the program's own')")
     assert Gate([CommandCheck("true")]).refusals() == []
