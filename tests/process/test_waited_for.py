@@ -56,8 +56,9 @@ def test_walk_over_transfers_ends_at_the_stage_that_hangs(start: Start) -> None:
     (incident,) = fold(job.records())
     assert culprits(incident) == [(1, "waits_for_lock")]
     assert cleared(incident) == [0, 2, 3]
-    waits = job.of(events.OutcomeSeen, rank=2)[0].event.collectives
-    assert {each.op for each in waits if each.is_transfer} == {"transfer"}  # left where the rank was seen after its cut
+    # Of any rank: a monitor that comes late, when its rank has already restarted, adds none.
+    waits = [each for seen in job.of(events.OutcomeSeen) for each in seen.event.collectives]
+    assert {each.op for each in waits if each.is_transfer} == {"transfer"}
 
 
 @pytest.fixture
