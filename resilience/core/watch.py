@@ -114,14 +114,14 @@ class CaptureEvidence(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendSignal(msgspec.Struct, frozen=True, tag=True):
-    """Send SIGCONT and `signal`."""
+    """Send `signal`, then SIGCONT: a stopped rank acts on the signal before it runs on."""
 
     finding: Finding
     signal: str = "SIGTERM"
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """Send SIGCONT, SIGTERM and SIGKILL."""
+    """Send SIGKILL."""
 
     finding: Finding
 

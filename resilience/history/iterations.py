@@ -319,26 +319,30 @@ def _once_each(iterations: dict[Place, Iteration]) -> None:
     A rank that dies between two iterations may be recorded in one and interrupt the other. Its own monitor and a
     neighbour's monitor may both have recorded the death."""
     deaths: defaultdict[tuple[object, int, int | None], list[Place]] = defaultdict(list)
-    for place in sorted(iterations):
+    ordered = sorted(iterations)
+    for place in ordered:
         for record in iterations[place].records:
             if record.interruption is Interruption.TERMINATED:
                 deaths[place[:3], record.rank, record.pid].append(place)
     for (_, rank, _), places in deaths.items():
-        home = places[0]
-        later = [
-            place
-            for place in sorted(iterations)
-            if place[:3] == home[:3]
-            and place > home
-            and iterations[place].first_reporter == rank
-            and not iterations[place].records
-        ]
-        if later and (iterations[home].first_reporter != rank):
-            home = later[0]
+        since = [place for place in ordered if place[:3] == places[0][:3] and place >= places[0]]
+        home = _home(iterations, since, rank)
         record = next(r for r in iterations[places[0]].records if _is_death(r, rank))
         for place in places:
             iterations[place].records = [r for r in iterations[place].records if not _is_death(r, rank)]
-        iterations[home].records.append(record)
+        iterations[home].records.append(_in_order(iterations[home], record))
+
+
+def _home(iterations: Mapping[Place, Iteration], places: list[Place], rank: int) -> Place:
+    """Return which of these iterations a death interrupted that was recorded in the first of them: the one in which it
+    arrived in the store, else one that this rank interrupted and that has no record."""
+    death = (rank, Interruption.TERMINATED)
+    if arrived := [place for place in places if death in iterations[place].arrivals]:
+        return arrived[0]
+    if iterations[places[0]].first_reporter == rank:
+        return places[0]
+    unexplained = [place for place in places[1:] if iterations[place].first_reporter == rank]
+    return next((place for place in unexplained if not iterations[place].records), places[0])
 
 
 def _is_death(record: InterruptionRecord, rank: int) -> bool:

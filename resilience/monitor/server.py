@@ -455,9 +455,9 @@ class RankMonitor:
                 case watch.NoteUnknown(running_for):
                     self.emit(events.ProgressUnknown(running_for))
                 case watch.SendSignal(finding, name):
-                    self._signal(finding, ("SIGCONT", name))
+                    self._signal(finding, (name,) if name == "SIGKILL" else (name, "SIGCONT"))
                 case watch.Kill(finding):
-                    self._signal(finding, ("SIGCONT", "SIGTERM", "SIGKILL"))
+                    self._signal(finding, ("SIGKILL",))
                 case watch.StandIn():
                     self._rank_died()
                 case watch.Represent():

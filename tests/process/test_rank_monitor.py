@@ -172,7 +172,7 @@ def test_rank_that_lives_on_after_the_signal_is_killed(one: Node) -> None:
     one.start(code, Limits(step=Limit(None, 0.5), grace=0.5))
     assert one.hear(messages.Gone).exit.signal == "SIGKILL"
     signalled = [record.event.signals for record in one.records(events.RankSignalled)]
-    assert signalled == [("SIGCONT", "SIGTERM"), ("SIGCONT", "SIGTERM", "SIGKILL")]
+    assert signalled == [("SIGTERM", "SIGCONT"), ("SIGKILL",)]
 
 
 # -- what the agent wants and hears ---------------------------------------------------------------------------------

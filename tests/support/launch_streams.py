@@ -277,7 +277,7 @@ class _Teller:
             stack_method="faulthandler",
         )
         self._monitor(rank, events.Interrupted(record))
-        self._monitor(rank, events.RankSignalled(("SIGCONT", "SIGKILL"), "heartbeat"))
+        self._monitor(rank, events.RankSignalled(("SIGKILL",), "heartbeat"))
         self._wait(0.01)
 
     def _die(self, fault: Fault) -> str:

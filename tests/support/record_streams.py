@@ -251,7 +251,7 @@ class _Teller:
                 self._silent(culprit, fault, Interruption.SOFT_TIMEOUT, waits=True)
             case "stopped" | "native":
                 self._silent(culprit, fault, Interruption.HARD_TIMEOUT)
-                self._emit(culprit, events.RankSignalled(("SIGCONT", "SIGTERM", "SIGKILL"), "watchdog"), "monitor")
+                self._emit(culprit, events.RankSignalled(("SIGTERM", "SIGCONT", "SIGKILL"), "watchdog"), "monitor")
                 self._die(culprit, fault)
             case "stuck_abort" | "finalize":
                 culprit = others[0]
@@ -271,7 +271,7 @@ class _Teller:
             self._learn(rank, first, fault)
             if fault.kind == "stuck_abort" and rank == fault.rank:
                 self._emit(rank, events.AbortStuck(2.0, "torch/distributed new_group"))
-                self._emit(rank, events.RankSignalled(("SIGCONT", "SIGTERM", "SIGKILL"), "abort"), "monitor")
+                self._emit(rank, events.RankSignalled(("SIGTERM", "SIGCONT", "SIGKILL"), "abort"), "monitor")
                 self._die(rank, fault)
                 continue
             for name, took in PHASE_S.items():

@@ -217,7 +217,7 @@ def test_rank_that_runs_again_is_cleared_if_the_signal_to_a_hung_one_may_have_fr
         (0, 112, events.OutcomeSeen(by=1, stack=(TRAIN,), hang="runs_again")),
     ]
     if is_ended:
-        stream.append((1, 105, events.RankSignalled(("SIGCONT", "SIGTERM"), "watchdog")))
+        stream.append((1, 105, events.RankSignalled(("SIGTERM", "SIGCONT"), "watchdog")))
     (incident,) = fold(Record(number, at, at, origins[rank], event) for number, (rank, at, event) in enumerate(stream))
     may_be_freed = is_ended or method == "faulthandler"
     assert culprits(incident) == ({1} if may_be_freed else {0, 1})
@@ -570,11 +570,28 @@ def _moved(record: Record) -> Record:
 def test_rank_ended_by_its_monitor_that_dies_an_iteration_later_is_no_fault_of_its_own() -> None:
     told = job([Fault("exception", 0, 0), Fault("kill", 2, 1, 20)])
     seen = next(record for record in told.files[2] if isinstance(record.event, events.OutcomeSeen))
-    told.files[2].append(msgspec.structs.replace(seen, event=events.RankSignalled(("SIGCONT", "SIGTERM"), "watchdog")))
+    told.files[2].append(msgspec.structs.replace(seen, event=events.RankSignalled(("SIGTERM", "SIGCONT"), "watchdog")))
     first, second = fold(told.records)
-    assert any("SIGTERM sent to rank 2" in action for action in first.actions)
+    assert any("SIGTERM, SIGCONT sent to rank 2" in action for action in first.actions)
     assert (second.verdict.what, second.verdict.first, second.verdict.culprits) == ("ended_by_monitor", 2, ())
     assert not any("sent to" in action for action in second.actions)
+
+
+def test_hung_rank_that_dies_one_iteration_after_its_hang_explains_both_restarts() -> None:
+    """Its monitor had it ended for the hang; it went on into iteration 1 and died there, before the monitor knew."""
+    told = job([Fault("hang", 2, 0), Fault("kill", 2, 1, 20)])
+    records = [_moved(record) for record in told.files[2]]
+    hung = next(record for record in records if isinstance(record.event, events.Interrupted))
+    for event in (
+        events.RankSignalled(("SIGTERM", "SIGCONT"), "watchdog"),
+        events.InterruptionArrived(2, Interruption.SOFT_TIMEOUT, 0, 1),
+        events.InterruptionArrived(2, Interruption.TERMINATED, 1, 1),
+    ):
+        records.append(msgspec.structs.replace(hung, event=event))
+    first, second = fold([record for records in (told.files | {2: records}).values() for record in records])
+    assert [record.interruption for record in first.records if record.rank == 2] == [Interruption.SOFT_TIMEOUT]
+    assert (second.verdict.what, second.verdict.first) == ("ended_by_monitor", 2)
+    assert [(record.rank, record.arrival_order) for record in second.records if record.exit is not None] == [(2, 1)]
 
 
 def test_death_seen_by_two_monitors_is_one_record() -> None:

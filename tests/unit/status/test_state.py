@@ -72,7 +72,7 @@ def test_job_is_lost_when_its_ranks_have_ended_and_its_agent_did_not_record_it(t
     for rank in range(2):
         last = told.files["node0", rank][-1]
         for event in (
-            events.RankSignalled(("SIGCONT", "SIGTERM"), "agent"),
+            events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"),
             events.RankExited(False, signal="SIGTERM"),
         ):
             told.files["node0", rank].append(msgspec.structs.replace(last, event=event))
