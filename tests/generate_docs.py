@@ -142,9 +142,10 @@ def settings_page() -> str:
 
 def config_page() -> str:
     head = (
-        "Fields of `FaultToleranceConfig`, keys of the mapping `fault_tolerance` in a YAML file, flags of "
-        "`resilience run`: the same names, the same values. How they work is told on the page "
-        "[heartbeats, sections, limits](fault_tolerance.md). Timeouts are in seconds; `none` never fires.\n\n"
+        "Each setting is a field of `FaultToleranceConfig`, a key of the mapping `fault_tolerance` in a YAML file, and "
+        "a flag of `resilience run`, with the same name and the same values. The page "
+        "[heartbeats, sections, limits](fault_tolerance.md) describes how they work. Timeouts are in seconds; `none` "
+        "never fires.\n\n"
     )
     lines = ["# Config\n", MADE, head, "| key | flag | value | default | meaning |\n|---|---|---|---|---|\n"]
     for field in FIELDS.values():
@@ -153,8 +154,9 @@ def config_page() -> str:
             f"| `{field.name}` | `{flag(field.name)}` | {form} | {shown_default(field)} | {field.metadata['help']} |\n"
         )
     lines.append(
-        "\n## Further options of `resilience run`\n\nBeside these and all of torchrun's. They count before the "
-        "script's name; what follows it is the script's.\n\n| flag | default | meaning |\n|---|---|---|\n"
+        "\n## Further options of `resilience run`\n\n`resilience run` has these options too, and all of torchrun's. "
+        "Give options before the script's name; everything after it belongs to the script.\n\n"
+        "| flag | default | meaning |\n|---|---|---|\n"
     )
     for option in dataclasses.fields(Options):
         is_text = isinstance(option.default, str)

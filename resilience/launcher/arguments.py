@@ -25,9 +25,9 @@ from resilience.system.environment import torchrun_default, variable
 MAX_RESTARTS = 10
 LARGEST = 10**9  # products of two numbers fit into a record, and a sum of seconds into a timer
 EPILOG = """\
-Exit status: 0 all workers completed; 1 a worker failed and no restart is left; 2 wrong usage; 93
-another start would not help (the same failure repeats, or there is no progress; see the option
---same-failure-exit-code); 94 a rank requested a shutdown of the workload; 95 this node left
+Exit status: 0 all workers completed; 1 the job failed (for example, no restart is left); 2 wrong
+usage; 93 another start would not help (the same failure repeats, or there is no progress; see the
+option --same-failure-exit-code); 94 a rank requested a shutdown of the workload; 95 this node left
 (unhealthy or excluded); 128 + N stopped by signal N.
 `resilience report RUN` explains what happened; `resilience status RUN --watch` shows the running job."""
 
@@ -93,12 +93,13 @@ class Options:
         metadata={"help": "MiB at which a worker's output file is rotated; one older file is kept; 0: never"},
     )
     exit_barrier_timeout: float = dataclasses.field(
-        default=300.0, metadata={"help": "seconds allowed between the finish of the first and the last worker"}
+        default=300.0,
+        metadata={"help": "longest time in seconds between the end of the first worker and that of the last"},
     )
     join_timeout: float = dataclasses.field(
         default=600.0,
         metadata={
-            "help": "seconds that a node waits for a free place, and a cycle waits for its nodes",
+            "help": "seconds that a node waits for a place in the job, and that a cycle waits for enough nodes",
             "bounds": Bounds("seconds", is_above_0=True),
         },
     )
@@ -133,7 +134,8 @@ class Options:
         default=5, metadata={"help": "end the job after this many restarts in a row without a higher step; 0: never"}
     )
     same_failure_in_window: int = dataclasses.field(
-        default=10, metadata={"help": "also end the job after this many identical failures within the window; 0: never"}
+        default=10,
+        metadata={"help": "also end the job after more than this many identical failures within the window; 0: never"},
     )
     failure_window: float = dataclasses.field(default=3600.0, metadata={"help": "length of that window in seconds"})
     health_check: str | None = dataclasses.field(

@@ -162,19 +162,22 @@ class FaultToleranceConfig:
         ),
     )
     initial_rank_heartbeat_timeout: float | None = dataclasses.field(
-        default=3600.0, metadata=_metadata(_timeout, "from init_workload_monitoring() to the first heartbeat")
+        default=3600.0,
+        metadata=_metadata(_timeout, "longest time from init_workload_monitoring() to the first heartbeat"),
     )
     rank_heartbeat_timeout: float | None = dataclasses.field(
-        default=2700.0, metadata=_metadata(_timeout, "between two heartbeats")
+        default=2700.0, metadata=_metadata(_timeout, "longest time between two heartbeats")
     )
     rank_section_timeouts: dict[str, float | None] = dataclasses.field(
-        default_factory=dict, metadata=_metadata(_timeouts, "while a section is open, by its name")
+        default_factory=dict, metadata=_metadata(_timeouts, "longest time that a section may be open, by its name")
     )
     rank_out_of_section_timeout: float | None = dataclasses.field(
-        default=None, metadata=_metadata(_timeout, "while no section is open, once one has been closed")
+        default=None,
+        metadata=_metadata(_timeout, "longest time in which no section is open, once one has been closed"),
     )
     step_timeout: float | None = dataclasses.field(
-        default=None, metadata=_metadata(_timeout, "without a higher resilience.step(n), after the first call")
+        default=None,
+        metadata=_metadata(_timeout, "longest time without a higher resilience.step(n), after the first call"),
     )
     detect_hangs: bool | None = _of_variable("detect_hangs", _yes_or_no)
     hang_first_limit: float | None = _of_variable("hang_first_limit", _timeout)
@@ -190,23 +193,25 @@ class FaultToleranceConfig:
     num_warmup_iterations: int = dataclasses.field(
         default=5,
         metadata=_metadata(
-            _count, "number of sections of a name, and of gaps between heartbeats, in the warm-up after each start"
+            _count, "how many sections of each name, and gaps between heartbeats, are the warm-up after each start"
         ),
     )
     warmup_rank_heartbeat_timeout: float | None = dataclasses.field(
-        default=None, metadata=_metadata(_timeout, "between two heartbeats during the warm-up; none: as usual")
+        default=None,
+        metadata=_metadata(_timeout, "longest time between two heartbeats during the warm-up; none: as usual"),
     )
     warmup_rank_section_timeouts: dict[str, float | None] = dataclasses.field(
         default_factory=dict,
         metadata=_metadata(
-            _timeouts, "while a section is open during the warm-up, by its name; other sections: as usual"
+            _timeouts,
+            "longest time that a section may be open during the warm-up, by its name; other sections: as usual",
         ),
     )
     safety_factor: float = dataclasses.field(
         default=5.0, metadata=_metadata(_factor, "a calculated limit is the longest observed time, times this")
     )
     rank_termination_signal: signal.Signals = dataclasses.field(
-        default=signal.SIGKILL, metadata=_metadata(_signal, "sent to a rank past a limit")
+        default=signal.SIGKILL, metadata=_metadata(_signal, "signal sent to a rank that has exceeded a limit")
     )
     log_level: int = dataclasses.field(
         default=LOG_LEVELS["INFO"],
@@ -227,7 +232,7 @@ class FaultToleranceConfig:
         ),
     )
     node_health_check_interval: float = dataclasses.field(
-        default=5.0, metadata=_metadata(_seconds, "between two checks of a node's devices while workers run")
+        default=5.0, metadata=_metadata(_seconds, "time between two checks of a node's devices while workers run")
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
