@@ -136,7 +136,10 @@ def _schema(kind: type) -> str:
 
 
 def settings_page() -> str:
-    head = "What is in no function's signature is set by environment variables, the same on all ranks.\n\n"
+    head = (
+        "Environment variables set what no function has a parameter for. Give all ranks the same values, except for "
+        "RESILIENCE_NODE.\n\n"
+    )
     return _page(["# Settings\n", MADE, head, settings_table()])
 
 

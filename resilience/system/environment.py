@@ -79,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "whole number",
             "TORCHELASTIC_RESTART_COUNT under torchrun, else agreed by the ranks",
-            "start of the workers by the launcher",
+            "number of this start of the workers by the launcher",
         ),
     ] = None
     metrics_port: Annotated[
@@ -88,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     metrics_host: Annotated[
         Address,
-        _setting("address", "`127.0.0.1`", "address on which the endpoint listens; `0.0.0.0`: on all of the node's"),
+        _setting("address", "`127.0.0.1`", "address on which the endpoint listens; `0.0.0.0`: all addresses"),
     ] = "127.0.0.1"
     metrics_textfile: Annotated[
         str | None,
@@ -99,7 +99,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_ranks: Annotated[
         Literal["all", "unhealthy", "none"],
         _setting(
-            "all, unhealthy or none", "`all`", "ranks with their own metrics; unhealthy: neither active nor inactive"
+            "all, unhealthy or none",
+            "`all`",
+            "ranks that have metrics of their own; unhealthy: only those that are neither active nor inactive",
         ),
     ] = "all"
     interrupt_signal: Annotated[
@@ -124,7 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "seconds above 0",
             "2",
-            "how long a main thread may be stuck in building a group before its process is replaced",
+            "how long a main thread may be stuck in building a group before its process is ended",
         ),
     ] = 2.0
     step_timeout: Annotated[
