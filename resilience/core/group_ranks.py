@@ -50,7 +50,7 @@ def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Cho
     if not 0 <= given < most:
         raise ConfigurationError(
             f"this node's rank of the infrastructure ({SOURCES}) is {given}, expected 0 to {most - 1} for at most "
-            f"{most} nodes; start one launcher a node, or pass --no-ft-use-infra-group-rank"
+            f"{most} nodes; start one launcher per node, or pass --no-ft-use-infra-group-rank"
         )
     warning = ""
     if least < most:

@@ -307,8 +307,8 @@ def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Prot
     if not (yield Await(key, limit)):
         raise BarrierTimeout(
             f"rank {rank} waited {limit:g} s in barrier {name!r} and not all {count} ranks arrived; "
-            "a missing rank was not reported dead. Raise barrier_timeout if ranks may "
-            "legitimately be this far apart",
+            "a rank is missing and was not reported dead. Raise barrier_timeout if healthy ranks may "
+            "arrive this far apart",
             rank=rank,
             rendezvous_count=count,
             group_name=name,

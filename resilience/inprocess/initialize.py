@@ -70,7 +70,7 @@ class RetryController(Initialize):
             required: int = getattr(self, name)
             if count < required:
                 raise RestartAbort(
-                    f"{count} of initially {state.initial_world_size} ranks {role} and {name} is {required}; the "
-                    "run's report names the lost ranks"
+                    f"only {count} of the initial {state.initial_world_size} ranks {role}, and {name} is {required}; "
+                    "the run's report names the lost ranks"
                 )
         return state

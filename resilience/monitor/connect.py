@@ -143,7 +143,9 @@ def _attach(path: str, deadline: float) -> WorkerLink:
         raise MonitorError(f"the rank monitor at {path} cannot be reached: {error}") from error
     try:
         if channel.peer.uid != os.geteuid():
-            raise MonitorError(f"{path} belongs to user {channel.peer.uid}, this process to {os.geteuid()}")
+            raise MonitorError(
+                f"{path} belongs to user {channel.peer.uid}, this process to {os.geteuid()}; run both as the same user"
+            )
         welcome, page = _await_welcome(channel, path, deadline)
         side = RankSide(page)
         is_main = threading.current_thread() is threading.main_thread()
@@ -174,7 +176,7 @@ def _await_welcome(channel: Channel, path: str, deadline: float) -> tuple[messag
     except ChannelClosed as error:
         raise MonitorError(f"the rank monitor at {path} closed the connection") from error
     except DecodeError as error:
-        raise MonitorError(f"the rank monitor at {path} speaks another version: {error}") from error
+        raise MonitorError(f"the rank monitor at {path} has another version: {error}; use one version") from error
     if not isinstance(answer, messages.Welcome) or len(fds) != 1:
         close_all(fds)
         reason = answer.why if isinstance(answer, messages.Refused) else "its answer has an unexpected kind"

@@ -194,7 +194,7 @@ class RankSide:
         """Close a section. failed: an exception left it. Raises: ConfigurationError if it is not open."""
         if not self.leave_if_open(name, failed):
             raise ConfigurationError(
-                f"section {name!r} was closed and is not open; open are {sorted(self._open) or 'none'}"
+                f"section {name!r} cannot be closed: it is not open; open sections: {sorted(self._open) or 'none'}"
             )
 
     def leave_if_open(self, name: str, failed: bool = False, opened: Opened | None = None) -> bool:

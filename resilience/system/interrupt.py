@@ -118,7 +118,7 @@ class Interrupter:
         """Take the signal. Raises: ProtocolError outside the main thread, ConfigurationError if no
         real-time signal is free."""
         if threading.current_thread() is not threading.main_thread():
-            raise ProtocolError("an Interrupter can be installed in the main thread only: only that can be interrupted")
+            raise ProtocolError("install the Interrupter in the main thread: only that thread can be interrupted")
         self._pid, self._main = os.getpid(), threading.get_ident()
         self._claim()
         self._others.guard(self.signal_number)

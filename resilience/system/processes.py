@@ -181,7 +181,7 @@ def open_pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EINVAL):
-            raise ProcessLookupError(errno.ESRCH, f"{pid} is the number of no process") from error
+            raise ProcessLookupError(errno.ESRCH, f"there is no process {pid}") from error
         raise
 
 
@@ -328,7 +328,7 @@ def _opened(identity: tuple[int, int]) -> Iterator[Process]:
 def _check_start_time(identity: tuple[int, int]) -> None:
     pid, start_time = identity
     if _read_state(pid).start_time != start_time:
-        raise ProcessLookupError(errno.ESRCH, f"process {pid} is a later one")
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended; another process has its number now")
 
 
 class Runnable(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ def read(path: Path) -> Timeouts:
         for group in deadline.groups:
             if not rank_groups.is_name(group.ranks):
                 raise ConfigurationError(
-                    f"{path}: the ranks of a group of {name!r} are {group.ranks!r}, expected such as '0,4-7'"
+                    f"{path}: the ranks of a group of {name!r} are {group.ranks!r}, expected text such as '0,4-7'"
                 )
     return timeouts
 

@@ -188,7 +188,7 @@ class Session:
         )
         if not self._monitor.send(begin):
             raise MonitorError(
-                f"the monitor of rank {state.initial_rank} could not be told that a call begins: it has ended, or the "
+                f"the monitor of rank {state.initial_rank} did not learn that a call begins: it has ended, or the "
                 f"message of {len(messages.encode(begin))} bytes is longer than {LIMIT} (limits of too many sections)"
             )
         if state.initial_rank == 0:

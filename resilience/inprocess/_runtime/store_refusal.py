@@ -65,7 +65,10 @@ def raise_if_refused(store: Any, rank: int | None, limit: float) -> None:
     Raises: StoreError; ServerGone if a new connection may help."""
     try:
         if not wait(store, KEY, limit, CHUNK):
-            raise StoreError(f"a store was found, but no monitor of rank 0 said within {limit:g} s that it hosts it")
+            raise StoreError(
+                f"a store answers at this address, but rank 0's monitor did not confirm within {limit:g} s that it "
+                "hosts it"
+            )
         (answer,) = execute(Read((KEY,)), store)
     except StoreError as error:
         if error.__cause__ is None:

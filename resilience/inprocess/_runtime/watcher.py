@@ -130,7 +130,7 @@ class IterationWatcher:
                 pass
             (outcome,) = execute(Read((self._keys.outcome,)), self._store)
             if outcome is None:
-                raise StoreError(f"the store has lost the key {self._keys.outcome!r}, which it had a moment before")
+                raise StoreError(f"the store has lost the key {self._keys.outcome!r}, which it had just announced")
             self.outcome = outcome
         except Exception as error:  # the edge of a thread that the main thread waits for
             self.error = error if isinstance(error, StoreError) else _unreadable_outcome(error)

@@ -290,7 +290,7 @@ class Zygote:
             os.ftruncate(memory, notes_at + count * notes.SIZE)
             readers = [notes.NotesReader(memory, notes_at + index * notes.SIZE) for index in range(count)]
             if not self._line.send(kind, [memory, *fds, *streams]):
-                raise LaunchError("the zygote does not accept orders")
+                raise LaunchError("the zygote accepts no requests to fork")
             answer = self._line.receive(ANSWER_LIMIT)
         except ChannelClosed as error:
             raise LaunchError("the zygote is gone") from error

@@ -419,7 +419,7 @@ def test_section_opened_twice_is_refused() -> None:
 def test_section_that_is_not_open_cannot_be_left() -> None:
     rank, _ = both_sides()
     rank.enter("data")
-    with pytest.raises(ConfigurationError, match=r"'step' was closed and is not open; open are \['data'\]"):
+    with pytest.raises(ConfigurationError, match=r"'step' cannot be closed: it is not open; open sections: \['data'\]"):
         rank.leave("step")
 
 

@@ -200,7 +200,7 @@ def test_discarded_section_is_closed_and_its_duration_does_not_count(
     assert monitor.side.read().open_sections == ()
     assert monitor.link.page.longest == {}
     assert [entry.failed for entry in monitor.side.drain()[0] if entry.name] == [True]
-    with pytest.raises(RankMonitorClientError, match="'save' was closed and is not open"):
+    with pytest.raises(RankMonitorClientError, match="'save' cannot be closed: it is not open"):
         begun.discard_section("save")
 
 
@@ -209,7 +209,7 @@ def test_wrong_use_of_sections_is_an_error_in_the_rank(begun: RankMonitorClient)
     begun.start_section("step")
     with pytest.raises(RankMonitorClientError, match="'step' is already open"):
         begun.start_section("step")
-    with pytest.raises(RankMonitorClientError, match="'save' was closed and is not open; open are \\['step'\\]"):
+    with pytest.raises(RankMonitorClientError, match="'save' cannot be closed.*; open sections: \\['step'\\]"):
         begun.end_section("save")
     with pytest.raises(RankMonitorClientError, match="must not be empty"):
         begun.start_section("")

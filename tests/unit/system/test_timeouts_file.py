@@ -59,7 +59,7 @@ def test_limit_that_is_no_duration_is_named(tmp_path: Path, entry: str, words: s
 @pytest.mark.parametrize("ranks", ["1-3x", "", "1,", "-1", "1--3", "a"])
 def test_ranks_that_are_none_are_named(tmp_path: Path, ranks: str) -> None:
     path = written(tmp_path, ranks=ranks)
-    with pytest.raises(ConfigurationError, match=r"the ranks of a group of 'work' are .*, expected such as '0,4-7'"):
+    with pytest.raises(ConfigurationError, match=r"ranks of a group of 'work' are .*, expected text such as '0,4-7'"):
         timeouts_file.read(path)
 
 
