@@ -41,7 +41,7 @@ class Silences:
         self._looked_at: dict[str, Seconds] = {}
 
     def lost(self, ids: Iterable[str]) -> Protocol[list[str]]:
-        """Return which of these agents are lost. It costs one operation for any number of agents. Agents that were
+        """Return which of these agents are lost. This costs one operation for any number of agents. Agents that were
         looked at within the interval are not looked at again."""
         ids = list(ids)
         now = yield ReadClock()
@@ -79,7 +79,7 @@ class Timer:
 
 
 class Lease:
-    """How long an agent may continue whose counts do not reach the store."""
+    """How long an agent may continue once its counts no longer reach the store."""
 
     def __init__(self, limit: Seconds) -> None:
         """limit: seconds of silence after which others declare this agent lost."""

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from resilience.facts.interruptions import Cause, ExceptionInfo
 
-_GROUPS = "torch.distributed.Dist"  # DistError and its kind: DistBackendError, DistNetworkError, DistStoreError
+_GROUPS = "torch.distributed.Dist"  # DistError and its subclasses: DistBackendError, DistNetworkError, DistStoreError
 _CONNECTIONS = frozenset(
     ("ConnectionError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError")
 )
@@ -22,8 +22,8 @@ _WAITS = frozenset(("wait", "wait_tensor"))  # methods of a collective's Work, c
 
 
 def left_communication(error: ExceptionInfo, names: Collection[str] = ()) -> bool:
-    """Return True if an error, or one that led to it, came out of a communication call. An exception group did if all
-    of its parts did. names: those in the line that raised the error, if known."""
+    """Return True if an error, or one that led to it, came out of a communication call. An exception group counts if
+    all of its parts did. names: those in the line that raised the error, if known."""
     led = [cause for cause in error.causes if cause.relation != "part"]
     parts = [cause for cause in error.causes if cause.relation == "part"]
     return (

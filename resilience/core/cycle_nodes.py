@@ -1,9 +1,9 @@
-"""What do a cycle's agents know about each other's nodes?  Counts in the job's store; the cost is equal for any number.
+"""What do a cycle's agents know about each other's nodes?  Counts in the job's store.
 
-Each agent notes when a worker of its node fails, and when no worker is left. The rendezvous knows the lost agents; an
-agent that notices a loss stands in for that node. A barrier (`core.restart.arrive`) detects that no worker runs any
-more: the agent that completes it knows. One counter holds everything else, so no agent reads the notes of each other
-agent. `core.control` decides what follows."""
+The cost does not depend on the number of nodes. Each agent notes when a worker of its node fails, and when no worker is
+left. The rendezvous knows the lost agents; an agent that notices a loss stands in for that node. A barrier
+(`core.restart.arrive`) detects that no worker runs any more: the agent that completes it learns this. One counter holds
+everything else, so no agent has to read the notes of every other agent. `core.control` decides what follows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CycleNodes:
     def look(self, lost: Iterable[str], count: int) -> Protocol[Nodes]:
         """Return what is known now. lost: nodes that the rendezvous knows to be lost; count: the counter, read at the
         same time or later. If nothing has changed, this costs no operation."""
-        was_over = self._is_over  # if this call makes it over, another lost node may not be known here yet
+        was_over = self._is_over  # before this call, which may not know another lost node yet
         for node in sorted(self._ranks.keys() & frozenset(lost) - self._lost):
             yield from self._arrive(node)
             self._lost |= {node}

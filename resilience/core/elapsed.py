@@ -1,7 +1,7 @@
-"""How long has something been waited for, if the process that waits may itself be stopped?
+"""How long has a process waited, if the process itself may have been stopped meanwhile?
 
-While a process is stopped (SIGSTOP, a paused virtual machine), what it waits for is often stopped too. Afterwards it
-must leave that time to answer. So the waiting process looks often, and a long gap between two looks counts little."""
+While a process is stopped (SIGSTOP, a paused virtual machine), what it waits for is often stopped too and needs that
+time to answer afterwards. So the waiting process looks often, and a long gap between two looks counts little."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ RUNNABLE = 0.25
 _COLLECTIVE = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|c10d_logger)\.py$|/torch/nn/parallel/distributed\.py$"
 )
-# FSDP, pipelines and stores wait in other files of the package, without using a processor. Yet other files compute
+# FSDP, pipelines and stores wait in other files of the package, without using a processor. The remaining files compute
 # (DTensor) or write checkpoints.
 _DISTRIBUTED = re.compile(r"/torch/distributed/(?!checkpoint/)")
 _DISPATCHER = re.compile(r"/torch/_ops\.py$")  # through which `wait_tensor` is called
@@ -108,7 +108,7 @@ def classify(
     if state == "D":
         return "in_kernel"
     if is_busy(process):
-        # It may be a wait that has just ended, as by the end of the rank that was waited for.
+        # The wait may just have ended, for example because the awaited rank ended.
         return "in_loop" if longer is None or is_busy(longer) else "runs_again"
     if is_gil_held:
         return "holds_gil"

@@ -33,7 +33,7 @@ from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ConfigurationError
 
-More = TypeVar("More")  # operations that only the caller's question asks for
+More = TypeVar("More")  # operations that only the caller's `Question` yields
 Question = Callable[[int], Generator[Operation | More, Any, str]]
 
 NOTICE = 0.25  # seconds between two looks of a leader at its own timers
@@ -424,10 +424,10 @@ class Rendezvous:
     def await_leaving(self, is_host: bool, expected: int = 0) -> Protocol[bool]:
         """Wait until the others have left. Return True if the job is over and no agent is left.
 
-        is_host: the others need this node's store; otherwise it only looks. expected: number of others that must have
-        left, even if they have not arrived yet. While the job runs the wait is unbounded; once the job is over, it
-        lasts at most LEAVE_LIMIT. If too few nodes for a cycle are left for `join_limit`, the job ends: otherwise nodes
-        that come, wait in vain and come again would keep a store alive in which no cycle ever begins."""
+        is_host: the others need this node's store; otherwise this call does not wait. expected: number of others that
+        must have left, even if they have not arrived yet. While the job runs the wait is unbounded; once the job is
+        over, it lasts at most LEAVE_LIMIT. If too few nodes for a cycle are left for `join_limit`, the job ends.
+        Otherwise nodes that wait in vain, leave and come again would keep a store alive in which no cycle begins."""
         if not is_host and (yield Add("left", 1)) < len(membership.present(self.gathering, self.gathering.last)):
             return False  # others are present; only an agent that may be the last one reads the log
         closed_at: Seconds | None = None

@@ -1,12 +1,12 @@
-"""What do the agents of a job write for each other?  A log of entries, and one membership (formation) for each cycle.
+"""What do the agents of a job write for each other?  A log of entries, and one membership for each cycle.
 
-A counter gives an entry its place; the cycle number gives a formation its place. Neither is ever written twice: the
+A counter gives an entry its place; the cycle number gives a membership its place. Neither is ever written twice: the
 second writer reads what the first has written.
 
-One key per cycle stays, with the changes of its formation since the previous cycle. All else is deleted: each agent
-deletes its own entries once a later formation exists than the one that includes them, and the agent that forms a cycle
-deletes the whole formation of the last but one. An agent that was stopped for that long finds entries missing, learns
-from the cycles' keys that it is behind, and starts from the newest formation."""
+One key per cycle stays, with the changes of its membership since the previous cycle. Everything else is deleted. Each
+agent deletes its own entries once there is a later membership than the one that includes them. The agent that forms a
+cycle deletes the whole membership of the last cycle but one. An agent that was stopped for that long finds entries
+missing, learns from the cycles' keys that it is behind, and starts from the newest membership."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLE_LIMIT = 2.0  # seconds in which a writer must fill its place; then it count
 
 
 class RendezvousLog:
-    """One agent's view of the log and the formations."""
+    """One agent's view of the log and the memberships."""
 
     def __init__(self) -> None:
         self._places: list[int] = []  # places of this agent's entries
@@ -63,8 +63,8 @@ class RendezvousLog:
         return f"log/{known.entries}"
 
     def following(self, known: Membership) -> Protocol[Membership | None]:
-        """Return the formation of the next cycle, or a later one, None if there is none yet. known: the previous
-        formation, so only the changes are read."""
+        """Return the membership of the next cycle, or a later one, None if there is none yet. known: the previous
+        membership, so only the changes are read."""
         (text,) = yield Read((_cycle_key(known.cycle + 1),))
         if text is None:
             return None
@@ -72,7 +72,7 @@ class RendezvousLog:
         return (yield from self._whole(known.cycle + 1)) if formation is None else formation
 
     def newest(self, known: Membership) -> Protocol[Membership]:
-        """Return the last formation. known: any formation that was read before."""
+        """Return the last membership. known: any membership that was read before."""
         if known.cycle == membership.FIRST:
             (text,) = yield Read(("newest",))
             known = known if text is None else (yield from self._whole(int(text)))
@@ -84,7 +84,7 @@ class RendezvousLog:
         return known
 
     def _whole(self, cycle: int) -> Protocol[Membership]:
-        """Return a cycle's formation, or a later one if it was deleted."""
+        """Return a cycle's membership, or a later one if it was deleted."""
         while True:
             (text,) = yield Read((_cycle_key(cycle),))
             if text is None:
@@ -98,8 +98,8 @@ class RendezvousLog:
             cycle += 1  # it was deleted because there are later ones
 
     def write(self, last: Membership, formation: Membership) -> Protocol[Membership]:
-        """Write a formation unless its cycle has one. Return the cycle's formation, or a later one. last: the previous
-        cycle's formation."""
+        """Write a membership unless its cycle has one. Return the cycle's membership, or a later one. last: that of the
+        previous cycle."""
         own = _formation_key(formation.cycle, formation.by)
         if not formation.closed:
             yield Set(own, membership.encode(formation))  # written before the cycle's key, so all can read it
@@ -107,7 +107,7 @@ class RendezvousLog:
         standing = yield CompareSet(_cycle_key(formation.cycle), text)
         if standing == text:
             yield Set("newest", str(formation.cycle))  # may lag behind, but always names an existing cycle
-            if last.before:  # another agent may be reading the last cycle's formation
+            if last.before:  # another agent may be reading the last cycle's membership
                 yield Delete(_formation_key(last.cycle - 1, last.before))
             return formation
         if membership.decode_change(standing).by != formation.by:
@@ -123,10 +123,10 @@ class RendezvousLog:
 
 
 def _cycle_key(cycle: int) -> str:
-    """Return the key that decides a cycle's formation. It is never deleted."""
+    """Return the key that decides a cycle's membership. It is never deleted."""
     return f"cycle/{cycle}"
 
 
 def _formation_key(cycle: int, by: str) -> str:
-    """Return the key of a whole formation, for agents that do not know the previous one."""
+    """Return the key of a whole membership, for agents that do not know the previous one."""
     return f"formation/{cycle}/{by}"

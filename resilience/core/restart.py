@@ -58,7 +58,7 @@ class Add(msgspec.Struct, frozen=True):
 class AddRecord(Add, frozen=True):
     """Reserve the place of an interruption record among those of `iteration`. Return its number.
 
-    fault_of: the initial rank whose own fault came first; None if the record is not of an own fault."""
+    fault_of: the initial rank whose own fault came first; None if the record is not about the rank's own fault."""
 
     iteration: int
     fault_of: int | None
@@ -533,7 +533,7 @@ def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
 
 
 def discard(seat: Seat, terminated: frozenset[int]) -> Protocol[None]:
-    """Note that a rank gets no seat after this one. Ranks whose assignment failed have to know it."""
+    """Note that a rank gets no seat after this one. `_place_left` needs this."""
     if seat.rank not in terminated:
         yield Set(f"{Keys(seat.iteration + 1).discarded}/{seat.initial_rank}", "1")
 
@@ -541,10 +541,10 @@ def discard(seat: Seat, terminated: frozenset[int]) -> Protocol[None]:
 def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int, limit: float) -> Protocol[Seat | None]:
     """Find the place in the next iteration that the others leave to a rank whose assignment failed.
 
-    The others arrive at the start barrier, each at its own place, and wait there for the rest, or note that they get
-    none. Once it is known of each of them, the missing places are those of the unassigned ranks, and each of these
-    claims one. None if no place is left: the assignment would have discarded the rank. This polls: a counter to wait
-    for would cost each rank an operation in each iteration, for an assignment that rarely raises.
+    Each other rank arrives at its place in the start barrier, or notes that it gets no place. Once this is known of all
+    other ranks, the places without a rank are left for those whose assignment failed, and each of these claims one.
+    Return None if no place is left: the assignment would have discarded the rank. This polls, because waiting for a
+    counter would cost each rank an operation in each iteration, and an assignment rarely raises.
     Raises: BarrierTimeout if the others do not arrive within `limit` seconds."""
     keys = Keys(seat.iteration + 1)
     yield Set(f"{keys.unassigned}/{seat.initial_rank}", "1")
@@ -586,7 +586,7 @@ def _published(keys: Keys, initial_world_size: int) -> Protocol[dict[int, Seat]]
 
 
 def _claim(keys: Keys, initial_rank: int, claims: Mapping[int, str], missing: Sequence[int]) -> Protocol[int | None]:
-    """Claim a missing place, or return the one that was claimed before; None if others were faster everywhere."""
+    """Claim a missing place, or return the one that was claimed before; None if other ranks have claimed them all."""
     own = str(initial_rank)
     for rank in (*(rank for rank, owner in claims.items() if owner == own), *missing):
         if (yield CompareSet(f"{keys.claim}/{rank}", own)) == own:

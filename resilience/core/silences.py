@@ -120,8 +120,8 @@ def begin_cycle(shown: Shown) -> Hearing:
 
 
 def begin(hearing: Hearing) -> Hearing:
-    """Return the state when another part of a cycle begins: what the job has shown, and no sign of life. Only the first
-    part with signs owes them: what a worker does after its training may show none."""
+    """Return the state when another part of a cycle begins: what the job has shown, and no sign of life. After
+    a restart only the first part with signs must show them: after its training a worker may show none."""
     return hearing if hearing.last is None else Hearing(shown=hearing.shown)
 
 

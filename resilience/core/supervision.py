@@ -2,8 +2,8 @@
 
 This module handles all events that may end a cycle: a failure, a request, a signal, another agent's verdict, the end of
 the last worker, a node that wants to join, a lost node. The first verdict counts, and all agents of the cycle obey it.
-The agent of the failed node decides about a failure, or an agent that notices that this agent is lost. `core.control`
-applies the restart policy, `core.budget` grants restarts, `core.rendezvous` forms cycles.
+The agent of the failed node decides what follows from a failure; if that agent is lost, an agent that notices the loss
+decides. `core.control` applies the restart policy, `core.budget` grants restarts, `core.rendezvous` forms cycles.
 `launcher.cycle_supervisor` handles processes, monitors and the terminal."""
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Supervision:
 
     def _mode(self, name: str) -> Protocol[Mode]:
         """Return whether this node leaves or the job stops. An agent that leaves a cycle appends itself to a list. So
-        each agent knows those that leave before it, also if they are signalled at the same time."""
+        each agent knows those that leave before it, even if they are signalled at the same time."""
         rendezvous = self._rendezvous
         if rendezvous.formation.rank_of(rendezvous.id) is None:  # it waits for a place
             is_needed = self._hosts_store and (yield from rendezvous.newest()).cycle == FIRST  # to begin at all

@@ -55,10 +55,10 @@ STANDS: frozenset[Hang] = frozenset(("stopped", "in_kernel", "holds_gil", "on_lo
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A suspicion that lasts. began: of the silence, in monotonic seconds. allowed: seconds after which the rank was
-    suspected. hang, frame: at the last look; frame is the
-    innermost one of the main thread. looks: number of looks at the suspect. look_at: when to look again, None while the
-    others' positions are awaited, or if no look follows. is_confirmed: two looks found the same."""
+    """A suspicion that lasts. began: start of the silence, in monotonic seconds. allowed: seconds after which the rank
+    was suspected. hang, frame: at the last look; frame is the innermost one of the main thread. looks: number of looks
+    at the suspect. look_at: when to look again, None while the others' positions are awaited, or if no look follows.
+    is_confirmed: two looks found the same."""
 
     limit: str
     began: Seconds

@@ -82,7 +82,7 @@ class Observation(msgspec.Struct, frozen=True):
     agent_lost_at: Seconds | None = None
     are_others_seen: bool = True  # the other ranks' positions were recorded since the present finding
     suspicion: Suspicion | None = None
-    resumed_at: Seconds | None = None  # when the observer ran again after it stood still; so did the rank, perhaps
+    resumed_at: Seconds | None = None  # when the observer ran again after a standstill, perhaps the rank's too
 
     @property
     def is_outside(self) -> bool:
@@ -114,7 +114,7 @@ class CaptureEvidence(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendSignal(msgspec.Struct, frozen=True, tag=True):
-    """Send `signal`, then SIGCONT: a stopped rank acts on the signal before it runs on."""
+    """Send `signal`, then SIGCONT: a stopped rank acts on the signal only once it is continued."""
 
     finding: Finding
     signal: str = "SIGTERM"
@@ -223,8 +223,9 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
 
 
 def _goes_on(watch: Watch, observation: Observation) -> bool:
-    """Return True if a rank that is about to be signalled has restarted, completed, left, or, once in an iteration,
-    moved on its way to the next one. A function that is not interrupted is not spared: nothing may end it."""
+    """Return True if a rank that is about to be signalled need not be: it has restarted, completed or left. A rank on
+    its way to the next iteration is spared once if it has moved. A function that is not interrupted is never spared,
+    because nothing else may end it."""
     assert watch.finding is not None
     is_through = observation.has_left or (observation.said_goodbye and observation.doing is not Doing.HOOK)
     if is_through or watch.signal_in != observation.iteration:
@@ -310,7 +311,7 @@ def _ends_at(limits: Limits, observation: Observation, moment: Seconds) -> Secon
 
 def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, Limit]]:
     """Return (name, start of the silence, limit) for each limit that applies to the rank's present activity. After a
-    suspended node or job went on, each limit counts anew: the rank could show no sign of life meanwhile."""
+    suspended node or job has continued, each limit counts anew: meanwhile the rank could show no sign of life."""
     rows, resumed_at = _rows(limits, observation), observation.resumed_at
     return rows if resumed_at is None else [(name, max(since, resumed_at), limit) for name, since, limit in rows]
 
@@ -389,8 +390,8 @@ def _is_learned(limits: Limits, limit: str) -> bool:
 
 
 def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
-    """Return the limit of the rule, which applies if no limit is set. Before the first sign, a longer one that is set
-    for signs replaces it."""
+    """Return the limit of the rule, which applies if no limit is set. Before the first sign, a longer limit
+    that is set between two signs replaces it."""
     allowed, margin = silence.allowed, rule.margin
     if silence.is_before_first_sign:
         allowed = max([allowed, *_for_signs(limits)])
@@ -399,7 +400,7 @@ def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Sec
 
 
 def _for_signs(limits: Limits) -> list[Seconds]:
-    """Return the limits between two signs of life that were set, in seconds."""
+    """Return the limits that are set between two signs of life, in seconds."""
     by_name = {HEARTBEAT: limits.heartbeat, INITIAL_HEARTBEAT: limits.initial_heartbeat, STEP: limits.step}
     set_limits = [limit for name, limit in by_name.items() if name not in defaults(limits)]
     return [moment for limit in set_limits for moment in (limit.soft, limit.hard) if moment is not None]
