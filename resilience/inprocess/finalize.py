@@ -55,7 +55,7 @@ class ThreadedFinalize(Finalize):
         def work() -> None:
             try:
                 self.fn(*self.args, **self.kwargs)
-            except BaseException as error:  # as in any thread, it ends the thread alone
+            except BaseException as error:  # as in any thread, it ends only this thread
                 raised.append(error)
 
         is_in_time = returns_within(self._limit, work, f"resilience-finalize-{state.rank}")

@@ -52,7 +52,7 @@ _ARGUMENTS = {
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """Return the error for a name that the module has not; it says what to write if a later release has the name."""
+    """Return the error for a name that the module lacks; it says what to write if a later release has the name."""
     instead = INSTEAD.get(module.partition("inprocess")[2].removeprefix("."), {}).get(name)
     reason = f": it is of nvidia-resiliency-ext 0.3 or later; {instead}" if instead else ""
     return AttributeError(f"module {module!r} has no attribute {name!r}{reason}", name=name)

@@ -154,7 +154,7 @@ class CallWrapper:
 
         garbage.freeze_once()  # before the fork: a collection in the rank then copies no page shared with its monitor
         self._state = State.from_environment()
-        self._number = next(_calls)  # counts calls that begin: one that is refused on this rank alone is none
+        self._number = next(_calls)  # counts calls that begin, so not one that only this rank refuses
         with (
             scoped_environment(),
             meeting_at_own_store(),
@@ -382,7 +382,7 @@ class CallWrapper:
         self._state.set_distributed_vars()
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, port
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # every rank is a client of that store
-        os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # read wherever the line above is set
+        os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")  # torch reads it whenever the line above is set
         keep_nccl_watchdog_from_raising()
 
     def _check_before(self) -> Result:

@@ -35,7 +35,7 @@ def check_alone(name: str) -> None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return module and name of a callable; of a partial that of its function, of an object that of its class."""
+    """Return module and name of a callable: for a partial those of its function, for an object those of its class."""
     function = _without_partial(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"

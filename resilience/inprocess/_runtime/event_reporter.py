@@ -1,7 +1,7 @@
 """What happened to this rank?  Reports it as events, as it happens.
 
 The call reports each change of phase; this module turns that into events with durations. Phases follow one
-another without a gap, so their durations add up to the restart's. A restart ends with the first sign of
+another without a gap, so their durations add up to that of the restart. A restart ends with the first sign of
 progress after the function was entered again. If the function shows none, the restart ends with the entry, and
 the event says so."""
 

@@ -199,7 +199,7 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
 def await_earlier(limit: float) -> None:
     """Wait until the monitors of earlier calls have ended: one of them may hold the port needed next.
 
-    A monitor still there after `limit` seconds serves lost ranks; the next host kills it."""
+    A monitor that is still there after `limit` seconds serves lost ranks; the next host kills it."""
     deadline = time.monotonic() + limit
     while _leaving:
         if processes.await_end(_leaving[-1], deadline - time.monotonic()):
@@ -298,7 +298,7 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what the script itself defines: another process does not find it, and must not run the script."""
+    """Refuses what the script itself defines: another process could find it only by running the script."""
 
     def persistent_id(self, value: Any) -> None:
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":

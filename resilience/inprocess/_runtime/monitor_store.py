@@ -166,7 +166,7 @@ class MonitorStore:
             self._notice.refusal.await_read()
         if not self._is_begun:
             return None
-        # The other ranks wait for a dead rank until barrier_timeout. One that has left has nothing open in the store.
+        # The other ranks wait for a dead rank until barrier_timeout. A rank that has left has nothing open there.
         deadline = time.monotonic() + (self._waits.barrier if self._is_representing else CONNECT_LIMIT)
         while self._base_store is None and self._thread.is_alive():
             if time.monotonic() >= deadline or is_refused(self._ranks_store):

@@ -32,7 +32,7 @@ def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, 
     name = f"barrier/{group_name}"
     done = f"{name}/done"
     remaining = limit - waited
-    given_up: set[str] = set()  # places whose owners were killed before they wrote their ranks, or so it seems
+    given_up: set[str] = set()  # places whose owners were probably killed before they wrote their ranks
     while True:
         awaited = done
         if arrivals >= count:

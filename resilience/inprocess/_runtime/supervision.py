@@ -76,8 +76,8 @@ class Supervisor:
         self._neighbour: Neighbour | None = None
         self._known_members: dict[str, list[Member]] = {}
         self._lead = _Lead(folder, self._done)
-        self._represented: set[int] = set()  # initial ranks whose stand-in has begun, or that need none
-        self._unstarted: set[int] = set()  # initial ranks for whose stand-in no thread could be started at first
+        self._represented: set[int] = set()  # initial ranks whose stand-in has begun, or that need no stand-in
+        self._unstarted: set[int] = set()  # initial ranks whose stand-in did not start at once: no thread was left
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
 
     def start(self) -> None:

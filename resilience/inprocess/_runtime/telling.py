@@ -46,8 +46,8 @@ def _after(last: RestartLine | None, make: Make, say: Callable[[str], object]) -
 
 
 def ends_with_ranks() -> bool:
-    """Return True if the job is over when none of its ranks continues. torchrun may start them again. Our own launcher
-    itself prints how the job ends."""
+    """Return True if the job is over when none of its ranks continues. That is not so under torchrun, which may start
+    them again, or under our own launcher, which itself prints how the job ends."""
     return not (has_agent() or is_quiet() or torchrun_restarts_left())
 
 
