@@ -35,8 +35,8 @@ HOUR = 3600.0
 STANDSTILLS = 8  # the most recent ones that are remembered, for occurrences that are recorded later
 LATER = 1e-3  # seconds by which a sign has to be later than another one to count as a different sign
 
-JUMP = 10  # a step that rises by more than so many times the usual was read from a checkpoint
-_RISES = 99  # of the step, the first ones after a start
+JUMP = 10  # a step that rises by more than this many times the usual rise was read from a checkpoint
+_RISES = 99  # how many rises of the step are kept, the first ones after a start
 
 
 class _Statistics(msgspec.Struct):
@@ -61,7 +61,7 @@ class _Started(msgspec.Struct, frozen=True):
 
 
 class _Rises(msgspec.Struct):
-    """By how much the step rose in all. A program may report every tenth step, and the last one of an epoch besides.
+    """By how much the step rose in all. A program may report only every tenth step, and the last step of an epoch.
 
     The jump of a program that reports a step before it loads its checkpoint is no progress: a rise beyond JUMP times
     the median counts as the median. first: the first rises, which tell the median; later: the sum of all others."""
@@ -206,8 +206,8 @@ class DurationRecorder:
         return self._recorder.continue_count(position.counts, position.recorded)
 
     def _iteration_began(self, at: float, iteration: int) -> None:
-        """Note that the rank's signs of life begin anew. A gap neither reaches across that nor is known to lie outside
-        the sections that were left open. at: monotonic seconds."""
+        """Note that the rank's signs of life begin anew. No gap reaches across this moment. Gaps noted before it are
+        dropped, because they may lie within sections that were left open. at: monotonic seconds."""
         self._gaps.clear()
         self._left_at = None
         if iteration > 0:  # the first one is part of the program's start; a program without a Wrapper has none

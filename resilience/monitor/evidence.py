@@ -27,8 +27,8 @@ from resilience.system import files, processes, stacks
 from resilience.system.background import READ_LIMIT, WRITER, asked
 from resilience.system.channel import connect
 
-SAMPLE_EVERY = 0.5  # at least these seconds between two samples of the CPU time; the monitor wakes once a second
-SAMPLES = 8  # are kept: those of the last 4 to 8 seconds
+SAMPLE_EVERY = 0.5  # least seconds between two samples of the CPU time; the monitor wakes once a second
+SAMPLES = 8  # samples that are kept, those of the last 4 to 8 seconds
 SAMPLE = 0.06  # seconds between two samples for one measurement: six ticks of the CPU time clock
 
 

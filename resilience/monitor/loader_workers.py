@@ -3,10 +3,10 @@
 A worker of torch's DataLoader checks every five seconds whether its rank is alive, and ends if it is not. But before it
 ends it waits until its last results have been read. If the rank was killed while the queue was full, nobody reads them:
 the worker stays for ever, with its memory and the descriptors of its rank. (Seen with torch 2.13 without this package.)
-And a worker whose rank dies before that worker has looked for the first time takes its next parent for its rank: it
-stays for ever too. So the monitor kills those workers that outlive the rank by GRACE. It finds them among the children
-that it has seen, and by the rank's dump, which a forked child has open: a young one, or one of another thread than the
-main one, was never seen. Children of another kind are left alone: they may be meant to outlive the rank."""
+If the rank dies before a worker has looked for the first time, the worker takes its new parent for its rank, and stays
+for ever too. So the monitor kills the workers that outlive the rank by GRACE. It finds them among the children that it
+has seen. A young child, or a child of a thread other than the main one, was never seen; the monitor finds it by the
+rank's dump, which a forked child has open. Other children are left alone: they may be meant to outlive the rank."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Watches one rank from another process.  A short loop around `core.watch`.
 
 The monitor sleeps until the next deadline, a message from its rank, or the rank's death. It then reads the page, calls
-`core.watch.decide`, emits the events, and performs the commands. The outlet passes findings on to the job: through the
-shared store in-process, to the agent under the launcher. The loop is the same for both. Telemetry never steers it:
+`core.watch.decide`, emits the events, and performs the commands. An `Outlet` passes findings on to the job: through the
+shared store in a Wrapper, to the agent under the launcher. The loop is the same for both. Telemetry never steers it:
 records that cannot be written are counted."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from resilience.system.channel import Channel, ChannelClosed
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, write_job
 
-STOOD_STILL = 5.0  # seconds by which this process came too late: it was stopped, or its node was
+STOOD_STILL = 5.0  # seconds by which this process ran too late; then it, or its node, was stopped
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are checked again
@@ -121,10 +121,10 @@ class RankMonitor:
         self._stuck_in: int | None = None
         self._own_record: InterruptionRecord | None = None  # the rank's last one in this call
         self._has_completed = False  # the rank has completed this call
-        self._has_told_of_names = False  # that there are too many
+        self._has_told_of_names = False  # True once it was reported that there are too many
         self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
-        self._expected_at = time.monotonic()  # when this process had to run at the latest
+        self._expected_at = time.monotonic()  # the latest time at which this process was to run
         self._resumed_at: float | None = None  # when this process last ran again after it stood still
         self._is_gone = False
         self._loader_workers = LoaderWorkers()
@@ -215,7 +215,7 @@ class RankMonitor:
             key.data()
 
     def _clock(self) -> float:
-        """Return the time, and notice if this process has stood still: since it had to wake, or since the last time."""
+        """Return the time. Notice if this process stood still, since it was to wake or since the last call."""
         now = time.monotonic()
         if now - self._expected_at > STOOD_STILL:
             self._resumed_at = now
@@ -280,7 +280,7 @@ class RankMonitor:
         self._refused[reason] += 1
 
     def _report_refused_messages(self, now: float) -> None:
-        """Emit refused messages by reason, not each one: a sender of one may send many."""
+        """Emit refused messages summed up by reason, because one sender may send many."""
         if self._refused and now - self._refused_at >= REFUSED_EVERY and self._emitter is not None:
             self._refused_at = now
             for reason, count in self._refused.most_common(8):
@@ -590,7 +590,7 @@ class RankMonitor:
         self._open.clear()
 
     def _fold_timings(self, now: float) -> PageView:
-        """Take what has ended since the last call. Return the page as it was after that."""
+        """Record what has ended since the last call. Return the page as it was then."""
         before = self._page.read()
         finished, overrun = self._page.drain()
         view = self._page.read()

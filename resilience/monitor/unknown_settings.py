@@ -1,4 +1,4 @@
-"""Which of these keywords is no setting?  Lets the constructor of a dataclass say that, and what to write."""
+"""Which of these keywords is not a setting?  Lets the constructor of a dataclass name it, and say what to write."""
 
 from __future__ import annotations
 

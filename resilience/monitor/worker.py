@@ -1,4 +1,4 @@
-"""Watches one worker of the launcher: any program, which may attach itself or never does.
+"""Watches one worker of the launcher: any program, whether it attaches to the monitor or not.
 
 `server.RankMonitor` watches. This module lets the worker's program attach, reports its end to the agent, and follows
 the agent's orders. A worker that is not attached is watched for its end only. A new monitor can continue with the
@@ -361,8 +361,8 @@ class WorkerMonitor(RankMonitor):
 
     def _request(self, action: str, description: str) -> None:
         """Pass a request on to the agent. If the program took a SIGTERM for a scheduler's, it may have been the agent's
-        own: the agent then ends the program, which gets another SIGTERM now that it can know. Without an agent the
-        program gets the SIGTERM back."""
+        own. Then the agent is ending the program, which gets another SIGTERM now that the page shows this. Without an
+        agent the program gets the SIGTERM back."""
         if action == "Stop":
             self._took_sigterm = True
             if self._assigned.is_adopted:
@@ -384,7 +384,7 @@ class WorkerMonitor(RankMonitor):
     def _observe(self, view: PageView | None = None) -> Observation:
         observation = super()._observe(view)
         is_known = self._status not in (None, Exit()) or time.monotonic() >= self._gone_at + REAP_LIMIT
-        was_ended = self._watch.finding is not None  # then an exit status of 0 means nothing
+        was_ended = self._watch.finding is not None  # if so, an exit status of 0 means nothing
         ended_well = self._status is not None and self._status.code == 0 and not was_ended
         if self._link is None:  # no program has attached yet
             rule = self._watch.limits.rule
