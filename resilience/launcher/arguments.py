@@ -2,7 +2,7 @@
 
 We extend torchrun's parser instead of copying it, so every torchrun option works as in torchrun. One default differs
 (`--max-restarts`). Our options are fields of `Options` and `FaultToleranceConfig`; flags, help and the docs page are
-generated from them. An option that is also a variable has its meaning from there (`environment.Settings`)."""
+generated from them. An option that is also a variable takes its meaning from `environment.Settings`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Bounds(NamedTuple):
 
 
 SECONDS, COUNT, PORT = Bounds("seconds"), Bounds("a whole number"), Bounds("a port", 65535)
-TORCHRUNS = {  # torchrun's own numbers, which it does not check, or with a message that does not name the option
+TORCHRUNS = {  # torchrun's own numbers: torchrun does not check them, or its message does not name the option
     "max_restarts": COUNT,
     "monitor_interval": Bounds("seconds", 10**6),  # poll() takes less than 2**31 ms
     "shutdown_timeout": Bounds("a whole number of seconds"),

@@ -55,7 +55,7 @@ class NodeEvents:
         self._emitter.move(initial_rank=None)
 
     def emit_of_cycle(self, cycle: int | None, event: Event) -> None:
-        """State what concerns a cycle, None for the one that this agent speaks of."""
+        """Report an event of another cycle; None: of the cycle that this agent is in."""
         own = self.origin.cycle
         self._emitter.move(cycle=own if cycle is None else cycle)
         self._emitter.emit(event)

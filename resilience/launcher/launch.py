@@ -211,7 +211,7 @@ def elastic_event(agent: Agent) -> elastic_events.Event:
 
 
 def pass_on_output(drain: DrainProcess, signals: Signals, is_preempted: bool) -> bool:
-    """Wait until readers have the workers' output; return True if they have all of it, as far as they take it.
+    """Wait until readers have the workers' output; return True if they have all of it that they take.
 
     Stop waiting if a person asks again. SIGTERM changes nothing: schedulers send it twice anyway."""
     return drain.finish(signals.is_hurried, PREEMPTED_LIMIT if is_preempted else FINISH_LIMIT)
@@ -266,7 +266,7 @@ def run(agent: Agent, node: CycleSupervisor) -> None:
     try:
         agent.run()
     except ConfigurationError:
-        node.handler.leave("its configuration is wrong")  # if that is so on all nodes, they know already
+        node.handler.leave("its configuration is wrong")  # if it is wrong on all nodes, they know already
         raise
     except Exception as error:
         node.failed(f"the agent of {node.name} failed: {error_in_words(error)}")

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Let a closed stdin, stdout or stderr lead to /dev/null, as in `>&-`. Otherwise the next file would take its
+    """Let a stdin, stdout or stderr that was closed (`>&-`) lead to /dev/null. Otherwise the next file would take its
     place."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:

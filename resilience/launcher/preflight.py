@@ -3,10 +3,10 @@
 All checks run at the same time. `PeriodicCheck` repeats the one that costs a running job nothing.
 
 A check reports what is wrong, within a time limit of its own. A check that raises or does not answer also counts as a
-failure, so a hung file system or driver cannot hold up the job. What cannot be stopped stays behind in a daemon
-thread: the node leaves anyway. Our checks cover the disk of the run folder, the job's store, NVIDIA devices if there
-are any, and the user's command; any object with the methods of `PreflightCheck` is a check. `cycle_supervisor` makes
-the node leave and reports one `NodeUnhealthy` per failure."""
+failure, so a hung file system or driver cannot hold up the job. A check that cannot be stopped stays behind in a
+daemon thread; the node leaves anyway. Our checks cover the disk of the run folder, the job's store, NVIDIA devices if
+there are any, and the user's command; any object with the methods of `PreflightCheck` is a check. `cycle_supervisor`
+makes the node leave and reports one `NodeUnhealthy` per failure."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Signals:
         self.names = names
         numbers = [number for number in map(_number, names.split(",")) if number is not None]
         self._received: list[int] = []  # all signals so far
-        self._known = 0  # how many of them are no news
+        self._known = 0  # how many of them `take` has returned
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:

@@ -97,7 +97,7 @@ def test_process_with_threads_is_not_forked(agent: Agent) -> None:
         ("variable", "PYTHONOPTIMIZE is not as it was when the agent started"),
         ("shadow", "numpy.py takes the place of a module that is imported already"),
         ("option", "the agent's own interpreter has the option -O"),
-        ("folder", "the script is no file"),
+        ("folder", "the script is not a file"),
     ],
 )
 def test_program_that_needs_a_fresh_interpreter_gets_one(agent: Agent, why: str, reason: str) -> None:

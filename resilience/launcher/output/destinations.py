@@ -50,7 +50,7 @@ PROGRAM = "resilience.launcher.output.drain"
 RUN_ID = "TORCHELASTIC_RUN_ID"
 FINISH_LIMIT = 20.0  # seconds for the drain process to pass on the rest; it gives up on a slow reader by itself
 PREEMPTED_LIMIT = 3.0  # seconds for that if the scheduler may kill this process soon
-PATIENCE_SHARE = 1 / 3  # of these limits: a reader that has taken nothing for so long is given up, and told
+PATIENCE_SHARE = 1 / 3  # share of these limits after which a reader that has taken nothing is given up
 HASTY_LIMIT = 0.5  # seconds if a person asks again
 LOOK = 0.1  # seconds between polls for a signal meanwhile
 LEAVE_LIMIT = 0.5  # seconds to wait for its exit; it stays while a child of a worker may still write
@@ -349,8 +349,7 @@ class DrainProcess:
         self._ended.clear()
 
     def _count_missing(self, stream: OpenStream, place: Literal["file", "terminal"], missing: int, why: str) -> int:
-        """Note that so many bytes of a stream are missing, some of which may be reported. Return the number of those
-        that are not."""
+        """Note how many bytes of a stream are missing. Return how many of them were not reported yet."""
         reported = self._lost.reported(place, stream.path)
         unreported = missing - (0 if reported is None else reported.count)
         if unreported <= 0:

@@ -123,7 +123,7 @@ class _Losses:
         self._tell = tell
         self._lock = threading.Lock()
         self._missed = 0  # bytes
-        self._reported = 0  # how many of these were reported
+        self._reported = 0  # how many of them were reported
         self._was_reported_while_full = False  # so that report may be lost itself
         self._why = ""
 

@@ -1,1 +1,1 @@
-"""How do the nodes of a job meet?  The agents' rendezvous, the store that it uses, and the processes that host it."""
+"""How do the nodes of a job meet?  The agents' rendezvous, its store, and the process that hosts the store."""

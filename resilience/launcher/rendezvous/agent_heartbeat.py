@@ -1,10 +1,10 @@
 """Which agents are still alive?  Each one increments a counter in the job's store; others time the changes.
 
-An agent that is killed, stopped or cut off stops counting. No code compares clocks of two hosts. A gap in which we
-ourselves, or the store, stood still counts little, because silence is summed up over several checks.
+An agent that is killed, stopped or cut off stops counting. No code compares clocks of two hosts. A gap in which this
+process or the store stood still counts little, because silence is summed up over several checks.
 
 A lost agent may still run behind a failed network. So an agent whose counts do not reach the store considers itself
-lost before the others may, and ends all its use of the store: of two parts of a job, only the part that has the store
+lost before the others may, and stops using the store. If a job is split in two, only the part that has the store
 continues."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AgentHeartbeat:
             try:
                 execute(Add(self._key, 1), store)
                 self._counted += 1
-            except StoreError:  # if the store is gone, every thread that waits for it notices by itself
+            except StoreError:  # if the store is gone, every thread that waits for it notices that itself
                 with contextlib.suppress(StoreError, OSError):
                     store = connect()
 

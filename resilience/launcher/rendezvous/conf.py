@@ -12,13 +12,13 @@ from resilience.errors import ConfigurationError
 
 KEYS = {"inner", "join_timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"}
 ETCD_KEYS = {"attempt", "read_timeout", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert"}
-KEYS_OF = {  # what each back end reads besides
+KEYS_OF = {  # further keys that each back end reads
     "c10d": {"is_host", "store_timeout"},
     "static": {"rank", "store_timeout"},
     "etcd": ETCD_KEYS,
     "etcd-v2": ETCD_KEYS,
 }
-LARGEST = 1e9  # threads and sockets take no time limit above some 292 years, nor an infinite one
+LARGEST = 1e9  # threads and sockets accept no time limit above about 292 years, and no infinite one
 
 
 def number(parameters: RendezvousParameters, key: str, default: float) -> float:
@@ -51,7 +51,7 @@ def choice(parameters: RendezvousParameters, key: str, choices: Sequence[str]) -
 
 
 def switch(parameters: RendezvousParameters, key: str) -> bool | None:
-    """Return whether something is switched on, None if nothing is said about it."""
+    """Return the value of a switch, None if it is not given."""
     try:
         return parameters.get_as_bool(key)
     except ValueError as error:

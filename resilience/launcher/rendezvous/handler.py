@@ -2,9 +2,9 @@
 
 Agents meet in the job's store (`rendezvous_store`). `core.rendezvous` decides what they write there and what follows;
 this module performs it. Each agent keeps a store ready for the next cycle, and the cycle uses the store of group rank
-0: so a cycle never sees keys of another one. We do not use torch's own state machine: it polls once per second,
-compares wall clocks of hosts, unpickles data from the network, and forms a smaller cycle only after a last call of
-30 s."""
+0, so a cycle never sees keys of another cycle. We do not use torch's own state machine, because it polls once per
+second, compares wall clocks of hosts, unpickles data from the network, and forms a smaller cycle only after a last call
+of 30 s."""
 
 from __future__ import annotations
 

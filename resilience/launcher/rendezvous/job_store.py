@@ -1,8 +1,8 @@
 """Where do the agents of a job meet?  In one key-value store; every agent is a client of it.
 
 c10d and static: a TCPStore in the store process of the node that the endpoint names; if several agents run on that
-host, of the first one. The agent whose process hosts the store leaves last. etcd: in etcd, which survives the loss of
-any agent; the last agent to leave a finished job deletes the job's keys."""
+host, the first of them hosts it. The agent whose process hosts the store leaves last. etcd: in etcd, which survives the
+loss of any agent; the last agent to leave a finished job deletes the job's keys."""
 
 from __future__ import annotations
 
@@ -197,13 +197,13 @@ def _is_to_host(parameters: RendezvousParameters, kind: str, host: str) -> bool:
 
 
 def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain: bool) -> Hosted | None:
-    """Host the store if that is this node's job and no other agent on this host was faster."""
+    """Host the store if this node is to host it and no other agent on this host was faster."""
     if not is_host:
         return None
     try:
         return stores.host(host, port)
     except StoreError as error:
-        if not port:  # no other agent can host it: nobody would know where
+        if not port:  # no other agent can host it, because the others would not know the port
             raise StoreError(f"this node cannot host the rendezvous: {error}") from error
         if is_certain:
             raise StoreError(

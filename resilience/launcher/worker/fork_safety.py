@@ -65,7 +65,7 @@ def _why_files(
     if program_arguments[:1] == ["-m"]:
         return "no module is named"
     if not program_arguments or not os.path.isfile(program_arguments[0]):
-        return "the script is no file"  # a fresh interpreter reports that, or runs the folder
+        return "the script is not a file"  # a fresh interpreter reports that, or runs the folder
     if program_arguments[0].endswith((".zip", ".pyz", ".pyc")):
         return "the script is an archive"
     folder = os.path.dirname(os.path.realpath(program_arguments[0]))

@@ -1,8 +1,8 @@
 """What does a forked worker report to its agent about its imports?  Lines in memory that both have mapped.
 
-The worker writes without waiting, and without a descriptor that its program would see. Its lines survive it, also if
-it is killed. Lines that do not fit are dropped. So are those of processes that the worker forks, as they share this
-memory."""
+The worker writes without waiting, and without a descriptor that its program would see. Its lines survive it, even if
+it is killed. Lines that do not fit are dropped. So are lines of processes that the worker forks, because they share
+this memory."""
 
 from __future__ import annotations
 

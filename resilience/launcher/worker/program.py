@@ -1,7 +1,7 @@
 """Can the workers' program start at all?  The agent asks after a worker has failed.
 
 A missing script, a missing module and a syntax error fail the same way every time. The answer comes from the files,
-not from what the worker printed. Nothing of the program is imported or run. If the files do not tell, we assume that
+not from what the worker printed. Nothing of the program is imported or run. If the files do not show it, we assume that
 the program can start. A file server may not answer, so files are read in another thread, for a limited time."""
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class EndedWorker(NamedTuple):
 
 
 class ExitProgress:
-    """How long have killed processes made no progress towards their end?  A process that frees much memory or waits for
-    a processor takes long, but it ends."""
+    """Measures for how long killed processes have made no progress towards their end. A process that frees much memory
+    or waits for a processor takes long, but it ends."""
 
     def __init__(
         self,

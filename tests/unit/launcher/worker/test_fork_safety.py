@@ -44,7 +44,7 @@ def test_other_commands_need_one(arguments: list[str]) -> None:
 
 def test_folder_and_archive_need_one(tmp_path: Path) -> None:
     (tmp_path / "program.pyz").write_text("")
-    assert why_not("-u", str(tmp_path)) == "the script is no file"
+    assert why_not("-u", str(tmp_path)) == "the script is not a file"
     assert why_not("-u", str(tmp_path / "program.pyz")) == "the script is an archive"
 
 
