@@ -90,7 +90,7 @@ class CallStore(_SaysInstead, dist.PrefixStore, StoreMixin):
 
 class IterationStore(_SaysInstead, PrefixStore):
     """The present iteration's store, as hooks get it in `state.store`. Ranks are those of the iteration, as in
-    `state.rank`, unless they are called initial ranks. Keys and barriers of hooks are apart from the Wrapper's own.
+    `state.rank`, unless they are called initial ranks. Keys and barriers of hooks are separate from the Wrapper's.
     `base_store` is the part for the whole call: its keys and barriers, and `critical_ranks`.
 
     seat: the rank's place in the iteration. During the first rank assignment, the iteration is the entry of the call.

@@ -15,7 +15,7 @@ from resilience.inprocess.state import State
 
 
 class Initialize(ABC):
-    """Runs before each start. An Exception restarts all ranks; a BaseException, as RestartAbort, ends this rank."""
+    """Runs before each start. An Exception restarts all ranks; a BaseException such as RestartAbort ends this rank."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:

@@ -8,9 +8,9 @@ from resilience.inprocess.state import State
 
 
 class Terminate(ABC):
-    """Called once on a rank that leaves the call with an exception, after the store says so and before the exception
-    reaches the caller. An exception that the hook raises takes its place. A hook that runs longer than `hard_timeout`
-    is ended with its process."""
+    """Called once on a rank that leaves the call with an exception: after the store has recorded that, and before the
+    exception reaches the caller. If the hook raises an exception, the caller gets that one instead. A hook that runs
+    longer than `hard_timeout` is ended with its process."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:

@@ -150,7 +150,7 @@ def _of_variable(name: str, read: Callable[[Any], Any]) -> Any:
 @names_unknown
 @dataclasses.dataclass
 class FaultToleranceConfig:
-    """Limits of the ranks and what happens past them. Timeouts are in seconds; None never fires.
+    """Limits of the ranks, and what happens when one is exceeded. Timeouts are in seconds; None never fires.
 
     A value is checked when it is set. Raises: ConfigurationError, ConfigurationTypeError."""
 

@@ -125,8 +125,8 @@ class CallWrapper:
 
     @property
     def store(self) -> CallStore:
-        """The keys and barriers of the whole call, for user code. `state.store` is the present iteration's store. It
-        is closed with the call."""
+        """The store with the keys and barriers of the whole call, for user code. It is closed when the call ends.
+        `state.store` is the present iteration's store."""
         return self._session.hook_store
 
     def atomic(self) -> Atomic:
