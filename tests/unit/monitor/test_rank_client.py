@@ -209,7 +209,7 @@ def test_wrong_use_of_sections_is_an_error_in_the_rank(begun: RankMonitorClient)
     begun.start_section("step")
     with pytest.raises(RankMonitorClientError, match="'step' is already open"):
         begun.start_section("step")
-    with pytest.raises(RankMonitorClientError, match="'save' cannot be closed.*; open sections: \\['step'\\]"):
+    with pytest.raises(RankMonitorClientError, match=r"'save' cannot be closed.*; open sections: \['step'\]"):
         begun.end_section("save")
     with pytest.raises(RankMonitorClientError, match="must not be empty"):
         begun.start_section("")
