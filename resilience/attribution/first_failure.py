@@ -16,6 +16,9 @@ from resilience.facts.interruptions import Interruption, InterruptionRecord
 
 LONGEST = 120  # characters of a cause
 NOBODY = "no rank is to blame"
+UNKNOWN = "which rank failed first is not known"
+_OPEN = {"unknown": "", "hung": " (a rank waited, and the rank it waited for is unknown)"}
+"""Classes of a verdict without a culprit although a rank failed: what is added to UNKNOWN."""
 
 
 def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
@@ -24,9 +27,11 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
     if verdict.what == "store_lost":
         return "the job's store was lost"
     if verdict.candidates and not verdict.culprits:
-        return f"which rank failed first is not known (candidates: {candidates_in_words(verdict)})"
+        return f"{UNKNOWN} (candidates: {candidates_in_words(verdict)})"
+    if chief is None and verdict.what in _OPEN:
+        return UNKNOWN + _OPEN[verdict.what]
     if chief is None:
-        return f"{NOBODY} ({'the cause is not known' if verdict.what == 'unknown' else CLASSES[verdict.what]})"
+        return f"{NOBODY} ({CLASSES[verdict.what]})"
     node = next((record.node for record in incident.records if record.rank == chief.rank and record.node), None)
     if verdict.what == "common":
         failure = f"{named(culprit.rank for culprit in verdict.culprits)} failed in the same way"

@@ -278,10 +278,11 @@ def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], fol
     if following:
         return "restarted"
     workers = [worker for part in parts.values() for worker in part.workers.values()]
-    if workers and all(_is_orphan(worker) and worker.is_gone for worker in workers):
-        return "ended"  # no agent is left to record it
+    if not any(part.ended is not None for part in parts.values()):
+        are_gone = all(worker.is_gone or worker.exit is not None for worker in workers)
+        return "ended" if are_gone and any(map(_is_orphan, workers)) else "continued"  # no agent is left to record it
     if any(part.ended is None for part in parts.values()):
-        return "continued" if not any(part.ended is not None for part in parts.values()) else "unfinished"
+        return "unfinished"
     if any(part.ended is not None and part.ended.outcome == "completed" for part in parts.values()):
         return "continued"
     return "ended" if any((node, place[0]) in cycles.over for node in parts) else "unfinished"

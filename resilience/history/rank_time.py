@@ -139,6 +139,14 @@ class WrappedRank:
                 spent.idle += max(0, until - max(self._ended_ns, self.since))  # the place of a dead rank is empty
         return spent
 
+    def worked_until(self, at: int) -> int:
+        """Return for how many nanoseconds the rank had been at work when the launcher ended its cycle at `at`. 0 if its
+        Wrapper had an interruption of its own, which says itself how long a rank was silent."""
+        if self._state == "work":
+            return max(0, at - self.since)
+        is_later = self._state == "restart" and self.since > at and not self._is_explained
+        return max(0, self._worked - (self.since - at)) if is_later else 0
+
     def _go(self, state: _State, at: int) -> None:
         if self._state:
             setattr(self._spent, self._state, getattr(self._spent, self._state) + max(0, at - self.since))
@@ -245,6 +253,8 @@ class _Visit:
         waited = max(0, until - since)
         if inside is not None:
             spent = inside.spent_until(self._end)
+            if self._end is not None:  # a Wrapper knows nothing of a hang that the launcher's monitor has found
+                spent.hang += min(self._part.silent_ns, inside.worked_until(self._end))
             waited, spent.startup = waited + spent.startup, 0
         elif at_work is not None and self._end is not None:
             self._outside(spent, rank, worker, at_work, self._end)

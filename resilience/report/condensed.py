@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import msgspec
 
-from resilience.attribution.advice import named
+from resilience.attribution.advice import ADVICE, named
 from resilience.attribution.cost import Times, times
+from resilience.attribution.culprits import UNSURE
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated
@@ -171,15 +172,28 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
 
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:
-    """Return the incident without clearing ranks whose records are missing because nothing is on record."""
+    """Return the incident without clearing or blaming ranks whose records are missing because nothing is on record."""
     if completeness.is_whole:
         return incident
     damaged, cleared = set(completeness.damaged), []
+    incident = _without_silent_culprits(incident, damaged)
     for group in incident.verdict.exonerated:
         left = tuple(rank for rank in group.ranks if rank not in damaged)
         cleared.append(group if group.reason != WITHIN_LIMITS else Exonerated(left, group.reason))
     verdict = msgspec.structs.replace(incident.verdict, exonerated=tuple(group for group in cleared if group.ranks))
     return msgspec.structs.replace(incident, verdict=verdict)
+
+
+def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
+    """Return the incident. Rule 7 blames a rank that did not answer, but if its records are missing, it may have."""
+    verdict, known = incident.verdict, {record.rank for record in incident.records}
+    silent = [each for each in verdict.culprits if each.rule == 7 and each.rank in damaged - known]
+    if not silent or len(silent) < len(verdict.culprits) or incident.where is not None:  # where it was is on record
+        return incident
+    candidates = tuple(msgspec.structs.replace(each, confidence=UNSURE) for each in silent)
+    unsure = msgspec.structs.replace(verdict, what="unknown", category="unknown", first=None, culprits=())
+    unsure = msgspec.structs.replace(unsure, candidates=verdict.candidates + candidates)
+    return msgspec.structs.replace(incident, verdict=unsure, advice=(ADVICE["unknown"],))
 
 
 def as_json(found: Report) -> dict[str, Any]:

@@ -150,8 +150,8 @@ def _mark(record: InterruptionRecord, ranks: int, is_own: bool) -> Mark:
 
 
 def _blamed(incident: Incident) -> set[int]:
-    first = incident.verdict.first
-    return {culprit.rank for culprit in incident.verdict.culprits} | (set() if first is None else {first})
+    """Return the ranks that the verdict blames. A rank that only reported first is none of them."""
+    return {culprit.rank for culprit in incident.verdict.culprits}
 
 
 def _label(place: Place) -> str:

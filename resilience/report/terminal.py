@@ -197,13 +197,12 @@ def incident_table(
     """Return a table with one row per incident. moment: writes a time."""
     rows = []
     for incident in incidents:
-        first = incident.verdict.first
         rows.append(
             (
                 str(incident.number),
                 moment(incident.since_wall_ns),
                 _KINDS.get(incident.kind, incident.kind),
-                _blamed(incident) if first is None or len(incident.verdict.culprits) > 1 else f"rank {first}",
+                _blamed(incident),
                 _where(incident),
                 seconds(incident.cost.lost_s),
                 "?" if incident.cost.lost_steps is None else str(incident.cost.lost_steps),
@@ -213,10 +212,11 @@ def incident_table(
 
 
 def _blamed(incident: Incident) -> str:
-    ranks = [culprit.rank for culprit in incident.verdict.culprits]
+    verdict = incident.verdict
+    ranks = [culprit.rank for culprit in verdict.culprits]
     if not ranks:
-        return "unknown" if incident.verdict.candidates else "none"
-    return f"ranks {ranks_in_words(ranks, 2)}"
+        return "unknown" if verdict.candidates or verdict.what in ("unknown", "hung") else "none"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranks_in_words(ranks, 2)}"
 
 
 def _where(incident: Incident) -> str:
@@ -237,15 +237,13 @@ def _where(incident: Incident) -> str:
 def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_phases: bool = True) -> Iterator[Line]:
     """Yield one incident, from what broke to what to do next. is_whole: with all evidence of the first failing rank."""
     chief, verdict = incident.chief, incident.verdict
-    kind = _KINDS.get(incident.kind, incident.kind)
-    first = f" on rank {verdict.first}" if verdict.first is not None else ""
     iteration = f"iteration {incident.iteration}" if incident.iteration >= 0 else "while ranks entered the call"
     if incident.layer == "launcher":
         iteration = f"cycle {incident.cycle}"
     step = f", step {chief.step}" if chief is not None and chief.step is not None else ""
     yield (
         (f"{incident.number}  ", "bold"),
-        (f"{kind[0].upper()}{kind[1:]}{first}", "bold red"),
+        (_title(incident), "bold red"),
         (f"  {iteration}{step}", "dim"),
     )
     if chief is not None:
@@ -274,6 +272,19 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_
         yield from field(
             "", "the end of this restart is not recorded: it is under way, or was cut off", width, "yellow"
         )
+
+
+def _title(incident: Incident) -> str:
+    """Return what broke, and on which rank. An error, or the end of a process, belongs to the rank of its record. If
+    the verdict blames no rank, one has only reported it."""
+    chief, rank = incident.chief, incident.verdict.first
+    kind = _KINDS.get(incident.kind, incident.kind)
+    title = f"{kind[0].upper()}{kind[1:]}"
+    if rank is None:
+        return title
+    if chief is not None and (chief.exception is not None or chief.exit is not None):
+        rank = chief.rank
+    return f"{title} on rank {rank}" if incident.verdict.culprits else f"{title}, reported by rank {rank}"
 
 
 def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Iterator[Line]:

@@ -65,7 +65,7 @@ class Reader:
     @property
     def records(self) -> Iterator[Record]:
         """Yield all records, by file, in the order of each file."""
-        size = 0
+        size = 0  # of the world: of the largest call, or cycle in which workers ran
         known_ranks: set[int] = set()
         workers: set[int] = set()
         launched: set[str] = set()  # nodes whose workers an agent started
@@ -81,6 +81,7 @@ class Reader:
             numbers: defaultdict[_Numbering, set[int]] = defaultdict(set)
             dropped: Counter[_Numbering] = Counter()
             ended: dict[_Numbering, int] = {}  # losses that a monitor states at its end
+            met = 0  # ranks at the last rendezvous
             for record in file_records:
                 origin, event = record.origin, record.event
                 numbering = _numbering(origin)
@@ -94,6 +95,10 @@ class Reader:
                 match event:
                     case events.CallStarted():
                         size = max(size, event.world_size)
+                    case events.RendezvousCompleted():
+                        met = event.world_size
+                    case events.CyclePhaseStarted(phase="run"):
+                        size = max(size, met)  # all nodes have their workers: one may have left no records at all
                     case events.WorkerStarted():
                         workers.add(event.worker_rank)
                     case events.TelemetryDropped(signal="record"):

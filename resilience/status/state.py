@@ -18,8 +18,10 @@ from typing import Literal
 import msgspec
 
 from resilience.facts import events
+from resilience.facts.identity import Origin
 from resilience.facts.in_words import seconds
 from resilience.facts.records import Record, beginnings
+from resilience.history.cycles import Cycle
 from resilience.history.history import History
 from resilience.history.rank_states import HEALTHY
 from resilience.status.last_fault import Iteration, LastFault
@@ -168,6 +170,7 @@ class Watcher:
         self._left: set[int] = set()  # ranks whose process has ended
         self._outside: set[int] = set()  # ranks whose call is over; their process may continue with other work
         self._node: dict[int, str] = {}
+        self._place: dict[int, Cycle] = {}  # of the last known worker of each rank
         self._pid: dict[int, int] = {}
         self._size: int | None = None
         self._newest = (0, 0)  # attempt and cycle of any rank
@@ -215,9 +218,9 @@ class Watcher:
         self._history.take(record)
         rank = origin.initial_rank
         self._last_fault.take(record)
-        if isinstance(event, events.WorkerStarted):
+        if isinstance(event, events.WorkerStarted) and self._is_newest(event.worker_rank, origin):
             self._pid[event.worker_rank] = event.worker_pid
-        if rank is None:
+        if rank is None or not self._is_newest(rank, origin):
             return
         self._node[rank] = origin.node
         if origin.role == "rank" and rank not in self._left:
@@ -242,6 +245,13 @@ class Watcher:
                 self._pid.pop(rank, None)
             case _:  # no other event matters here
                 pass
+
+    def _is_newest(self, rank: int, origin: Origin) -> bool:
+        """Return True if no record of a later worker of this rank has been read. A rank may have moved to another node,
+        whose file is read earlier."""
+        place = (origin.attempt, origin.cycle)
+        self._place[rank] = max(place, self._place.get(rank, place))
+        return place == self._place[rank]
 
     def _enter(self, iteration: Iteration) -> None:
         """Note an iteration of any rank."""
@@ -329,6 +339,8 @@ class Watcher:
         """Return the evidence that no process of an unfinished job is alive, "" if some may be."""
         quiet = now - self._last_ns / 1e9
         parts = self._history.cycles.last_parts()
+        if self._is_between_cycles():
+            return ""  # no monitor has a rank to watch, and agents may wait for nodes for long
         if quiet > ORPHANED and not any(part.ended for part in parts):
             unreported = {rank for part in parts for rank, worker in part.workers.items() if worker.exit is None}
             if unreported and unreported <= self._left:
@@ -342,10 +354,21 @@ class Watcher:
             return f"no sign of life for {seconds(silent)}; expected every {seconds(interval_s)}"
         return ""
 
+    def _is_between_cycles(self) -> bool:
+        """Return True if a node has ended the last cycle, and its agent has not recorded the end of the job."""
+        cycles = self._history.cycles
+        place = cycles.places[-1] if cycles.places else None
+        parts = {} if place is None else cycles.parts(place)
+        return any(part.ended and (node, self._attempt) not in cycles.over for node, part in parts.items())
+
     def _ranks(self, now: float, snapshots: dict[int, rank_snapshot.RankSnapshot]) -> tuple[RankNow, ...]:
         by_rank: dict[int, RankNow] = {}
+        places = self._history.cycles.places
+        size = self._history.cycles.world_size(places[-1]) if places else None
         for node in sorted(self._history.nodes):
             for rank, state in self._history.states(node).items():
+                if size is not None and rank >= size:
+                    continue  # the launcher went on without it
                 previous = by_rank.get(rank)
                 # A rank that moved has its state on the new node.
                 if previous is None or self._node.get(rank) == node:

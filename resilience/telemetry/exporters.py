@@ -33,9 +33,9 @@ from resilience.facts.records import Record
 from resilience.history.timeline import Timeline
 from resilience.system import files
 from resilience.system.background import WRITER
-from resilience.system.environment import Exporting, Settings, has_agent
+from resilience.system.environment import Exporting, Settings, has_agent, torchrun_restarts_left
 from resilience.telemetry import durations, rank_snapshot
-from resilience.telemetry.final_state import Outcome
+from resilience.telemetry.final_state import FinalState, Outcome
 from resilience.telemetry.metrics import About, MetricView
 from resilience.telemetry.otlp import Emit, SpanSender
 from resilience.telemetry.recording import RecordTail
@@ -162,8 +162,9 @@ class NodeExports:
         self._snapshot_at, self._is_last = 0.0, True
         self.poll()
         # A monitor may close while ranks of the node continue; the next one takes over. An agent that has not recorded
-        # how the job ended counts like a killed one.
-        outcome = self._exports.metrics.final.outcome or (None if self._is_agents else "left")
+        # how the job ended counts like a killed one, and so do failed ranks that torchrun may start again.
+        final = self._exports.metrics.final
+        outcome = final.outcome or (None if self._is_agents or final.has_failed else "left")
         self._exports.close(max(0.0, deadline - time.monotonic()), outcome)
 
     def _note(self, path: Path, record: Record) -> None:
@@ -313,9 +314,10 @@ class Exports:
 
         is_launched: the node's ranks belong to the launcher. asked: as for `NodeExports.start`."""
         exporting = Exporting.from_environment()
-        settings = Settings()
+        settings, restarts_left = Settings(), None
         try:
             settings = Settings.from_environment()
+            restarts_left = torchrun_restarts_left()
         except ConfigurationError as error:
             emit(events.ExportFailed("prometheus", f"cannot start: {error}", is_at_start=True))
         asked = asked.beside(settings)
@@ -327,6 +329,7 @@ class Exports:
         parent = parse_traceparent(exporting.traceparent)
         timeline = Timeline(is_launched=is_launched)
         view = MetricView(time.monotonic_ns, settings.metrics_ranks, about, timeline, parent)
+        view.final = FinalState(may_begin_again=not is_launched and (restarts_left or 0) > 0)
         exports = cls(emit, view, SpanView(parent), is_launched)
         if exporting.protocol is not None:
             exports._sender = exports._started("otlp", lambda: SpanSender(exporting, node, emit))

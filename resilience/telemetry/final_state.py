@@ -3,7 +3,8 @@
 completed and failed come from the job's final verdict; stopped means that the whole job was asked to stop (a
 preemption); left means that this node takes no further part while the job may continue. Under the launcher the agent
 decides; a node that left may come back with another agent, which has not ended. Without the launcher the calls of the
-wrapped function decide, when no rank of the node is in a call."""
+wrapped function decide, when no rank of the node is in a call. If torchrun may start the ranks again, they have
+not failed for good."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ _FAILED = ("failed", "exhausted", "shutdown")
 class FinalState:
     """Follows the records of one node."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_begin_again: bool = False) -> None:
+        """may_begin_again: torchrun may start the ranks again if their calls fail."""
+        self._may_begin_again = may_begin_again
         self._agent: int | None = None  # pid
         self._verdict: events.JobEnded | None = None
         self._leaves = False
@@ -74,7 +77,14 @@ class FinalState:
             return None if self._verdict is None else self._outcome_of(self._verdict)
         if self._in_call or not self._calls_ended:
             return None
-        return "completed" if "completed" in self._calls_ended else "failed"
+        if not self.has_failed:
+            return "completed"
+        return None if self._may_begin_again else "failed"
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True if all calls of the wrapped function on this node have ended, and none of them has completed."""
+        return bool(self._calls_ended) and not self._in_call and "completed" not in self._calls_ended
 
     @property
     def at(self) -> float:

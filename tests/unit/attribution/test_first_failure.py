@@ -38,7 +38,7 @@ def test_event_of_a_verdict_has_the_words_of_the_terminal() -> None:
     assert (nobody.rank, nobody.confidence, nobody.sentence) == (
         None,
         0.0,
-        "no rank is to blame (the cause is not known)",
+        "which rank failed first is not known",
     )
 
 
@@ -78,7 +78,11 @@ def test_ranks_that_failed_alike_are_named_together() -> None:
     ("verdict", "text"),
     [
         (Verdict("communication", "unknown"), "no rank is to blame (all wait at the same line)"),
-        (Verdict("unknown", "unknown"), "no rank is to blame (the cause is not known)"),
+        (Verdict("unknown", "unknown"), "which rank failed first is not known"),
+        (
+            Verdict("hung", "unknown"),
+            "which rank failed first is not known (a rank waited, and the rank it waited for is unknown)",
+        ),
         (Verdict("store_lost", "host"), "the job's store was lost"),
     ],
 )

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.attribution.first_and_cascade import Interruptions
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
 from resilience.facts import events
 from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
+from resilience.history.history import History
 from tests.support import record_streams
 from tests.support.launch_streams import ECHO, LEG_S, STEP_S, TRACEBACK, Fault, Kind, Launched, launched
 from tests.support.record_streams import LOADS, WAITS
@@ -319,3 +321,39 @@ def test_where_most_nodes_are_cut_off_the_host_of_the_store_is_to_blame_and_none
     (incident,) = fold(without_store(launched([Fault("node", 2)], nodes=3), "node1", "node2"))
     assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
     assert incident.excluded == (2, 3, 4, 5)
+
+
+def test_node_of_a_rank_that_only_waited_does_not_count_as_the_one_where_it_began() -> None:
+    """Rank 2's limit was exceeded, but it waited for rank 0, which is on another node: as the report says."""
+    waits = events.WorkerSeen("in_collective", WAITS, 7)
+    looks = {0: events.WorkerSeen("on_lock", LOADS, 7), 1: waits, 3: waits}
+    told = launched([Fault("hang", 2)], nodes=2)
+    records = waited(told, looks)
+    (incident,) = fold(records)
+    assert incident.verdict.first == 0
+    for made, expected in ((records, 0), (told.records, 1)):
+        of_node = [record for record in made if record.origin.node == "node1"]
+        counts = Interruptions().counted(History().take_all(of_node).cycles.nodes)
+        assert sum(count for labels, count in counts.items() if labels[-1] == "first") == expected
+
+
+def test_node_of_a_rank_that_lost_its_connection_before_the_faulty_one_ended_does_not_count_either() -> None:
+    records = with_tail(launched([Fault("kill", 2)], nodes=2), 2, ECHO, Exit(code=1))
+    counts = Interruptions().counted(History().take_all(records).cycles.nodes)
+    assert [labels[-1] for labels in counts] == ["cascade"]
+
+
+def test_job_of_which_a_rank_and_the_agent_were_killed_together_has_ended() -> None:
+    """As when memory runs out on the host: the monitors end the other workers, and no agent is left to record it."""
+    told = launched(ranks=3, is_running=True)
+    for rank, end in ((0, Exit(signal="SIGTERM")), (1, Exit(signal="SIGKILL", oom=True)), (2, Exit(signal="SIGTERM"))):
+        died = InterruptionRecord(rank, Interruption.TERMINATED, "process ended", exit=end, pid=1000 + rank)
+        ended: list[events.Event] = [events.RankExited(False, signal=end.signal), events.Interrupted(died)]
+        if rank != 1:
+            ended.insert(0, events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"))
+        last = told.files["node0", rank][-1]
+        told.files["node0", rank] += [msgspec.structs.replace(last, event=event) for event in ended]
+    incident = only(told)
+    assert incident.status == "ended"
+    assert "the other ranks continued" not in incident.actions
+    assert 1 in {culprit.rank for culprit in incident.verdict.culprits}

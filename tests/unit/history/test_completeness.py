@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from resilience.cli import main
+from resilience.facts import events
 from resilience.facts.identity import Job
 from resilience.report.condensed import report
-from resilience.run_folder.load import load
+from resilience.run_folder.load import Missing, load
 from resilience.telemetry.recording import write_job
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
@@ -88,3 +89,33 @@ def test_last_line_that_is_torn_is_no_damage(folder: Path) -> None:
     path = next((folder / "records").iterdir())
     path.write_bytes(path.read_bytes()[:-7])
     assert report(load(folder)).completeness.is_whole
+
+
+def test_rank_is_not_blamed_for_an_answer_that_is_missing_in_its_records(tmp_path: Path) -> None:
+    """All ranks wait in a collective. The disk of rank 3 was full when it learned of the interruption."""
+    told = job([Fault("communication", 1, 0)])
+    answered = next(n for n, r in enumerate(told.files[3]) if isinstance(r.event, events.OutcomeSeen))
+    folder = told.write(tmp_path / "run")
+    assert report(load(folder)).incidents[0].verdict.culprits == ()
+    path = folder / "records" / "node-3.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:answered] + lines[answered + 1 :]))
+    found = report(load(folder))
+    assert found.completeness.damaged == (3,)
+    verdict = found.incidents[0].verdict
+    assert (verdict.culprits, verdict.first) == ((), None)
+    assert [candidate.rank for candidate in verdict.candidates] == [3]
+
+
+def test_records_of_a_node_that_left_no_file_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its disk was its own. Of a rank without records nothing is known, so it is not cleared."""
+    folder = launched([launch_streams.Fault("hang", 1)], nodes=2).write(tmp_path / "run")
+    for path in (folder / "records").glob("node1-*"):
+        path.unlink()
+    found = report(load(folder))
+    assert (found.completeness.damaged, found.times) == ((2, 3), None)
+    assert Missing("records", "no records of ranks 2-3") in found.missing
+    (incident,) = found.incidents
+    assert not {2, 3} & {rank for group in incident.verdict.exonerated for rank in group.ranks}
+    assert main(["report", str(folder)]) == 0
+    assert "incomplete: records of ranks 2-3 are missing" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -74,6 +75,23 @@ def test_wrapped_workers_of_a_launcher_have_the_same_seconds_in_report_and_metri
     spent = times(History().take_all(records))
     assert spent.startup_s == pytest.approx(0.26 + 1.5, abs=0.01)  # until the function was entered
     assert_same_seconds(records)
+
+
+def test_silence_that_the_launcher_found_is_lost_by_ranks_in_a_wrapped_function_too() -> None:
+    """The Wrapper's own limits are longer, so it has no record of the hang."""
+    told = nested([launch_streams.Fault("hang", 1)], nodes=2)
+    spent = times(History().take_all(told.records))
+    assert spent.hang_s == pytest.approx(2.01)
+    assert seconds_counted(told.of_node("node1"))["hang"] == pytest.approx(2 * 2.01)
+
+
+def test_silence_that_wrapper_and_launcher_both_found_is_lost_once() -> None:
+    told = nested([launch_streams.Fault("hang", 1)])
+    found = next(r for r in told.files["node0", 1] if isinstance(r.event, events.RankFellSilent))
+    origin = msgspec.structs.replace(found.origin, layer="inprocess", iteration=0, pid=600)
+    told.files["node0", 1].insert(-1, msgspec.structs.replace(found, origin=origin))
+    spent = History().take_all(told.records).spent()
+    assert [spent[rank].hang / 1e9 for rank in (0, 1)] == pytest.approx([2.01, 2.01])
 
 
 def test_import_of_a_launched_worker_is_start_up_and_not_productive() -> None:

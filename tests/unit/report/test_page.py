@@ -163,6 +163,11 @@ def test_ranks_with_the_same_story_share_a_lane(tmp_path: Path) -> None:
     assert {phase.name for phase in own.phases} >= {"abort", "regroup"}
 
 
+def test_rank_that_only_reported_a_hang_has_no_fault_of_its_own_in_its_lane(tmp_path: Path) -> None:
+    drawn = drawn_of(job([Fault("communication", 1, 0)], world=4).write(tmp_path / "run"))
+    assert {mark.is_own for lane in drawn.lanes for mark in lane.marks} == {False}
+
+
 def test_more_stories_than_lanes_are_told(tmp_path: Path) -> None:
     faults = [Fault("exception", rank, rank) for rank in range(MOST_LANES + 6)]
     drawn = drawn_of(job(faults, world=MOST_LANES + 8).write(tmp_path / "run"))

@@ -170,6 +170,23 @@ def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable
     assert "rank 0 reported first, but its failure is a consequence" in text
 
 
+def test_rank_that_only_reported_a_hang_is_not_called_the_one_that_failed(make: Callable[..., Path]) -> None:
+    folder = make("run", [Fault("communication", 1, 0)])
+    text = "\n".join(lines_of(folder))
+    assert "Hang, reported by rank 1" in text and "on rank 1" not in text
+    (row,) = [line for line in lines_of(folder) if line.startswith("  1  ")]
+    assert " none " in row and "rank 1" not in row
+
+
+def test_error_is_said_to_be_of_the_rank_that_raised_it_though_another_one_is_blamed(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("exception", 1, 0)]))).incidents
+    verdict = msgspec.structs.replace(incident.verdict, first=0, culprits=(Culprit(0, "went_on", 0.6, 7),))
+    lines = incident_lines(msgspec.structs.replace(incident, verdict=verdict), WIDTH)
+    text = "\n".join(plain(line) for line in lines)
+    assert "Exception on rank 1" in text
+    assert "rank 0: continued while others waited" in text
+
+
 def test_unsure_verdict_names_the_rules_that_could_not_run(make: Callable[..., Path]) -> None:
     (incident,) = report(load(make("run", [Fault("communication", 1, 0)]))).incidents
     text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))

@@ -97,6 +97,31 @@ def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
     )
 
 
+def test_job_that_waits_for_a_node_between_two_cycles_is_not_lost(tmp_path: Path) -> None:
+    """Its workers are gone, so no monitor has anything to report until the next cycle."""
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.break_off("ab", 20.0, failed="b", silently=True)
+    told.agent("a", 20.2, events.CyclePhaseStarted("rendezvous"))
+    folder = told.write(tmp_path / "run")
+    for rank, node in enumerate("ab"):
+        show(folder, rank, node, cycle=0, alive_at=119.0)
+    now = now_of(folder, after=300.0)
+    assert (now.phase, now.is_well, now.detail) == ("restarting", True, "")
+
+
+def test_job_of_which_one_agent_was_killed_while_another_one_recorded_the_end_is_lost(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.finish("a", 20.0)
+    folder = told.write(tmp_path / "run")
+    for rank, node in enumerate("ab"):
+        show(folder, rank, node, cycle=0, alive_at=119.0)
+    assert now_of(folder, after=300.0).phase == "lost"
+
+
 def test_attempts_are_apart(tmp_path: Path) -> None:
     """A folder of an older version may hold several."""
     told = launched([Fault("exhausted", 1)])
@@ -170,6 +195,32 @@ def test_job_that_a_lost_node_ended_is_over(tmp_path: Path) -> None:
     told.agent("a", 20.2, events.JobEnded("exhausted", 1, "node b is lost"))
     now = now_of(told.write(tmp_path / "run"))
     assert (now.phase, now.outcome) == ("ended", "exhausted")
+
+
+def test_ranks_that_the_launcher_went_on_without_are_not_shown(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.break_off("ab", 20.0, failed="b", silently=True)
+    told.join("a", 20.2, 25.0, cycle=1, why="failure", size=1)
+    told.start("a", 25.0, cycle=1)
+    now = now_of(told.write(tmp_path / "run"))
+    assert (now.phase, now.world_size, now.nodes, now.states) == ("running", 1, 1, {"active": 1})
+
+
+def test_rank_that_moved_is_shown_on_its_present_node_in_any_order_of_files(tmp_path: Path) -> None:
+    """Node c is lost, and node a takes its place: the file of c is read last."""
+    told = NodeStory()
+    told.join("bc", 0.0, 1.0)
+    told.start("bc", 1.0)
+    told.break_off("bc", 20.0, failed="c", silently=True)
+    told.join("b", 20.2, 25.0, cycle=1, why="failure")
+    told.join("a", 22.0, 25.0, cycle=1, group=1)
+    told.start("ba", 25.0, cycle=1)
+    folder = told.write(tmp_path / "run")
+    show(folder, 1, "a", cycle=1)
+    moved = now_of(folder).ranks[1]
+    assert (moved.node, moved.pid, moved.step, moved.state) == ("a", 2001, 8, "active")
 
 
 def test_each_phase_shows_as_it_comes(tmp_path: Path) -> None:

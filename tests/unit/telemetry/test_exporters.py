@@ -8,12 +8,14 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from resilience.facts import events
 from resilience.system.background import WRITER
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
+from resilience.telemetry.prometheus import ENDED
 from resilience.telemetry.span import Span
 from tests.support.record_streams import job
 
@@ -137,3 +139,24 @@ def test_spans_are_sent_though_the_clock_is_set_back(
     path.write_bytes(records)
     exports.poll()
     assert sent
+
+
+@pytest.mark.parametrize(("count", "outcome"), [("1", None), ("3", "failed")])
+def test_job_that_torchrun_may_start_again_has_not_failed(
+    count: str, outcome: str | None, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank is killed, and torchrun ends the other one to start both again."""
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    told = job(world=2)
+    for rank, signal in ((0, "SIGTERM"), (1, "SIGKILL")):
+        begun = told.files[rank][:6]  # until its function is entered
+        killed = msgspec.structs.replace(begun[0], sequence=1, event=events.RankExited(False, signal=signal))
+        told.files[rank] = [*begun, killed]
+    exports = exporting(told.write(tmp_path / "run"), emitted)
+    left: list[str | None] = []
+    monkeypatch.setattr(exports._exports, "close", lambda _, how: left.append(how))
+    exports.close()
+    assert left == [outcome]
+    ended = [labels for name, labels in exports._exports.metrics.samples() if name == ENDED]
+    assert ended == ([] if outcome is None else [(outcome,)])

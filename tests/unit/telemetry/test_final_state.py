@@ -73,3 +73,15 @@ def test_recorded_job_that_was_restarted_has_completed() -> None:
     for record in job([Fault("exception", 1, 0)]).records:
         made.take(record)
     assert made.outcome == "completed"
+
+
+def test_ranks_that_torchrun_may_start_again_have_not_failed_for_good() -> None:
+    made = FinalState(may_begin_again=True)
+    told = [(rank(0), STARTED), (rank(1), STARTED), (rank(0), KILLED), (rank(1), KILLED)]
+    for number, (origin, event) in enumerate(told):
+        made.take(Record(number, 10**18 + number, number, origin, event))
+    assert (made.outcome, made.has_failed) == (None, True)
+    made.take(Record(9, 10**18 + 9, 9, Origin("job", "n0", "rank", 20, cycle=1, initial_rank=0), STARTED))
+    assert (made.outcome, made.has_failed) == (None, False)
+    made.take(Record(10, 10**18 + 10, 10, Origin("job", "n0", "rank", 20, cycle=1, initial_rank=0), COMPLETED))
+    assert made.outcome == "completed"
