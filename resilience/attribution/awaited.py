@@ -42,7 +42,7 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     }  # because of an echoed error
     stuck = {
         # A section says more than the lock that the rank waits for in it, even if the rank's own limit fired first.
-        rank: hung_in(evidence.sections.get(rank, ()), HANGS[word]) if word == "on_lock" else HANGS[word]
+        rank: _class_in(evidence, rank, HANGS[word]) if word == "on_lock" else HANGS[word]
         for rank, word in sorted(evidence.hangs.items())
         if word in HANGS and rank in evidence.active - ending
     }
@@ -64,7 +64,7 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     if silent or inside:
         # Its section gives the class that its own exceeded limit would have given.
         otherwise: Class = "missed_completion" if "missed_completion" in shown else _HUNG
-        classes = {rank: hung_in(evidence.sections.get(rank, ()), otherwise) for rank in (*silent, *inside)}
+        classes = {rank: _class_in(evidence, rank, otherwise) for rank in (*silent, *inside)}
         return named_by(classes, 0.6 if silent else 0.7)
     late = sorted(evidence.active - evidence.returned)
     is_skipped = "missed_completion" in shown and all(waits(evidence, rank) for rank in late)
@@ -116,9 +116,14 @@ def _awaited(
         elif rank in evidence.returned:
             what = "went_on"
         else:
-            what = stuck.get(rank) or hung_in(evidence.sections.get(rank, ()), _HUNG)
+            what = stuck.get(rank) or _class_in(evidence, rank, _HUNG)
         blamed.append(Culprit(rank, what, confidence, 10))
     return blamed, blamed[0].what, {10}
+
+
+def _class_in(evidence: Evidence, rank: int, otherwise: Class) -> Class:
+    """Return the class of a hang that a rank's sections and its place show."""
+    return hung_in(evidence.sections.get(rank, ()), otherwise, evidence.stacks.get(rank, ()))
 
 
 def _place(evidence: Evidence, symptoms: Mapping[int, Symptom], rank: int) -> tuple[Frame, ...]:

@@ -12,11 +12,14 @@ import msgspec
 
 from resilience.attribution.symptoms import Symptom, symptom
 from resilience.core.hang_kind import in_backward, in_collective
+from resilience.core.wait_for import ahead
 from resilience.facts.deadlines import limited
 from resilience.facts.interruptions import HANGS, Collective, Frame, Hang, Interruption, InterruptionRecord
 
 RESTART_STAGES = ("finalize", "health_check", "barrier")
 """What a rank does in a restart, between its abort and the next iteration."""
+_ON_DEVICE: frozenset[Hang | None] = frozenset((None, "in_call", "in_loop"))
+"""How a rank that waits for its device seems to hang: CUDA waits in a call, or uses a processor for it."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -60,6 +63,30 @@ def without_reruns(evidence: Evidence) -> Evidence:
     records = (msgspec.structs.replace(record, hang=known(record.rank, record.hang)) for record in evidence.records)
     hangs = {rank: word for rank, hang in evidence.hangs.items() if (word := known(rank, hang)) is not None}
     return msgspec.structs.replace(evidence, records=tuple(records), hangs=hangs)
+
+
+def with_waits_for_a_device(evidence: Evidence) -> Evidence:
+    """Return the evidence with ranks that wait for a collective on their device as ranks that wait in a collective.
+
+    A collective of an accelerator runs on the device. Its rank goes on, and waits later, anywhere in the program. So
+    the numbers of the collectives decide: the rank has entered one that other members have not reached."""
+    entered = {rank: entries for rank, entries in evidence.collectives.items() if rank in evidence.active}
+    words = {record.rank: record.hang for record in evidence.records if record.interruption in HANGS}
+    waiting = {
+        rank
+        for rank in ahead(entered, evidence.seats or {rank: rank for rank in evidence.active})
+        if {words.get(rank), evidence.hangs.get(rank)} <= _ON_DEVICE
+    }
+    if not waiting:
+        return evidence
+    records = tuple(
+        msgspec.structs.replace(record, hang="in_collective")
+        if record.rank in waiting and record.interruption in HANGS
+        else record
+        for record in evidence.records
+    )
+    hangs = evidence.hangs | dict.fromkeys(waiting, "in_collective")
+    return msgspec.structs.replace(evidence, records=records, hangs=hangs)
 
 
 def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:

@@ -252,15 +252,28 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections
     if detector != "watchdog" and hang_kind.is_busy(process):
         return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
     otherwise: Class = "waits_for_lock" if record.hang == "on_lock" else "hung"
-    what = hung_in((*(section.name for section in record.open_sections), *sections), otherwise)
+    what = hung_in((*(section.name for section in record.open_sections), *sections), otherwise, stack)
     return Symptom(rank, what, record, 7, 0.7 if stack else 0.5, True)
 
 
-def hung_in(sections: Iterable[str], otherwise: Class) -> Class:
-    """Return the class of a hang in these sections."""
+def hung_in(sections: Iterable[str], otherwise: Class, stack: tuple[Frame, ...] = ()) -> Class:
+    """Return the class of a hang in these sections. stack: of the main thread, if known."""
     names = {part for section in sections for part in re.split(r"[^a-z]+", section.lower())}
     # `load_checkpoint` is no input, although loading data is.
-    return "storage_stall" if names & _STORAGE else "input_stall" if names & _INPUT else otherwise
+    if names & _STORAGE:
+        return "storage_stall"
+    return "input_stall" if names & _INPUT or _waits_for_loader(stack) else otherwise
+
+
+def _waits_for_loader(stack: tuple[Frame, ...]) -> bool:
+    """Return True if a main thread is in torch's data loader, and not in user code that the loader calls. With pinned
+    memory it waits for the queue of a thread, which looks like a lock."""
+    for frame in reversed(stack):
+        if "/torch/utils/data/" in frame.file:
+            return True
+        if is_users(frame):
+            return False
+    return False
 
 
 def category(symptom: Symptom) -> Category:

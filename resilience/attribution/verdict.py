@@ -24,6 +24,7 @@ from resilience.attribution.evidence import (
     broken_in_restart,
     symptoms_of,
     waits,
+    with_waits_for_a_device,
     without_reruns,
     without_restart,
 )
@@ -91,6 +92,7 @@ def judge(evidence: Evidence) -> Verdict:
     evidence = msgspec.structs.replace(
         evidence, hangs=hangs | evidence.hangs, collectives=entered | evidence.collectives
     )
+    evidence = with_waits_for_a_device(evidence)
     in_restart = broken_in_restart(evidence)
     if not in_restart:
         return _judged(evidence)
@@ -263,8 +265,8 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         fired |= rules
         if all(culprit.confidence < NAMED for culprit in blamed):  # then these errors may be the ranks' own as well
             known = {culprit.rank for culprit in blamed}
-            guesses = [each for each in symptoms.values() if each.is_guess and each.rank not in known]
-            blamed = [Culprit(each.rank, each.what, each.confidence, 2) for each in guesses] + blamed
+            guesses = [each for each in symptoms.values() if _may_be_own(evidence, each) and each.rank not in known]
+            blamed = [Culprit(each.rank, each.what, UNSURE, 2) for each in guesses] + blamed
             fired |= {2} if guesses else set()
         if not blamed:
             return Verdict(what, "unknown", rules_fired=tuple(sorted(fired)))
@@ -280,6 +282,13 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     blamed.sort(key=order)
     chief = blamed[0]
     return Verdict(chief.what, _category(chief, symptoms), culprits=tuple(blamed), rules_fired=tuple(sorted(fired)))
+
+
+def _may_be_own(evidence: Evidence, symptom: Symptom) -> bool:
+    """Return True if an error of a communication call may be the rank's own: a wrapper has settled that, or there is
+    none and this rank ended first."""
+    is_undecided = symptom.rule == 2 and not symptom.is_own and symptom.record.origin is None
+    return symptom.is_guess or (is_undecided and symptom.rank == evidence.first)
 
 
 def _category(culprit: Culprit, symptoms: Mapping[int, Symptom]) -> Category:

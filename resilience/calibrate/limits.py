@@ -67,7 +67,8 @@ def calibrate(
             progress(name, number, len(names))
         observed_deadlines = [run.deadlines[name] for run in runs if name in run.deadlines]
         seconds = sum(run.seconds for run in runs if name in run.deadlines)
-        first = warm_up(name, observed_deadlines)
+        has_ended = any(deadline.n for deadline in observed_deadlines)
+        first = warm_up(name, observed_deadlines) if has_ended else 0  # if a limit ended all, the user must learn of it
         usual = _usual(observed_deadlines, first, seconds, aim)
         if usual is not None:  # None: one occurrence per start, so there are only first occurrences
             usual = _grouped(usual, _observed_groups(runs, name, aim), first, seconds, aim)
@@ -200,11 +201,12 @@ def unlike(runs: Sequence[ObservedRun]) -> list[str]:
 def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim: _Aim) -> Deadline | None:
     """Return the limit of all but the first occurrences, None if there were no others."""
     pool = pool_of(observed, first)
-    if not pool.n:
+    was_killed = any(cut.end == "killed" for deadline in observed for cut in deadline.settled_cuts(first))
+    if not pool.n and not was_killed:
         return None
     every = _every(observed, seconds)
     fitted = _fitted(pool, observed, first, every, aim)
-    limit = aim.entry(fitted, every, seconds, quantile(pool.descending, 0.99))
+    limit = aim.entry(fitted, every, seconds, quantile(pool.descending, 0.99) if pool.n else 0.0)
     medians = [deadline.rank_medians for deadline in observed if deadline.rank_medians[1]]
     if medians:
         lowest_median, highest_median = min(low for low, _ in medians), max(high for _, high in medians)

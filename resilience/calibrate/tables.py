@@ -37,15 +37,16 @@ def read_table(path: Path) -> list[ObservedRun]:
             by_number[number] = max(seconds, by_number.get(number, 0.0))
         else:
             cuts[run, section].append((number, Cut(seconds, row["end"])))  # type: ignore[arg-type]
-    if not values:
+    sections = values.keys() | cuts.keys()  # a limit may have ended all occurrences
+    if not sections:
         raise ConfigurationError(
             f"{path} contains no durations; expected one per line, with the columns {','.join(COLUMNS)}"
         )
     runs = []
-    for run in sorted({run for run, _ in values}, key=lambda name: (len(name), name)):
+    for run in sorted({run for run, _ in sections}, key=lambda name: (len(name), name)):
         deadlines = {
-            section: _whole_series(by_number, cuts[name, section])
-            for (name, section), by_number in values.items()
+            section: _whole_series(values[name, section], cuts[name, section])
+            for name, section in sorted(sections)
             if name == run
         }
         seconds = max(sum(seconds for _, seconds, _ in by_number.kept) for by_number in deadlines.values())
@@ -63,7 +64,7 @@ def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> O
         starts=[StartValues("cold", series[: durations.FIRST])],
         kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
         n=len(series),
-        max_s=max(series),
+        max_s=max(series, default=0.0),
         cuts=[ObservedCut(cut, bisect_left(numbers, number), "cold") for number, cut in cuts],
     )
 

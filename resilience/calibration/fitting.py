@@ -72,7 +72,8 @@ class Timeout(msgspec.Struct, frozen=True):
     timeout_s: None if no limit can be given. p: the requested probability of a false alarm per occurrence. model_upper,
     distribution_free_upper: upper bounds of the probability that an occurrence exceeds timeout_s, from the fitted tail
     and from counting alone; model_upper is only claimed if the status is `ok` or `tentative`. level_s: the result of
-    the fit alone. warnings: for the user."""
+    the fit alone. killed_s: without an answer, the longest occurrence that a limit ended and that may have been
+    healthy. warnings: for the user."""
 
     timeout_s: float | None
     status: Status
@@ -89,6 +90,7 @@ class Timeout(msgspec.Struct, frozen=True):
     censored: int = 0
     excluded_hangs: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
+    killed_s: float = 0.0
 
 
 class Pool(msgspec.Struct, frozen=True):
@@ -149,12 +151,11 @@ def fit_pool(
     if not 0.0 < p < 1.0 or not 0.0 < confidence < 1.0:
         raise ValueError(f"p is {p!r} and confidence {confidence!r}, expected both between 0 and 1")
     n, runs = pool.n, len(pool.run_medians) if runs is None else runs
+    cuts = tuple(censored)
     if n < FEWEST:
-        top = pool.descending[0][0] if n else 0.0
-        middle = quantile(pool.descending, 0.5) if n else 0.0
-        return Timeout(None, "insufficient", f"{n} durations, at least {FEWEST} are needed", p, n, runs, top, middle)
+        return _too_few(pool, p, runs, [cut.seconds for cut in cuts if cut.end == "killed"])
     values = pool.descending
-    extra, hangs, kills = _weigh_cuts(pool, tuple(censored))
+    extra, hangs, kills = _weigh_cuts(pool, cuts)
     n = sum(count for _, count in values) + extra
     top, median = values[0][0], quantile(values, 0.5)
     modes = split(values, pool.tops)
@@ -192,6 +193,23 @@ def fit_pool(
     )
 
 
+def _too_few(pool: Pool, p: float, runs: int, kills: Sequence[float]) -> Timeout:
+    """Return the answer for fewer durations than any limit needs. kills: occurrences that a limit ended, in seconds."""
+    n = pool.n
+    return Timeout(
+        None,
+        "insufficient",
+        f"{n} durations, at least {FEWEST} are needed",
+        p,
+        n,
+        runs,
+        max_s=pool.descending[0][0] if n else 0.0,
+        median_s=quantile(pool.descending, 0.5) if n else 0.0,
+        warnings=(_of_unknown_health(kills),) if kills else (),
+        killed_s=max(kills, default=0.0),
+    )
+
+
 def _capped(timeout: float, top: float, max_timeout: float | None) -> tuple[float, tuple[str, ...]]:
     """Return the limit, at most max_timeout, and a warning if that is shorter. top: the longest duration. All in
     seconds."""
@@ -212,6 +230,13 @@ def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ..
     return len(others) - len(hangs), hangs, kills
 
 
+def _of_unknown_health(kills: Sequence[float]) -> str:
+    return (
+        f"{len(kills)} occurrences were ended by a limit, the longest after {max(kills):.4g} s; it is not known "
+        "whether they hung"
+    )
+
+
 def _above_kills(timeout: float, top: float, kills: Sequence[float]) -> tuple[float, tuple[str, ...]]:
     """Return the limit and a warning. Occurrences that a limit ended raise it, because they may have been healthy.
 
@@ -223,8 +248,8 @@ def _above_kills(timeout: float, top: float, kills: Sequence[float]) -> tuple[fl
     raised = max(timeout, min(FLOOR * longest, bound))
     effect = "raise the limit" if raised > timeout else "do not raise the limit"
     return raised, (
-        f"{len(kills)} occurrences were ended by a limit, the longest after {longest:.4g} s; it is not known whether "
-        f"they hung; they {effect} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy one)",
+        f"{_of_unknown_health(kills)}; they {effect} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy "
+        "one)",
     )
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from resilience.calibration import rank_groups
-from resilience.calibration.fitting import FACTOR, MONTH, Mode, Status, Timeout
+from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Mode, Status, Timeout
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, section_of, split
 from resilience.facts.limits import NO_LIMIT, First, Learned, Limit, Limits, OfRanks, Outside
@@ -72,7 +72,8 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks. ranks: observed; p is for these. occurrences: for a deadline of first occurrences,
     their number after a start. rank_medians_s: the lowest and the highest median of single ranks; all other values are
     of the slowest rank of each occurrence. groups: limits of groups of similar ranks, which take precedence. outside: a
-    shorter limit outside known phases after a cold start."""
+    shorter limit outside known phases after a cold start. killed_s: without an answer, the longest occurrence that a
+    limit ended and that may have been healthy."""
 
     timeout_s: float | None
     status: Status
@@ -99,6 +100,7 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     rank_medians_s: tuple[float, float] = (0.0, 0.0)
     groups: tuple[RankGroupLimit, ...] = ()
     outside: OutsideLimit | None = None
+    killed_s: float = 0.0
 
 
 class SourceFile(msgspec.Struct, frozen=True):
@@ -167,6 +169,7 @@ def deadline(
         censored=fitted.censored,
         excluded_hangs=fitted.excluded_hangs,
         warnings=fitted.warnings,
+        killed_s=fitted.killed_s,
     )
 
 
@@ -232,9 +235,10 @@ def succeed(
     new: Mapping[str, Deadline], old: Mapping[str, Deadline], max_timeout: float | None = None
 ) -> dict[str, Deadline]:
     """Return the merged limits. Only an `ok` fit may lower a limit; any fit may raise it. If the new fit has no limit
-    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum. The rates of the new fit
-    are upper bounds for a longer limit too. max_timeout: the longest limit in seconds, also of a deadline that only
-    `old` has."""
+    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum; if the old limit ended
+    occurrences that may have been healthy, to 1.5 times their length, within 5 times the maximum. The rates of the new
+    fit are upper bounds for a longer limit too. max_timeout: the longest limit in seconds, also of a deadline that
+    only `old` has."""
     merged = dict(new)
     for name, previous in old.items():
         fresh = new.get(name)
@@ -283,13 +287,22 @@ def _following(fresh: Deadline, earlier_s: float, max_timeout: float | None) -> 
     if earlier_s > bound:
         reason = f"{reason}; the earlier limit of {earlier_s:.4g} s is above max_timeout, {bound:g} s"
         earlier_s = bound
-    if limit is None and earlier_s < min(fresh.max_s, bound):
-        limit = min(FACTOR * fresh.max_s, bound)
-        reason = f"{reason}; raised from {earlier_s:.4g} s, because {fresh.max_s:.4g} s was observed"
+    needed_s, why = _needed(fresh, earlier_s)
+    if limit is None and earlier_s < min(needed_s, bound):
+        limit = min(needed_s, bound)
+        reason = f"{reason}; raised from {earlier_s:.4g} s, because {why}"
     elif limit is None or (limit < earlier_s and fresh.status != "ok"):
         limit = earlier_s
         reason = f"{reason}; kept at {earlier_s:.4g} s, because only an `ok` fit may lower a limit"
     return limit, reason
+
+
+def _needed(fresh: Deadline, earlier_s: float) -> tuple[float, str]:
+    """Return how long an earlier limit must be, in seconds, given durations that are too few for an answer, and why."""
+    if earlier_s < fresh.max_s:
+        return FACTOR * fresh.max_s, f"{fresh.max_s:.4g} s was observed"
+    needed_s = min(FLOOR * fresh.killed_s, FACTOR * fresh.max_s)
+    return needed_s, f"occurrences that a limit ended after up to {fresh.killed_s:.4g} s may have been healthy"
 
 
 def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equal: bool = True) -> Limits:
@@ -335,8 +348,16 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
         groups=groups,
         group_world=found.configuration.world_size,
         outside=outside,
+        worlds=_worlds(found),
+        unlearned=base,
         **changes,
     )
+
+
+def _worlds(found: Timeouts) -> tuple[int, int] | None:
+    """Return the smallest and the largest world for which these limits hold, None for any."""
+    least = found.configuration.world_size
+    return (least, max(least, found.ranks)) if least else None
 
 
 def _learned(seconds: float, known: Deadline | RankGroupLimit, occurrences: int) -> Learned:
@@ -346,8 +367,11 @@ def _learned(seconds: float, known: Deadline | RankGroupLimit, occurrences: int)
 
 def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
     """Return the limits of one rank: those of its group, if the world size is the one for which groups were fitted. The
-    limit outside known phases holds for it too if it is shorter."""
-    chosen = msgspec.structs.replace(limits, groups={}, group_world=0)
+    limit outside known phases holds for it too if it is shorter. In a world of another size than the observed ones, as
+    after the loss of a node, no learned limit holds."""
+    if not _holds_in(limits, world_size):
+        return msgspec.structs.replace(limits.unlearned or limits, rule=limits.rule)
+    chosen = msgspec.structs.replace(limits, groups={}, group_world=0, worlds=None, unlearned=None)
     if rank is None or world_size != limits.group_world:
         return chosen
     for name, groups in limits.groups.items():
@@ -365,6 +389,11 @@ def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
                 learned = {**chosen.learned, name: msgspec.structs.replace(group.learned, outside_s=outside_s)}
                 chosen = msgspec.structs.replace(chosen, learned=learned, outside=outside, **changed)
     return chosen
+
+
+def _holds_in(limits: Limits, world_size: int | None) -> bool:
+    """Return True if learned limits hold in a world of this size; None: unknown."""
+    return limits.worlds is None or world_size is None or limits.worlds[0] <= world_size <= limits.worlds[1]
 
 
 def _first(found: Timeouts, limits: Mapping[str, float], base: Limits, margin: float | None) -> dict[str, First]:
@@ -435,7 +464,8 @@ def fallback(known: Learned, seen: SeenInJob) -> float:
 
 
 def raised(limits: Limits, name: str, seconds: float) -> Limits:
-    """Return the limits with one deadline's limit raised to at least `seconds`. Its phases are dropped."""
+    """Return the limits with one deadline's limit raised to at least `seconds`, that of its first occurrences too. Its
+    phases are dropped."""
 
     def longer(limit: Limit) -> Limit:
         first = limit.hard if limit.soft is None else limit.soft
@@ -443,7 +473,13 @@ def raised(limits: Limits, name: str, seconds: float) -> Limits:
         return Limit(*(None if allowed is None else allowed + more for allowed in (limit.soft, limit.hard)))
 
     outside = {known: limit for known, limit in limits.outside.items() if known != name}
-    limits = msgspec.structs.replace(limits, outside=outside)
+    first = {
+        known: First(each.occurrences, {how: longer(limit) for how, limit in each.limits.items()})
+        if known == name
+        else each
+        for known, each in limits.first.items()
+    }
+    limits = msgspec.structs.replace(limits, outside=outside, first=first)
     section = section_of(name)
     if section is None:
         return msgspec.structs.replace(limits, **{name: longer(getattr(limits, name))})

@@ -282,18 +282,22 @@ def _change(deadline: Deadline) -> str:
 
 
 def _flags(timeouts: Timeouts) -> str:
-    """Return the limits as flags of ft_launcher."""
-    plain = {
-        name: d.timeout_s
-        for name, d in timeouts.deadlines.items()
-        if d.timeout_s is not None and split(name)[1] is None
-    }
-    initial = timeouts.deadlines.get(INITIAL_HEARTBEAT)
+    """Return the limits as flags of ft_launcher. It has one limit for all occurrences, which must cover the first ones
+    after each start too."""
+    plain: dict[str, float] = {}
+    for name, known in timeouts.deadlines.items():
+        if known.timeout_s is not None:
+            deadline = split(name)[0]
+            plain[deadline] = max(plain.get(deadline, 0.0), known.timeout_s)
+    for name, known in timeouts.deadlines.items():
+        if known.timeout_s is None:
+            plain.pop(name, None)  # too few occurrences: the limit of the first ones need not cover later ones
+    initial = plain.pop(INITIAL_HEARTBEAT, None)
     flags = []
     if (beat := plain.pop(HEARTBEAT, None)) is not None:
         flags.append(f"--ft-rank_heartbeat_timeout={beat:.6g}")
-    if initial is not None and initial.timeout_s is not None:
-        flags.append(f"--ft-initial_rank_heartbeat_timeout={initial.timeout_s:.6g}")
+    if initial is not None:
+        flags.append(f"--ft-initial_rank_heartbeat_timeout={initial:.6g}")
     outside = plain.pop(OUT_OF_SECTION, None)
     plain.pop(STEP, None)  # ft_launcher watches no steps
     if plain:

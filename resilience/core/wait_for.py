@@ -95,6 +95,14 @@ def walk(last: Last, waiting: Set[int], ranks: Mapping[int, int]) -> Walk:
     return Walk(awaited, () if awaited else _cycle(edges), behind)
 
 
+def ahead(last: Last, ranks: Mapping[int, int]) -> frozenset[int]:
+    """Return the ranks that have entered a collective of torch's recorder which other members have not reached. ranks:
+    initial ranks by torch's ranks."""
+    places = _Places(last, ranks)
+    pending = {rank: [each for each in entries if each.is_recorded and not each.left] for rank, entries in last.items()}
+    return frozenset(rank for rank, entries in pending.items() if any(places.behind(each) - {rank} for each in entries))
+
+
 def are_together(last: Last, ranks: Set[int]) -> bool:
     """Return True if all of these ranks are in one common collective."""
     places = [{(entry.group, entry.seq) for entry in _pending(last.get(rank, ()))} for rank in ranks]

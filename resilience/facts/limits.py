@@ -87,7 +87,8 @@ class Limits(msgspec.Struct, frozen=True):
     the rule, and the one between heartbeats applies only if heartbeats were announced. groups: learned limits of groups
     of ranks, by deadline, valid in a world of `group_world` ranks; a monitor picks its rank's
     (`calibration.limits_file.of_rank`). outside: learned limits outside known phases, by deadline. ends_suspects: a
-    rank that all others wait for is ended before its learned limit (`core.suspicion`)."""
+    rank that all others wait for is ended before its learned limit (`core.suspicion`). worlds: the smallest and the
+    largest world for which learned limits hold, None for any. unlearned: the limits in a world of another size."""
 
     watchdog: Limit = NO_LIMIT
     store: Limit = NO_LIMIT
@@ -115,3 +116,5 @@ class Limits(msgspec.Struct, frozen=True):
     group_world: int = 0
     outside: dict[str, Outside] = {}
     ends_suspects: bool = False
+    worlds: tuple[int, int] | None = None
+    unlearned: Limits | None = None

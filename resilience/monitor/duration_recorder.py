@@ -79,8 +79,13 @@ class _Rises(msgspec.Struct):
     def total(self) -> int:
         return sum(map(self._usual, self.first)) + self.later
 
+    @property
+    def median(self) -> int:
+        """Return the usual rise, 0 before the first one."""
+        return median_low(self.first) if self.first else 0
+
     def _usual(self, rise: int) -> int:
-        median = median_low(self.first)
+        median = self.median
         return median if rise > JUMP * median else rise
 
 
@@ -144,14 +149,18 @@ class DurationRecorder:
     def aligned(self) -> frozenset[str]:
         """Return the deadlines whose occurrences are known to be at the positions of the observed runs.
 
-        They were slow at every position where that was expected, at least one so far. If no position is slow, the
-        numbers of the steps show it: the first one is that of a job that did not continue from a checkpoint."""
+        They were slow at every position where that was expected, at least one so far. That is no proof: checkpoints
+        lie between two evaluations, so a job that continues from one may evaluate at the same positions, but save at
+        others. So if the job reports its steps, the first one must be that of a job that did not continue from a
+        checkpoint. If no position is slow, only these numbers show it."""
         return frozenset(name for name, phases in self._phases.items() if self._is_aligned(name, phases))
 
     def _is_aligned(self, name: str, phases: Phases) -> bool:
-        if phases.positions:
-            return self._was_slow.get(name, False)
-        return self._first_step is not None and self._first_step <= BEGINNING
+        first = self._first_step
+        if phases.positions:  # a program that reports every tenth step begins with the tenth
+            is_resumed = first is not None and first > max(BEGINNING, self._rises.median)
+            return self._was_slow.get(name, False) and not is_resumed
+        return first is not None and first <= BEGINNING
 
     def stale(self) -> list[tuple[str, str, float]]:
         """Return (deadline, reason, fallback in seconds) of limits that no longer fit, each once."""

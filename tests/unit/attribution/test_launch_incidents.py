@@ -117,6 +117,29 @@ def test_error_that_a_program_raised_for_a_closed_connection_only_followed() -> 
     assert alone.verdict.culprits == ()
 
 
+NOT_A_NUMBER = (
+    *TRACEBACK[:2],
+    '  File "/opt/lib/python3.11/site-packages/torch/autograd/graph.py", line 829, in _engine_run_backward',
+    "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
+)
+RESET = (
+    *TRACEBACK[:3],
+    '  File "/usr/lib/python3.11/http/client.py", line 279, in _read_status',
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+)
+
+
+@pytest.mark.parametrize("lines", [NOT_A_NUMBER, RESET])
+def test_rank_that_ended_first_with_an_error_that_may_be_its_own_is_a_candidate_if_nothing_else_broke(
+    lines: tuple[str, ...],
+) -> None:
+    """Without a Wrapper, nothing tells such an error from that of a lost peer."""
+    (incident,) = fold(with_tail(launched([Fault("raise", 1)], ranks=4), 1, lines))
+    verdict = incident.verdict
+    assert (verdict.culprits, [culprit.rank for culprit in verdict.candidates]) == ((), [1])
+    assert {rank for group in verdict.exonerated for rank in group.ranks} == {0, 2, 3}
+
+
 @pytest.mark.parametrize("traceback", [TRACEBACK, ECHO])
 @pytest.mark.parametrize("end", [Exit(signal="SIGKILL"), Exit(signal="SIGKILL", oom=True), Exit(code=7)])
 def test_error_that_a_program_handled_before_it_ended_is_not_the_cause_of_its_end(

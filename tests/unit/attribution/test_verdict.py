@@ -540,6 +540,29 @@ def test_rank_without_an_answer_on_record_is_blamed_if_it_is_the_only_one(
     assert expected or candidates(seen) == [2, 3]
 
 
+LOADER = (
+    STEP,
+    Frame("/site-packages/torch/utils/data/dataloader.py", 1243, "_try_get_data"),
+    Frame("/usr/lib/python3.11/queue.py", 180, "get"),
+    Frame("/usr/lib/python3.11/threading.py", 331, "wait"),
+)
+
+
+@pytest.mark.parametrize("word", ["on_lock", "in_call"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_rank_that_waits_for_its_data_loader_has_no_lock_that_is_never_released(word: Hang, first: int) -> None:
+    """With pinned memory it waits for the queue of a thread. Without, it waits for a process."""
+    stacks = dict.fromkeys(RANKS, BARRIER) | {1: LOADER}
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {1: word}
+    record = msgspec.structs.replace(silent(first, stacks[first], hang=hangs[first]), detector=Detector("step", 60.0))
+    seen = Evidence((record,), first, RANKS, stacks=stacks, hangs=hangs, answered=RANKS)
+    assert blamed(seen) == [(1, "input_stall")]
+    assert judge(seen).category == "storage"
+    calls = (*LOADER[:2], Frame("/home/me/data.py", 7, "load"), LOADER[-1])  # the loader runs user code itself
+    own = Evidence((silent(1, calls, hang="on_lock"),), 1, RANKS, answered=RANKS)
+    assert blamed(own) == [(1, "waits_for_lock")]
+
+
 SAVES = (STEP, Frame("/site-packages/torch/distributed/checkpoint/filesystem.py", 472, "_write_files_from_queue"))
 GATHERS = (STEP, Frame("/site-packages/torch/distributed/distributed_c10d.py", 3000, "gather_object"))
 
@@ -633,3 +656,25 @@ def test_rank_that_runs_again_is_cleared_only_if_the_end_of_another_one_may_have
     late = frozenset((0,)) if is_late else frozenset[int]()
     seen = Evidence((waits, again), first=1, active=frozenset((0, 1)), late=late)
     assert blamed(seen) == ([] if is_late else [(0, "busy_without_progress")])
+
+
+@pytest.mark.parametrize(("word", "cpu_s"), [("in_loop", 60.0), ("in_call", 0.0)])
+@pytest.mark.parametrize("reporters", [(0,), (0, 1, 3), (2, 0, 1, 3)])
+def test_ranks_that_wait_for_their_device_are_cleared_and_the_one_that_has_not_joined_is_blamed(
+    word: Hang, cpu_s: float, reporters: tuple[int, ...]
+) -> None:
+    """NCCL's collectives run on the device. A rank waits for it where it reads a result, and may use a processor."""
+    reads = (Frame("/home/me/train.py", 41, "log_loss"),)
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, word) | {2: "in_call"}
+    stacks = dict.fromkeys(RANKS, reads) | {2: LOADS}
+    processes = dict.fromkeys(RANKS, ProcessInfo("S", cpu_s, 60.0, runnable_s=cpu_s)) | {2: ProcessInfo("S", 0.0, 60.0)}
+    records = tuple(
+        msgspec.structs.replace(
+            silent(rank, stacks[rank], hang=hangs[rank], process=processes[rank]), detector=Detector("step", 60.0)
+        )
+        for rank in reporters
+    )
+    entered = dict.fromkeys(RANKS, waits_at(9)) | {2: waits_at(8, left=True)}
+    seen = Evidence(records, reporters[0], RANKS, stacks=stacks, hangs=hangs, collectives=entered, answered=RANKS)
+    assert blamed(seen) == [(2, "hung")]
+    assert {rank for cleared in judge(seen).exonerated for rank in cleared.ranks} == {0, 1, 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from resilience.calibration.fitting import MONTH
@@ -14,10 +15,11 @@ from resilience.calibration.limits_file import (
     Timeouts,
     in_force,
     of_rank,
+    raised,
     succeed,
 )
 from resilience.facts.configuration import Configuration
-from resilience.facts.limits import Limit, Limits, Outside
+from resilience.facts.limits import Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 
 PHASES = Phases((10, 20), 30)
@@ -134,3 +136,31 @@ def test_limit_outside_known_phases_holds_for_a_group_of_ranks_with_a_longer_lim
     assert slow.learned["work"].outside_s == 4.0
     assert (fast.sections["work"].hard, fast.outside) == (2.0, {})  # shorter everywhere
     assert fast.learned["work"].outside_s == 0.0
+
+
+def test_first_occurrences_never_have_a_shorter_limit_than_a_stale_one_that_was_raised() -> None:
+    deadlines = {
+        name: Deadline(seconds, "short", "", 1e-6, occurrences=1)
+        for name, seconds in (("work", 2.0), ("work.first", 9.0), ("work.first.iteration", 3.0), ("save.first", 1.0))
+    }
+    found = Timeouts(SCHEMA, Configuration("train.py"), "", 1.0, MONTH, 1, deadlines)
+    longer = raised(in_force(found, Limits(), margin=30.0), "work", 7.0)
+    assert longer.sections["work"] == Limit(7.0, 37.0)
+    cold, iteration = Limit(9.0, 39.0), Limit(7.0, 37.0)
+    assert longer.first["work"].limits == {"cold": cold, "warm": cold, "iteration": iteration}
+    assert longer.first["save"].limits["cold"] == Limit(1.0, 31.0)
+
+
+def test_learned_limits_do_not_hold_in_a_cycle_of_another_size() -> None:
+    """Half of the ranks need twice as long for the same batch."""
+    deadlines = {"work": Deadline(2.0, "ok", "", 1e-6), "work.first": Deadline(9.0, "ok", "", 1e-6, occurrences=1)}
+    found = Timeouts(SCHEMA, Configuration("train.py", world_size=8), "", 1.0, MONTH, 16, deadlines)
+    limits = in_force(found, Limits(sections={"save": Limit(hard=60.0)}))
+    limits = msgspec.structs.replace(limits, rule=Rule())
+    for world in (8, 16, None):
+        assert of_rank(limits, 0, world).sections == {"save": Limit(hard=60.0), "work": Limit(hard=2.0)}
+    smaller = of_rank(limits, 0, 4)
+    assert (smaller.sections, smaller.first, smaller.learned) == ({"save": Limit(hard=60.0)}, {}, {})
+    assert smaller.rule == Rule()
+    any_world = in_force(msgspec.structs.replace(found, configuration=Configuration(table="t.csv")), Limits())
+    assert of_rank(any_world, 0, 4).sections == {"work": Limit(hard=2.0)}

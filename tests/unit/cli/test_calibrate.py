@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from resilience.calibrate import timings
-from resilience.calibration.limits_file import RankGroupLimit
+from resilience.calibration.fitting import MONTH
+from resilience.calibration.limits_file import SCHEMA, Deadline, RankGroupLimit, Timeouts
 from resilience.cli import calibrate, main
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
@@ -237,6 +238,20 @@ def test_flags_for_other_launchers(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--ft-rank_section_timeouts=checkpoint:" in capsys.readouterr().out
 
 
+def test_limits_for_ft_launcher_cover_the_first_occurrences_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no limits of their own for them."""
+    out, path = tmp_path / "timeouts.yaml", tmp_path / "t.csv"
+    lines = [f"{run},forward,0,{i},{40.0 if i == 0 else 0.5}" for run in range(2) for i in range(600)]
+    lines += [f"{run},eval,0,{i},{1.0 if i == 0 else 9.0}" for run in range(2) for i in range(10)]
+    path.write_text("\n".join(["run,section,rank,i,seconds", *lines]) + "\n")
+    main(["calibrate", str(path), "--out", str(out), "--format", "nvrx"])
+    assert capsys.readouterr().out.strip() == "--ft-rank_section_timeouts=forward:200"
+    limits = timeouts_file.read(out).deadlines
+    assert (limits["forward"].timeout_s, limits["eval"].timeout_s) == (1.0, None)
+
+
 def test_torchelastic_gets_no_value_from_sections_that_it_does_not_watch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -407,3 +422,21 @@ def test_limits_are_written_even_if_the_picture_cannot_be(tmp_path: Path) -> Non
     runs = recorded(tmp_path, "work", 2.0, n=100)
     assert main(["calibrate", *runs, "--out", str(out), "--plot", str(tmp_path / "file" / "plot.svg")]) == 2
     assert timeouts_file.read(out).deadlines["work"].timeout_s
+
+
+@pytest.mark.parametrize(("healthy", "limit_s"), [(20, 15.0), (10, 15.0), (0, 10.0)])
+def test_occurrences_that_a_limit_ended_are_told_and_raise_it_although_few_ended_by_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], healthy: int, limit_s: float
+) -> None:
+    """Otherwise a limit that is too short for rare occurrences, such as evaluations, would confirm itself."""
+    out, path = tmp_path / "timeouts.yaml", tmp_path / "t.csv"
+    lines = ["run,section,rank,i,seconds,end", *(f"0,step,0,{i},0.5,ok" for i in range(600))]
+    lines += [f"0,eval,0,{i},4.0,ok" for i in range(healthy)]
+    lines += [f"0,eval,0,{healthy + i},10.0,killed" for i in range(5)]
+    path.write_text("\n".join(lines) + "\n")
+    earlier = {"eval": Deadline(10.0, "short", "fitted earlier", 1e-4)}
+    configuration = Configuration(table="t.csv")
+    timeouts_file.write(out, Timeouts(SCHEMA, configuration, "", 1.0, MONTH, 1, earlier))
+    assert main(["calibrate", str(path), "--out", str(out)]) == 4
+    assert "5 occurrences were ended by a limit, the longest after 10 s" in " ".join(capsys.readouterr().out.split())
+    assert timeouts_file.read(out).deadlines["eval"].timeout_s == limit_s

@@ -359,3 +359,19 @@ def test_phases_are_believed_while_each_comes_where_it_is_expected(keeper: Durat
     keeper.process_started(cycle=1)
     assert take(0.1, 0.1, 0.9) == {"data"}
     assert take(*[0.1] * 2) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("first", "rise", "is_known"),
+    [(0, 1, True), (1, 1, True), (10, 10, True), (1000, 1, False), (1000, 10, False)],
+    ids=["from 0", "from 1", "in tens", "resumed", "resumed in tens"],
+)
+def test_phases_are_not_believed_if_the_job_continues_from_a_checkpoint(
+    keeper: DurationRecorder, first: int, rise: int, is_known: bool
+) -> None:
+    """Its evaluations are where they are expected, because it saved between two of them. Its other phases are not."""
+    keeper.expect({"step": Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2)}, {"step": Phases((2, 4, 6), 50)})
+    keeper.take([step(1.0, 0.0)], [], step=first)
+    for n, seconds in enumerate((0.1, 0.1, 0.9, 0.1, 0.9), 1):
+        keeper.take([step(1.0 + n, seconds, rise)], [], step=first + n * rise)
+    assert keeper.aligned == (frozenset({"step"}) if is_known else frozenset())
