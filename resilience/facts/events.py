@@ -398,8 +398,8 @@ class InterruptSwallowed(Event, frozen=True, tag="interrupt.swallowed"):
 
 
 class SignalDeferred(Event, frozen=True, tag="signal.deferred"):
-    """A signal handler of the program raised while a restart was under way. The exception was dropped. The signal is
-    raised again when the wrapped function runs next, and not at all if it never does.
+    """A signal handler of the program raised while a restart was under way. The exception was dropped. The handler is
+    called again when the wrapped function runs next, at the latest when the call is over.
 
     signal: its name; error: type and message of the exception."""
 

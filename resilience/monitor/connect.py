@@ -86,7 +86,8 @@ class WorkerLink:
         self.page.doing(Doing.FUNCTION)
 
     def close(self) -> None:
-        """Close the link: no limit applies any more. The end of this process is still noticed."""
+        """Close the link: no limit applies any more. The end of this process is still noticed. The main thread also
+        releases the page, whose mutex it has locked."""
         global _link
         if self.is_open:
             self.is_open = False
@@ -94,6 +95,8 @@ class WorkerLink:
             self.pause()
             collective_calls.note_in(None)
             self.channel.hang_up()
+            if threading.current_thread() is threading.main_thread():
+                self.page.close()
         if _link is self:
             _link = None
             on_change(None)
@@ -148,6 +151,7 @@ def _attach(path: str, deadline: float) -> WorkerLink:
             )
         welcome, page = _await_welcome(channel, path, deadline)
         side = RankSide(page)
+        page.close()  # it stays mapped
         is_main = threading.current_thread() is threading.main_thread()
         if is_main:  # a mutex belongs to a thread, so another thread's would show the wrong end
             side.lock_life()

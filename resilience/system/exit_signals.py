@@ -28,8 +28,9 @@ def ended_by_signals() -> Iterator[None]:
 @contextmanager
 def signals_deferred() -> Iterator[None]:
     """Defer the ending signals until after the body."""
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # calls handlers of earlier signals, which raise
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)

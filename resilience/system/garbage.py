@@ -41,8 +41,8 @@ def postponed() -> Iterator[None]:
     """Collect nothing in the body: an import creates so many objects that Python collects the whole heap of torch,
     which takes longer than the import."""
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:

@@ -77,7 +77,7 @@ class Interrupter:
         self._type: Any = _mortal(exception, self)
         self._handler = self._on_signal  # one object: it is compared with what is installed
         self._tracer = self._on_trace
-        self._claim_soon = _PENDING_CALL(self._claim_again)
+        self._question = _Question(self._claim_again)
         self._others = ProgramHandlers(lambda: self._armed)
         self._claimed: dict[int, bool] = {}  # our signal numbers -> was it blocked before
         self._pid = 0  # where it is installed; a forked child never reacts
@@ -159,6 +159,11 @@ class Interrupter:
                     self._others.guard(self.signal_number)
                 self._end()
 
+    def raise_deferred(self) -> None:
+        """Call the handlers again that are still put off, once the last call is over. Raises: what they raise."""
+        if os.getpid() == self._pid:
+            self._others.raise_again()
+
     def atomic(self) -> Atomic:
         """Keep interrupts and `hold_off` out while the body runs; they wait, asleep. Reentrant.
 
@@ -183,7 +188,7 @@ class Interrupter:
                 is_ours = signal.getsignal(self.signal_number) is self._handler
                 if not is_ours or self._unanswered % UNANSWERED == 0:
                     # User code took the signal or masked it: only the main thread can undo that.
-                    _add_pending_call(self._claim_soon, None)
+                    _add_pending_call(_is_true, id(self._question))
                 if is_ours:
                     signal.pthread_kill(self._main, self.signal_number)
         self._report_swallows()
@@ -238,17 +243,17 @@ class Interrupter:
         before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.signal_number})
         self._claimed.setdefault(self.signal_number, self.signal_number in before)
 
-    def _claim_again(self, _: Any) -> int:
-        """As a pending call of the interpreter: in the main thread, between two of its instructions."""
+    def _claim_again(self) -> None:
+        """As a pending call of the interpreter: in the main thread, between two of its instructions. What a signal
+        handler of the program raises in here is raised there."""
         if self._armed and os.getpid() == self._pid:
-            self._is_handling = True  # what is raised in here would be lost
+            self._is_handling = True  # we do not raise in here: this may be no place for it
             try:
                 self._claim()
             except ConfigurationError:
                 pass  # none is free: the sender's limit ends the matter
             finally:
                 self._is_handling = False
-        return 0
 
     @contextlib.contextmanager
     def _watching_unraisable(self) -> Iterator[None]:
@@ -515,6 +520,18 @@ class Atomic(contextlib.ContextDecorator):
             raise
 
 
+class _Question:
+    """Calls a function when it is asked whether it is true. The interpreter's own C function that asks makes a proper
+    pending call: it passes on what is raised. A callback of ctypes prints that, and returns an arbitrary number."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def __bool__(self) -> bool:
+        self._function()
+        return False
+
+
 def _mortal(base: type[BaseException], owner: Interrupter) -> type[BaseException]:
     """Return a subclass whose instances tell `owner` when they die; otherwise it looks like `base`."""
 
@@ -620,6 +637,7 @@ def _takes_locks(frame: FrameType) -> bool:
 
 
 # A handle of our own: argument types set on the shared one would bind other users of it.
-_PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_add_pending_call = ctypes.PyDLL(None).Py_AddPendingCall
-_add_pending_call.argtypes = (_PENDING_CALL, ctypes.c_void_p)
+_python = ctypes.PyDLL(None)
+_add_pending_call = _python.Py_AddPendingCall
+_add_pending_call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_is_true = ctypes.cast(_python.PyObject_IsTrue, ctypes.c_void_p)

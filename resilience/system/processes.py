@@ -51,8 +51,9 @@ MEANT_FOR_A_JOB = (
 def job_signals_blocked() -> Iterator[None]:
     """Block the signals meant for a job, in this thread. A process started in the body begins with them blocked, until
     it calls `ignore_job_signals`, so none can end it before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_A_JOB)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_A_JOB)  # calls handlers of earlier signals, which may raise
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,12 +3,14 @@
 One that raises there would cost the rank: torch's handler of SIGCHLD raises an error for each process of a data loader
 that was lost, mostly when the error of another call has just told of it and the restart has begun. So for the duration
 of a call handlers are guarded. In the program's own code, in its function or a hook, a guarded handler does what it
-did. In our code the exception is dropped and reported, and the signal is raised again as soon as the function runs."""
+did. In our code the exception is dropped and reported, and the handler is called again as soon as the function runs, at
+the latest when the call is over."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
@@ -34,7 +36,7 @@ class ProgramHandlers:
     def __init__(self, is_in_function: Callable[[], bool]) -> None:
         self._is_in_function = is_in_function
         self._pid = 0
-        self._to_raise: set[int] = set()
+        self._to_call: dict[int, Any] = {}  # handlers, by signal
         self._unreported: dict[int, Deferred] = {}
 
     def guard(self, our_number: int) -> None:
@@ -55,10 +57,10 @@ class ProgramHandlers:
                 signal.signal(number, handler.handler)
 
     def raise_again(self) -> None:
-        """Raise the signals again that were put off. Raises: what their handlers raise."""
-        for number in list(self._to_raise):
-            self._to_raise.discard(number)
-            signal.raise_signal(number)
+        """Call the handlers again that were put off. Not by a signal: the program may have given it back since, and by
+        default it ends the process. Raises: what they raise."""
+        for number in list(self._to_call):
+            self._to_call.pop(number)(number, sys._getframe())
 
     def must_put_off(self, frame: FrameType | None) -> bool:
         """Return True if an exception at this place would leave through our code only."""
@@ -68,10 +70,10 @@ class ProgramHandlers:
             frame = frame.f_back
         return frame is not None and is_ours(frame.f_code.co_filename)
 
-    def put_off(self, number: int, error: Exception) -> None:
-        """Note a signal to raise again, because its handler raised `error` in our code."""
+    def put_off(self, number: int, handler: Any, error: Exception) -> None:
+        """Note a handler to call again, because it raised `error` in our code."""
         self._unreported[number] = Deferred(signal_name(number), error_in_words(error))
-        self._to_raise.add(number)
+        self._to_call[number] = handler
 
     def take_deferred(self) -> list[Deferred]:
         """Return the signals that were put off since the last call, each once."""
@@ -91,4 +93,4 @@ class _Guarded:
         except Exception as error:
             if not self._owner.must_put_off(frame):
                 raise
-            self._owner.put_off(number, error)
+            self._owner.put_off(number, self.handler, error)

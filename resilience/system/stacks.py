@@ -32,6 +32,7 @@ import msgspec
 from resilience.facts import encoding
 from resilience.facts.interruptions import Frame, ThreadStack
 from resilience.system import processes
+from resilience.system.background import asked
 from resilience.system.frames import current_frames, is_wrapper
 
 DUMP_SIGNAL = signal.SIGRTMIN + 10
@@ -41,7 +42,7 @@ _LOOK = 0.004  # seconds between two checks for the answer
 _ALL_ASLEEP = 6  # checks that find every thread asleep: then the asked thread waits for the GIL
 _LEAST_CHECKS = 24  # before an answer is given up: on a busy host neither process gets many turns within ASK_LIMIT
 DUMP_LIMIT = 0.5  # seconds for faulthandler to answer; it needs milliseconds
-PY_SPY_LIMIT = 2.0  # seconds for py-spy, which starts as a process of its own
+PY_SPY_LIMIT = 2.0  # seconds to find py-spy and to get its answer; it starts as a process of its own
 _POLL = 0.0005
 _QUIET = 0.005  # seconds without further output after the main thread's stack: the dump is complete
 _MOST = 1 << 20  # bytes in the file, beyond which it is truncated
@@ -296,6 +297,16 @@ def parse(text: str, main: str = "") -> tuple[ThreadStack, ...]:
 
 
 def _py_spy(pid: int, reason: str) -> Stacks:
+    """Ask py-spy, from another thread: a file server that does not answer holds up the search for the program and its
+    start. Often that server is what the process hangs in."""
+    try:
+        return asked(lambda: _ask_py_spy(pid, reason), PY_SPY_LIMIT)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        return Stacks("none", reason=f"{reason}; py-spy did not answer within {PY_SPY_LIMIT:g} s")
+
+
+def _ask_py_spy(pid: int, reason: str) -> Stacks:
+    """Raises: subprocess.TimeoutExpired."""
     # Prefer the program beside the interpreter, whose folder may not be on the path.
     program = shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy")
     if program is None:
@@ -321,6 +332,6 @@ def _py_spy(pid: int, reason: str) -> Stacks:
             )
             for thread in encoding.from_json(result.stdout)
         )
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return Stacks("none", reason=f"{reason}; py-spy failed: {type(error).__name__}")
     return Stacks("py-spy", tuple(sorted(threads, key=lambda stack: not stack.thread.startswith("MainThread"))), reason)

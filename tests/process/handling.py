@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
 
@@ -59,3 +61,51 @@ def handler_raises(again: bool) -> tuple[int, int]:
         return call.iteration
 
     return function(), called
+
+
+class Preempted(Exception):
+    """What a handler raises that a scheduler's signal calls."""
+
+
+def once(number: int) -> Callable[[], None]:
+    """Return C code that sends this process a signal when it is called first. Python then calls the handler in the code
+    that has called it."""
+    return functools.partial(next, map(os.kill, [os.getpid()], [number]), None)
+
+
+def handler_raises_after_the_function() -> str:
+    """The signal arrives when the function has returned."""
+
+    def preempt(_: int, frame: FrameType | None) -> None:
+        raise Preempted
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        signal.signal(signal.SIGUSR1, preempt)
+        call._release_watcher = once(signal.SIGUSR1)  # type: ignore[method-assign]
+        return "completed"
+
+    try:
+        return function()
+    except Preempted:
+        return "preempted"
+
+
+def handler_gives_its_signal_back() -> int:
+    """The signal arrives during the restart. Its handler acts once, as many do."""
+
+    def preempt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Preempted
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0:
+            signal.signal(signal.SIGUSR1, preempt)
+            call._release_watcher = once(signal.SIGUSR1)  # type: ignore[method-assign]
+            raise ValueError("the first fault")
+        return call.iteration
+
+    return function()

@@ -728,6 +728,26 @@ def take_back(way: str) -> None:
     assert not got
 
 
+def raise_while_claimed() -> None:
+    """A scheduler's signal, whose handler ends the program, arrives while an interrupter takes back its own."""
+    interrupter = Interrupter()
+    interrupter.install()
+    claim, wanted = interrupter._claim, [signal.SIGTERM]
+
+    def claim_slowly() -> None:
+        if interrupter.is_armed and wanted:
+            signal.raise_signal(wanted.pop())
+        claim()
+
+    def work(scene: Scene) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+        signal.pthread_sigmask(signal.SIG_BLOCK, {interrupter.signal_number})
+        in_python_loop(scene)
+
+    interrupter._claim = claim_slowly  # type: ignore[method-assign]
+    assert Scene(work, interrupter).outcome == ("SystemExit", False, [])
+
+
 def keep_trace() -> None:
     lines: list[str] = []
 

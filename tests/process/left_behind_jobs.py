@@ -27,6 +27,7 @@ from resilience.errors import RestartAbort
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess._runtime import monitor_process, session
 from resilience.inprocess.rank_assignment import ShiftRanks
+from resilience.system.signal_handlers import ProgramHandlers
 from tests.support import threads
 
 SETTLE_LIMIT = 20.0  # seconds; a monitor that hosts a store serves until the last rank has left
@@ -264,6 +265,29 @@ def call_interrupted_at_each_line_of_its_start(stride: int) -> tuple[int, list[t
     return calls, found
 
 
+def call_interrupted_where_it_takes_signals() -> tuple[str, dict[str, Any]]:
+    """Send SIGINT while a call takes over the program's signals. Answers how it ended and what was left."""
+
+    @Wrapper()
+    def function() -> str:
+        return "done"
+
+    def interrupted(*args: Any) -> None:
+        ProgramHandlers.guard = guard  # type: ignore[method-assign]
+        os.kill(os.getpid(), signal.SIGINT)
+        guard(*args)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    function()  # what torch and we load and keep for good
+    before, guard = snapshot([]), ProgramHandlers.guard
+    ProgramHandlers.guard = interrupted  # type: ignore[method-assign, assignment]
+    try:
+        ending = function()
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    return ending, differences(before, [])
+
+
 def _monitors_of_this_job() -> list[int]:
     found = []
     for process in psutil.process_iter(["name"]):
@@ -283,3 +307,30 @@ def call_often(temporary: str, calls: int) -> None:
 
     for _ in range(calls):
         function()
+
+
+def call_interrupted_at_its_end() -> tuple[str, str, list[str]]:
+    """Send SIGINT while a call closes what it has opened. Answers how it ended, what the next call returned, and which
+    threads were left after that."""
+    from resilience.monitor import client
+
+    @Wrapper()
+    def function() -> str:
+        return "done"
+
+    def interrupted() -> None:
+        client.deactivate = deactivate
+        os.kill(os.getpid(), signal.SIGINT)
+        deactivate()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    deactivate, client.deactivate = client.deactivate, interrupted
+    try:
+        ending = function()
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    following = function()
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    for thread in others:  # that of the first call may just be ending
+        thread.join(SETTLE_LIMIT)
+    return ending, following, [thread.name for thread in others if thread.is_alive()]

@@ -144,6 +144,10 @@ def test_signal_that_user_code_takes_during_the_call_is_claimed_again(run: Run, 
     run(interrupted.take_back, way=way)
 
 
+def test_what_a_handler_raises_while_the_signal_is_claimed_again_reaches_the_program(run: Run) -> None:
+    run(interrupted.raise_while_claimed)
+
+
 def test_users_trace_function_stays(run: Run) -> None:
     run(interrupted.keep_trace)
 

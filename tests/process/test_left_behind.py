@@ -56,8 +56,18 @@ def test_call_interrupted_at_any_line_of_its_start_leaves_nothing(start: Start, 
     assert calls > 200 / stride
 
 
+def test_call_interrupted_where_it_takes_signals_leaves_nothing(start: Start) -> None:
+    (rank,) = start(1, f"{JOBS}:call_interrupted_where_it_takes_signals").wait()
+    assert rank.value == ("interrupted", {})
+
+
 def test_calls_leave_no_temporary_folder(start: Start, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     start(3, f"{JOBS}:call_often", temporary=str(temporary), calls=30).wait(limit=120)
     assert list(temporary.iterdir()) == []
+
+
+def test_call_interrupted_at_its_end_does_not_keep_the_next_one_from_its_port(start: Start) -> None:
+    (rank,) = start(1, f"{JOBS}:call_interrupted_at_its_end").wait()
+    assert rank.value == ("interrupted", "done", [])

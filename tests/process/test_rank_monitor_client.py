@@ -276,13 +276,15 @@ def test_next_worker_is_watched_once_the_one_before_has_ended_or_has_taken_its_l
                 reader.join()
 
 
-def test_client_may_take_its_leave_and_begin_again_at_once(tmp_path: Path) -> None:
+def test_client_may_take_its_leave_and_begin_again_at_once_and_keeps_nothing_of_before(tmp_path: Path) -> None:
     code = (
-        f"{BEGIN}for _ in range(100): client.shutdown_workload_monitoring(); client.init_workload_monitoring()\n"
-        "print('up', flush=True); client.start_section('step'); input()"
+        f"{BEGIN}import os\nbefore = os.listdir('/proc/self/fd')\n"
+        "for _ in range(100): client.shutdown_workload_monitoring(); client.init_workload_monitoring()\n"
+        "print('more files:', len(os.listdir('/proc/self/fd')) - len(before), flush=True)\n"
+        "client.start_section('step'); input()"
     )
     with pair(tmp_path, code, rank_section_timeouts={"step": 0.5}) as (server, (worker,)):
-        assert await_line(worker) == "up"
+        assert await_line(worker) == "more files: 0"
         record = server.find(60.0)
         assert record is not None and record.pid == worker.pid
         assert worker.wait(60.0) == -signal.SIGKILL

@@ -33,6 +33,20 @@ def test_handler_that_raises_during_a_restart_costs_no_rank(start: Start, again:
     assert set(deferred) == {(0, events.SignalDeferred("SIGCHLD", "RuntimeError: a process of mine is lost"))}
 
 
+def test_exception_of_a_handler_that_no_function_gets_any_more_reaches_the_caller(start: Start) -> None:
+    job = start(1, "tests.process.handling:handler_raises_after_the_function")
+    (rank,) = job.wait()
+    assert rank.value == "preempted"
+    assert [record.event.outcome for record in job.of(events.CallEnded)] == ["completed"]
+    assert [record.event.signal for record in job.of(events.SignalDeferred)] == ["SIGUSR1"]
+
+
+def test_handler_that_has_given_its_signal_back_costs_no_rank_when_it_is_called_again(start: Start) -> None:
+    job = start(1, "tests.process.handling:handler_gives_its_signal_back")
+    (rank,) = job.wait()
+    assert rank.value == 2  # it was called again in iteration 1
+
+
 def test_handler_that_raises_while_an_error_is_printed_hides_it_from_nobody(launch: Callable[..., Launched]) -> None:
     job = launch(
         """

@@ -384,7 +384,7 @@ def test_missing_py_spy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("echo 'Error: Permission denied' >&2; exit 1", "py-spy failed: Error: Permission denied"),
         ("echo '{'", "py-spy failed: DecodeError"),
-        ("exec tail -f /dev/null", "py-spy failed: TimeoutExpired"),
+        ("exec tail -f /dev/null", "py-spy did not answer within 0.2 s"),
     ],
 )
 def test_py_spy_that_fails_is_named(script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,6 +398,26 @@ def test_py_spy_that_fails_is_named(script: str, reason: str, tmp_path: Path, mo
         stop(other)
         found = take(process, dump, thorough=True)
     assert (found.method, found.reason) == ("none", f"the process is stopped and answers no signal; {reason}")
+
+
+def test_path_that_leads_to_a_file_server_without_an_answer_holds_up_no_monitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that nobody writes to stands for a folder of the path: it blocks who opens it, as a dead server does."""
+    pipe = tmp_path / "bin"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: pipe.open().close())
+    monkeypatch.setattr(stacks, "PY_SPY_LIMIT", 0.2)
+    found: list[stacks.Stacks] = []
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        stop(other)
+        monitor = threading.Thread(target=lambda: found.append(take(process, dump, thorough=True)), daemon=True)
+        monitor.start()
+        monitor.join(20.0)
+        os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))  # lets it go
+    reason = "the process is stopped and answers no signal; py-spy did not answer within 0.2 s"
+    assert [(each.method, each.reason) for each in found] == [("none", reason)]
 
 
 def test_process_that_has_ended_has_no_stacks() -> None:

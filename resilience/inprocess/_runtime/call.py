@@ -144,7 +144,11 @@ class CallWrapper:
         self._modes = modes()
         self._function = lambda: function(*positional, **named)
         check_alone(name)
-        return left_by(lambda: self._run(name))
+        try:
+            return left_by(lambda: self._run(name))
+        finally:
+            if "_interrupter" in self.__dict__:
+                self._interrupter.raise_deferred()
 
     def _run(self, name: str) -> Any:
         with garbage.postponed():
@@ -168,9 +172,9 @@ class CallWrapper:
             self._interrupter = Interrupter(
                 session.settings.interrupt_signal, on_swallow=session.swallowed, on_deferred=session.signal_deferred
             )
-            self._interrupter.install()
             error = ""
             try:
+                self._interrupter.install()
                 return self._completed(self._take_part())
             except BaseException as failure_raised:
                 error = error_in_words(failure_raised)

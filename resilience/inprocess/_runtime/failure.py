@@ -203,7 +203,7 @@ def _name(error: BaseException) -> str:
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
-    notes = getattr(error, "__notes__", None)
+    notes = vars(error).get("__notes__")  # getattr() would call the program's `__getattr__`, which may raise anything
     if not isinstance(notes, list):  # user code may set it to anything
         return ()
     return tuple(note[:MAX_NOTE] for note in notes[:MAX_NOTES] if isinstance(note, str))

@@ -155,6 +155,11 @@ class Handle:
         if not processes.await_end(self._identity, deadline - time.monotonic()):
             _leaving.append(self._identity)
 
+    def abandon(self) -> None:
+        """Close the connection without waiting for anything. The next call waits until the monitor has ended."""
+        self._channel.hang_up()
+        _leaving.append(self._identity)
+
     def await_ready(self, limit: float) -> None:
         """Wait until the monitor hosts the wrapper's store; `error` then says if it cannot. Raises: MonitorError."""
         deadline = time.monotonic() + limit

@@ -125,7 +125,11 @@ class Session:
         finally:
             if session in _open:  # not in a forked child, nor without a monitor
                 _open.remove(session)
-                session._close()
+                try:
+                    session._close()
+                except BaseException:  # of a signal handler
+                    session._abandon()
+                    raise
 
     def _start_monitor(self, wrapper: Wrapper, state: State) -> None:
         is_host = state.initial_rank == 0
@@ -271,6 +275,14 @@ class Session:
         self.emitter.replace_sinks([])
         if self._own_file is not None:
             self._own_file.close()
+
+    def _abandon(self) -> None:
+        """Let monitor and ticker end by themselves, because an exception has kept `_close` from ending them. The page
+        stays mapped, and the stacks' file open."""
+        self._closing.set()
+        self._monitor.abandon()
+        client.deactivate()
+        log.configure(None, None)
 
     def _join_ticker(self, limit: float) -> bool:
         if self._ticker.ident is not None:

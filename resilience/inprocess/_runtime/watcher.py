@@ -109,7 +109,8 @@ class IterationWatcher:
 
     def join(self, limit: float) -> bool:
         """Wait at most `limit` seconds until the watcher has ended; return True if it has."""
-        self._thread.join(limit)
+        if self._thread.ident is not None:  # an exception may have kept it from being started
+            self._thread.join(limit)
         return not self._thread.is_alive()
 
     def end(self) -> None:

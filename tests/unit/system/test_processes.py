@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import itertools
 import os
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import FrameType, ModuleType
 
 import pytest
 
 from resilience.facts.interruptions import Exit
-from resilience.system import processes
+from resilience.system import exit_signals, processes
 from resilience.system.processes import Runnable, memory_files, runnable, to_exit
 
 
@@ -100,3 +105,30 @@ def test_process_whose_state_cannot_be_read_is_not_taken_for_an_ended_one(monkey
     with pytest.raises(OSError, match="Too many open files"):
         processes.identity_of(os.getpid())
     assert processes.pid_namespace() == namespace != ""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "blocked"),
+    [
+        (processes, "MEANT_FOR_A_JOB", processes.job_signals_blocked),
+        (exit_signals, "ENDING_SIGNALS", exit_signals.signals_deferred),
+    ],
+)
+def test_signals_do_not_stay_blocked_if_the_handler_of_an_earlier_one_raises(
+    module: ModuleType, name: str, blocked: Callable[[], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives just before it is blocked: Python calls its handler in the call that blocks it."""
+
+    def ended(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    mask, handler = signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.signal(signal.SIGTERM, ended)
+    arrives = filter(ctypes.CDLL(None)["raise"], [signal.SIGTERM])  # sends it, and yields nothing
+    monkeypatch.setattr(module, name, itertools.chain(arrives, getattr(module, name)))
+    try:
+        with pytest.raises(KeyboardInterrupt), blocked():
+            pass
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTERM, handler)

@@ -25,7 +25,7 @@ def handler(raised: list[int]) -> Iterator[None]:
 def test_signal_that_was_put_off_many_times_is_reported_once_and_raised_once(raised: list[int]) -> None:
     handlers = ProgramHandlers(lambda: True)
     for _ in range(1000):
-        handlers.put_off(signal.SIGUSR1, RuntimeError("a process is lost"))
+        handlers.put_off(signal.SIGUSR1, signal.getsignal(signal.SIGUSR1), RuntimeError("a process is lost"))
     assert handlers.take_deferred() == [Deferred("SIGUSR1", "RuntimeError: a process is lost")]
     assert handlers.take_deferred() == []
     handlers.raise_again()
@@ -37,7 +37,7 @@ def test_signal_that_is_put_off_just_before_the_function_runs_is_raised_in_it_an
     raised: list[int],
 ) -> None:
     handlers = ProgramHandlers(lambda: True)
-    handlers.put_off(signal.SIGUSR1, RuntimeError())
+    handlers.put_off(signal.SIGUSR1, signal.getsignal(signal.SIGUSR1), RuntimeError())
     handlers.raise_again()
     assert raised == [signal.SIGUSR1]
     assert len(handlers.take_deferred()) == 1

@@ -87,6 +87,21 @@ def test_notes_and_causes_are_bounded_whatever_they_are() -> None:
     assert (len(described.causes), described.notes) == (failure.MAX_CAUSES, ())
 
 
+class Delegating(Exception):
+    """Passes on each attribute that it does not have, as urllib's HTTPError does; without a response, that raises."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.__dict__["file"], name)
+
+
+def test_exception_that_raises_when_it_is_asked_for_an_attribute_is_described_alone_and_as_a_cause() -> None:
+    error, outer = Delegating("not found"), ValueError("no data")
+    outer.__cause__ = error
+    assert (failure.describe(error).message, failure.describe(error).notes) == ("not found", ())
+    assert failure.origin_of(error, is_cutting=False) == "own"
+    assert [cause.message for cause in failure.describe(outer).causes] == ["not found"]
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are of Python 3.11")
 def test_parts_of_a_group_are_told() -> None:
     group = builtins.ExceptionGroup("two", [ValueError("a"), KeyError("b")])

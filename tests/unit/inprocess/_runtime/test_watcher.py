@@ -95,6 +95,12 @@ def test_abort_hook_gets_the_present_state_and_sees_that_it_aborts() -> None:
     assert watching.freed_after_s < LIMIT
 
 
+def test_watcher_that_an_exception_kept_from_starting_ends() -> None:
+    watching = watcher_of(dist.HashStore(), Keys(0), None, [])
+    watching.end()  # raises nothing in place of that exception
+    assert watching.join(0.0)
+
+
 def test_abort_without_a_thread_for_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threading.Thread.start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
     abort = group_aborts._Abort(mock.Mock(), "0", "nccl")
