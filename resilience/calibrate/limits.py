@@ -222,7 +222,7 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim
 
 def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
     """Return the mean time between two occurrences. seconds: the observed time of these runs."""
-    return seconds / max(1, sum(deadline.n for deadline in observed))
+    return (seconds or 1.0) / max(1, sum(deadline.n for deadline in observed))  # 0: a limit ended all at once
 
 
 def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, aim: _Aim) -> Timeout:

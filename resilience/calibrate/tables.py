@@ -37,7 +37,8 @@ def read_table(path: Path) -> list[ObservedRun]:
             by_number[number] = max(seconds, by_number.get(number, 0.0))
         else:
             cuts[run, section].append((number, Cut(seconds, row["end"])))  # type: ignore[arg-type]
-    sections = values.keys() | cuts.keys()  # a limit may have ended all occurrences
+    killed = {section for section, ends in cuts.items() if any(cut.end == "killed" for _, cut in ends)}
+    sections = values.keys() | killed  # a limit may have ended all occurrences
     if not sections:
         raise ConfigurationError(
             f"{path} contains no durations; expected one per line, with the columns {','.join(COLUMNS)}"
@@ -50,6 +51,7 @@ def read_table(path: Path) -> list[ObservedRun]:
             if name == run
         }
         seconds = max(sum(seconds for _, seconds, _ in by_number.kept) for by_number in deadlines.values())
+        seconds = seconds or sum(cut.seconds for section in deadlines for _, cut in cuts[run, section])
         runs.append(
             ObservedRun(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines)
         )

@@ -355,9 +355,11 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
 
 
 def _worlds(found: Timeouts) -> tuple[int, int] | None:
-    """Return the smallest and the largest world for which these limits hold, None for any."""
-    least = found.configuration.world_size
-    return (least, max(least, found.ranks)) if least else None
+    """Return the smallest and the largest world for which these limits hold, None for any. The configuration has the
+    most ranks that a job may have. It may never have had that many, so what was observed decides."""
+    most = found.configuration.world_size
+    least = min(most, max((known.ranks for known in found.deadlines.values()), default=0) or most)
+    return (least, max(least, found.ranks)) if most else None
 
 
 def _learned(seconds: float, known: Deadline | RankGroupLimit, occurrences: int) -> Learned:
@@ -368,8 +370,10 @@ def _learned(seconds: float, known: Deadline | RankGroupLimit, occurrences: int)
 def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
     """Return the limits of one rank: those of its group, if the world size is the one for which groups were fitted. The
     limit outside known phases holds for it too if it is shorter. In a world of another size than the observed ones, as
-    after the loss of a node, no learned limit holds."""
-    if not _holds_in(limits, world_size):
+    after the loss of a node, no learned limit holds, nor is one on trial."""
+    if limits.shadow is not None:
+        limits = msgspec.structs.replace(limits, shadow=of_rank(limits.shadow, rank, world_size))
+    if not holds_in(limits, world_size):
         return msgspec.structs.replace(limits.unlearned or limits, rule=limits.rule)
     chosen = msgspec.structs.replace(limits, groups={}, group_world=0, worlds=None, unlearned=None)
     if rank is None or world_size != limits.group_world:
@@ -391,7 +395,7 @@ def of_rank(limits: Limits, rank: int | None, world_size: int | None) -> Limits:
     return chosen
 
 
-def _holds_in(limits: Limits, world_size: int | None) -> bool:
+def holds_in(limits: Limits, world_size: int | None) -> bool:
     """Return True if learned limits hold in a world of this size; None: unknown."""
     return limits.worlds is None or world_size is None or limits.worlds[0] <= world_size <= limits.worlds[1]
 

@@ -229,8 +229,9 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
 def _unexcluded_share(timeouts: Timeouts) -> str:
     """Return the share of later runs with a new kind of pause that these runs cannot exclude."""
     runs = max((deadline.runs for deadline in timeouts.deadlines.values()), default=0)
-    share = f"; {runs} runs do not exclude that {unlike_runs(runs):.0%} of later runs have one"
-    return share if runs > 1 else ""
+    if runs <= 1:
+        return ""
+    return f"; {runs} runs do not exclude that {unlike_runs(runs):.0%} of later runs have one"
 
 
 def _group_limits(deadline: Deadline) -> tuple[str, ...]:

@@ -139,13 +139,14 @@ class WrappedRank:
                 spent.idle += max(0, until - max(self._ended_ns, self.since))  # the place of a dead rank is empty
         return spent
 
-    def worked_until(self, at: int) -> int:
-        """Return for how many nanoseconds the rank had been at work when the launcher ended its cycle at `at`. 0 if its
-        Wrapper had an interruption of its own, which says itself how long a rank was silent."""
-        if self._state == "work":
-            return max(0, at - self.since)
+    def silent_until(self, at: int, silent_ns: int) -> int:
+        """Return for how many of the last silent_ns nanoseconds before `at`, when the launcher ended the cycle, a rank
+        had been at work. 0 if its Wrapper had an interruption of its own, which says itself how long a rank was silent.
+        A rank whose process had ended is idle."""
+        gone = 0 if self._ended_ns is None else max(0, at - self._ended_ns)
         is_later = self._state == "restart" and self.since > at and not self._is_explained
-        return max(0, self._worked - (self.since - at)) if is_later else 0
+        worked = at - self.since if self._state == "work" else self._worked - (self.since - at) if is_later else 0
+        return max(0, min(silent_ns, worked) - gone)
 
     def _go(self, state: _State, at: int) -> None:
         if self._state:
@@ -254,7 +255,7 @@ class _Visit:
         if inside is not None:
             spent = inside.spent_until(self._end)
             if self._end is not None:  # a Wrapper knows nothing of a hang that the launcher's monitor has found
-                spent.hang += min(self._part.silent_ns, inside.worked_until(self._end))
+                spent.hang += inside.silent_until(self._end, self._part.silent_ns)
             waited, spent.startup = waited + spent.startup, 0
         elif at_work is not None and self._end is not None:
             self._outside(spent, rank, worker, at_work, self._end)

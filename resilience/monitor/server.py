@@ -126,6 +126,8 @@ class RankMonitor:
         self._refused_at = float("-inf")
         self._expected_at = time.monotonic()  # the latest time at which this process was to run
         self._resumed_at: float | None = None  # when this process last ran again after it stood still
+        self._unlearned: Limits | None = None  # that hold once fewer ranks are active; None: the same ones
+        self._most_active = 0  # ranks in any iteration
         self._is_gone = False
         self._loader_workers = LoaderWorkers()
         self._status: Exit | None = None
@@ -312,6 +314,8 @@ class RankMonitor:
 
     def open(self, origin: Origin, folder: Path, limits: Limits, job: Job | None = None) -> None:
         """Write this rank's records to `folder` from now on, and apply these limits."""
+        unlearned = limits.unlearned and msgspec.structs.replace(limits.unlearned, rule=limits.rule)
+        self._unlearned = unlearned and with_recorded_names(unlearned)
         limits = with_recorded_names(of_rank(limits, origin.initial_rank, origin.world_size))
         self._watch = Watch(limits=limits)
         self.suspicions.expect(limits)
@@ -368,6 +372,9 @@ class RankMonitor:
                 self._open.pop(stage, None)
             case events.IterationStarted():
                 self._open["iteration"] = record
+                self._most_active = max(self._most_active, event.active_world_size)
+                if event.active_world_size < self._most_active:
+                    self._forget_learned()
             case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"
@@ -378,6 +385,15 @@ class RankMonitor:
             self._emitter.move(iteration=origin.iteration, rank=origin.rank, world_size=origin.world_size)
         if self._file is not None:
             self._file.take(record)
+
+    def _forget_learned(self) -> None:
+        """Apply the configured limits only: with fewer ranks a step may take longer than the learned ones allow."""
+        if self._unlearned is not None:
+            self._watch = msgspec.structs.replace(self._watch, limits=self._unlearned)
+            self.suspicions.expect(self._unlearned)
+            if self._recorder is not None:
+                self._recorder.expect({}, {})
+            self._unlearned = None
 
     def emit(self, *new: events.Event) -> None:
         if self._emitter is not None:

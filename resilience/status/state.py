@@ -45,6 +45,7 @@ _UNSHOWN = beginnings(
     events.FirstStepTaken,
 )
 """Most records are of these kinds. None of them changes the state shown here."""
+_FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
 Phase = Literal["starting", "running", "restarting", "ended", "lost"]
@@ -355,11 +356,13 @@ class Watcher:
         return ""
 
     def _is_between_cycles(self) -> bool:
-        """Return True if a node has ended the last cycle, and its agent has not recorded the end of the job."""
+        """Return True if a node has ended the last cycle in a way that another one may follow, and its agent has not
+        recorded the end of the job."""
         cycles = self._history.cycles
         place = cycles.places[-1] if cycles.places else None
         parts = {} if place is None else cycles.parts(place)
-        return any(part.ended and (node, self._attempt) not in cycles.over for node, part in parts.items())
+        waiting = [part.ended for node, part in parts.items() if (node, self._attempt) not in cycles.over]
+        return any(ended is not None and ended.outcome in _FOLLOWED for ended in waiting)
 
     def _ranks(self, now: float, snapshots: dict[int, rank_snapshot.RankSnapshot]) -> tuple[RankNow, ...]:
         by_rank: dict[int, RankNow] = {}

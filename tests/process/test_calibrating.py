@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,18 @@ def test_file_fits_later_runs_whatever_their_options_and_arguments_and_says_what
         assert event.deadlines >= 1
         assert "arguments '' before, '--resume X' now" in event.note
         assert job.of(events.RankFellSilent) == []
+
+
+def test_cycle_with_fewer_ranks_than_observed_says_that_learned_limits_do_not_hold(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """They hold for a job of up to two nodes, and only one comes."""
+    elastic: dict[str, Any] = {"nodes": "1:2", "nproc": 1}
+    assert launch(STEPS, agents=2, RESILIENCE_JOB_ID="first", **elastic).wait() == [0, 0]
+    assert calibrated(tmp_path, "first", options=UNHURRIED).configuration.world_size == 2
+    job = launch(STEPS, "--timeouts", "auto", conf="last_call_timeout=0.3", RESILIENCE_JOB_ID="smaller", **elastic)
+    assert job.wait() == [0]
+    assert "learned limits hold for 2 ranks, not for the 1 of this cycle" in job.output(stream=2)
 
 
 def test_file_that_does_not_fit_is_refused_with_the_reason(launch: Launch, tmp_path: Path) -> None:

@@ -164,3 +164,13 @@ def test_learned_limits_do_not_hold_in_a_cycle_of_another_size() -> None:
     assert smaller.rule == Rule()
     any_world = in_force(msgspec.structs.replace(found, configuration=Configuration(table="t.csv")), Limits())
     assert of_rank(any_world, 0, 4).sections == {"work": Limit(hard=2.0)}
+
+
+def test_learned_limits_hold_in_the_observed_world_though_the_job_might_have_been_larger() -> None:
+    """With `--nnodes 1:4`, the configuration has the ranks of 4 nodes. Only 2 have ever come."""
+    deadlines = {"work": Deadline(2.0, "ok", "", 1e-6, ranks=4)}
+    found = Timeouts(SCHEMA, Configuration("train.py", world_size=8), "", 1.0, MONTH, 4, deadlines)
+    limits = in_force(found, Limits())
+    assert [bool(of_rank(limits, 0, world).sections) for world in (2, 4, 8)] == [False, True, False]
+    for_more = in_force(msgspec.structs.replace(found, ranks=8), Limits())
+    assert [bool(of_rank(for_more, 0, world).sections) for world in (2, 4, 8)] == [False, True, True]

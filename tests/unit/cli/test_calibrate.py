@@ -440,3 +440,23 @@ def test_occurrences_that_a_limit_ended_are_told_and_raise_it_although_few_ended
     assert main(["calibrate", str(path), "--out", str(out)]) == 4
     assert "5 occurrences were ended by a limit, the longest after 10 s" in " ".join(capsys.readouterr().out.split())
     assert timeouts_file.read(out).deadlines["eval"].timeout_s == limit_s
+
+
+@pytest.mark.parametrize("seconds", [10.0, 0.0])
+def test_table_in_which_a_limit_ended_every_occurrence_of_every_section_is_insufficient(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seconds: float
+) -> None:
+    path = tmp_path / "t.csv"
+    lines = [f"0,eval,0,{i},{seconds},killed" for i in range(2)]
+    path.write_text("\n".join(["run,section,rank,i,seconds,end", *lines]) + "\n")
+    assert main(["calibrate", str(path)]) == 4
+    assert "2 occurrences were ended by a limit" in " ".join(capsys.readouterr().out.split())
+
+
+def test_table_without_an_occurrence_that_says_anything_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("run,section,rank,i,seconds,end\n0,eval,0,0,10.0,cut\n")
+    assert main(["calibrate", str(path)]) == 2
+    assert "contains no durations" in capsys.readouterr().err

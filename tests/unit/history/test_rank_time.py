@@ -94,6 +94,23 @@ def test_silence_that_wrapper_and_launcher_both_found_is_lost_once() -> None:
     assert [spent[rank].hang / 1e9 for rank in (0, 1)] == pytest.approx([2.01, 2.01])
 
 
+def test_rank_that_had_died_loses_nothing_to_a_later_hang() -> None:
+    """Its Wrapper has handled its death, and its place is idle until the launcher finds the hang of another rank."""
+    told = nested([launch_streams.Fault("hang", 1)], ranks=3)
+    records = told.files["node0", 2]
+    entered = next(
+        n for n, r in enumerate(records) if isinstance(r.event, events.StageStarted) and r.event.stage == "run"
+    )
+    run = records[entered]
+    origin = msgspec.structs.replace(run.origin, role="monitor", pid=602)
+    exited = events.RankExited(False, signal="SIGKILL")
+    died = msgspec.structs.replace(run, origin=origin, mono_ns=run.mono_ns + 5 * 10**8, event=exited)
+    records.insert(entered + 1, died)
+    before, after = (History().take_all(made).spent() for made in (nested([], ranks=3).records, told.records))
+    assert [after[rank].hang / 1e9 for rank in range(3)] == pytest.approx([2.01, 2.01, 0.0])
+    assert after[2].productive / 1e9 == pytest.approx(0.5 + before[2].productive / 1e9)
+
+
 def test_import_of_a_launched_worker_is_start_up_and_not_productive() -> None:
     records = launched(is_running=True).records
     spent = times(History().take_all(records))

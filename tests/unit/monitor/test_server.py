@@ -14,9 +14,12 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from resilience.calibration.fitting import MONTH
+from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
 from resilience.core.silences import Shown
 from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Doing, Finding, Watch, exceeded
 from resilience.facts import events
+from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import NAME_BYTES
 from resilience.facts.events import TelemetryDropped
 from resilience.facts.identity import Origin
@@ -141,6 +144,24 @@ def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: p
     monitor._perform(Decision(Watch(), (CaptureEvidence(finding), AskRestart(finding))))
     (record,) = outlet.interrupt.call_args.args
     assert (record.iteration, record.active_rank) == (0, None)
+
+
+def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Path, pipe: int) -> None:
+    """Half of the ranks need twice as long for the same batch."""
+    process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
+    monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
+    origin = Origin("job", "n", "rank", os.getpid(), iteration=0, initial_rank=0, rank=0, world_size=8)
+    deadlines = {"work": Deadline(2.0, "ok", "", 1e-6)}
+    found = Timeouts(SCHEMA, Configuration("train.py", world_size=8), "", 1.0, MONTH, 8, deadlines)
+    limits = in_force(found, Limits(sections={"save": Limit(hard=60.0)}))
+    monitor.open(origin, tmp_path, msgspec.structs.replace(limits, rule=Rule()))
+    shown = []
+    for active in (6, 6, 3):  # two ranks are spares
+        monitor._take(Record(0, 0, 0, origin, events.IterationStarted(active, "active")))
+        shown.append(sorted(monitor._watch.limits.sections))
+    WRITER.flush()
+    assert shown == [["save", "work"], ["save", "work"], ["save"]]
+    assert monitor._watch.limits.rule == Rule()
 
 
 class Worker:
@@ -402,7 +423,8 @@ def monitor() -> Any:
     monitor: Any = RankMonitor.__new__(RankMonitor)
     monitor._open, monitor._outlet, monitor._file, monitor._emitter = {}, Outlet(), File(), None
     monitor._origin = Origin("job", "node", "monitor", 2, initial_rank=3)
-    monitor._recorder = monitor._own_record = None
+    monitor._recorder = monitor._own_record = monitor._unlearned = None
+    monitor._most_active = 0
     monitor._enrich = lambda record, process: msgspec.structs.replace(record, step=17)
     return monitor
 

@@ -122,6 +122,24 @@ def test_job_of_which_one_agent_was_killed_while_another_one_recorded_the_end_is
     assert now_of(folder, after=300.0).phase == "lost"
 
 
+@pytest.mark.parametrize("outcome", ["completed", "exhausted", "shutdown", "preempted"])
+def test_job_whose_agents_were_killed_after_its_last_cycle_is_lost(
+    tmp_path: Path, outcome: events.CycleOutcome
+) -> None:
+    """No other cycle follows, so no agent waits for nodes."""
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    for rank, node in enumerate("ab"):
+        told.exited(node, 20.0, rank)
+        told.stop(node, 20.0, outcome)
+    folder = told.write(tmp_path / "run")
+    for rank, node in enumerate("ab"):
+        show(folder, rank, node, cycle=0, alive_at=119.0)
+    now = now_of(folder, after=300.0)
+    assert (now.phase, now.is_well) == ("lost", False)
+
+
 def test_attempts_are_apart(tmp_path: Path) -> None:
     """A folder of an older version may hold several."""
     told = launched([Fault("exhausted", 1)])

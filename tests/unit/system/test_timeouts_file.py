@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from resilience.calibration.limits_file import SCHEMA, Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.calibration.fitting import MONTH
+from resilience.calibration.limits_file import SCHEMA, Deadline, OutsideLimit, RankGroupLimit, Timeouts, of_rank
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
-from resilience.facts.limits import Limits
+from resilience.facts.limits import Limit, Limits
 from resilience.facts.phases import Phases
 from resilience.system import timeouts_file
 
@@ -67,3 +68,13 @@ def test_larger_job_is_refused_with_the_option_that_helps(tmp_path: Path) -> Non
     path = written(tmp_path)
     with pytest.raises(ConfigurationError, match="limits hold for 4 ranks; calibrate with --ranks 8"):
         timeouts_file.learned(str(path), tmp_path, Limits(), Configuration("train.py", world_size=8), False)
+
+
+def test_limits_on_trial_do_not_hold_in_a_cycle_of_another_size_either(tmp_path: Path) -> None:
+    configuration = Configuration("train.py", world_size=8)
+    deadlines = {"work": Deadline(2.0, "ok", "", 1e-6, groups=(RankGroupLimit("0", 1.0, "ok", ""),))}
+    path = tmp_path / timeouts_file.NAME
+    timeouts_file.write(path, Timeouts(SCHEMA, configuration, "", 1.0, MONTH, 8, deadlines))
+    limits, _ = timeouts_file.learned(str(path), tmp_path, Limits(), configuration, is_shadow=True)
+    on_trial = [of_rank(limits, 0, world).shadow for world in (8, 4)]
+    assert [shadow and shadow.sections for shadow in on_trial] == [{"work": Limit(hard=2.0)}, {}]
