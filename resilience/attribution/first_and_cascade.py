@@ -154,13 +154,10 @@ def _places(part: NodeCycle) -> list[tuple[InterruptionRecord, bool]]:
     """Return a cycle's interruptions that no Wrapper recorded, each with True if it was the first."""
     seen = [sighting.record for sighting in sorted(part.seen, key=lambda sighting: sighting.at_ns)]
     own = [record for record in seen if (record.rank, record.pid) not in part.handled]
-    faults = [record.rank for record in own if symptom(record).is_own]
     first = part.mover
-    if first not in faults and any(record.rank == first for record in own):
-        first = None  # it only waited, or lost its connection: it ended first, but the fault began elsewhere
     is_elsewhere = part.is_failed and part.decided is None
     if first is None and not is_elsewhere:
-        first = next(iter(faults), None)
+        first = next((record.rank for record in own if symptom(record).is_own), None)
     places: list[tuple[InterruptionRecord, bool]] = []
     known: set[tuple[int, bool]] = set()
     for record in own:
@@ -168,8 +165,7 @@ def _places(part: NodeCycle) -> list[tuple[InterruptionRecord, bool]]:
         if (record.rank, is_end) in known:
             continue  # both its monitor and the agent recorded it
         # If a limit fired before the process ended, the limit caused the end.
-        is_caused = is_end and (record.rank, False) in known
-        is_first = record.rank == first and symptom(record).is_own and not is_caused
+        is_first = record.rank == first and not (is_end and (record.rank, False) in known)
         known.add((record.rank, is_end))
         places.append((record, is_first))
     return places

@@ -334,11 +334,14 @@ def _once_each(iterations: dict[Place, Iteration]) -> None:
 
 
 def _home(iterations: Mapping[Place, Iteration], places: list[Place], rank: int) -> Place:
-    """Return which of these iterations a death interrupted that was recorded in the first of them: the one in which it
-    arrived in the store, else one that this rank interrupted and that has no record."""
+    """Return which of these iterations a death interrupted that was recorded in the first of them: the last one in
+    which it arrived in the store, else one that this rank interrupted and that has no record.
+
+    It arrives twice if the others agree to include the rank just before its stand-in can list it as terminated: the
+    stand-in then follows them, and interrupts the next iteration as well."""
     death = (rank, Interruption.TERMINATED)
     if arrived := [place for place in places if death in iterations[place].arrivals]:
-        return arrived[0]
+        return arrived[-1]
     if iterations[places[0]].first_reporter == rank:
         return places[0]
     unexplained = [place for place in places[1:] if iterations[place].first_reporter == rank]

@@ -161,8 +161,11 @@ class Interrupter:
 
     def raise_deferred(self) -> None:
         """Call the handlers again that are still put off, once the last call is over. Raises: what they raise."""
-        if os.getpid() == self._pid:
-            self._others.raise_again()
+        if os.getpid() == self._pid and self._others.are_put_off:
+            try:
+                self._others.raise_again()
+            finally:
+                self.raise_deferred()  # also those after one that raises: there is no further call for them
 
     def atomic(self) -> Atomic:
         """Keep interrupts and `hold_off` out while the body runs; they wait, asleep. Reentrant.

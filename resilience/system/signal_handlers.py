@@ -56,6 +56,11 @@ class ProgramHandlers:
             if isinstance(handler, _Guarded):
                 signal.signal(number, handler.handler)
 
+    @property
+    def are_put_off(self) -> bool:
+        """Return True if `raise_again` has a handler to call."""
+        return bool(self._to_call)
+
     def raise_again(self) -> None:
         """Call the handlers again that were put off. Not by a signal: the program may have given it back since, and by
         default it ends the process. Raises: what they raise."""

@@ -92,6 +92,26 @@ def handler_raises_after_the_function() -> str:
         return "preempted"
 
 
+def handler_raises_after_ctrl_c() -> str:
+    """Ctrl-C ends the function, and the processes of its data loader too, which a handler then tells."""
+
+    def lost(_: int, frame: FrameType | None) -> None:
+        raise RuntimeError("a process of mine is lost")
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> None:
+        assert call is not None
+        signal.signal(signal.SIGUSR1, lost)
+        call._release_watcher = once(signal.SIGUSR1)  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    try:
+        function()
+    except BaseException as error:
+        return type(error).__name__
+    return "completed"
+
+
 def handler_gives_its_signal_back() -> int:
     """The signal arrives during the restart. Its handler acts once, as many do."""
 

@@ -748,6 +748,25 @@ def raise_while_claimed() -> None:
     assert Scene(work, interrupter).outcome == ("SystemExit", False, [])
 
 
+def call_all_that_were_put_off() -> None:
+    """Both handlers raise in our code, when the last call is over."""
+    interrupter, called = Interrupter(), []
+
+    def handle(number: int, frame: object) -> None:
+        called.append(number)
+        raise ValueError
+
+    interrupter.install()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        interrupter._others.put_off(number, handle, ValueError())
+    interrupter.remove()
+    try:
+        interrupter.raise_deferred()
+    except ValueError:
+        called.append(0)
+    assert called == [signal.SIGUSR1, signal.SIGUSR2, 0]
+
+
 def keep_trace() -> None:
     lines: list[str] = []
 

@@ -23,10 +23,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from resilience.errors import RestartAbort
+from resilience.errors import ConfigurationError, RestartAbort
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess._runtime import monitor_process, session
 from resilience.inprocess.rank_assignment import ShiftRanks
+from resilience.inprocess.state import State
+from resilience.inprocess.terminate import Terminate
+from resilience.system.interrupt import Interrupter
 from resilience.system.signal_handlers import ProgramHandlers
 from tests.support import threads
 
@@ -288,6 +291,31 @@ def call_interrupted_where_it_takes_signals() -> tuple[str, dict[str, Any]]:
     return ending, differences(before, [])
 
 
+def call_interrupted_at_its_end_in(owner: str, name: str) -> tuple[str, dict[str, Any]]:
+    """Send SIGINT when the end of a call gets to this method. Answers how it ended and what was left."""
+    kind = {"Session": session.Session, "ProgramHandlers": ProgramHandlers}[owner]
+
+    @Wrapper()
+    def function() -> str:
+        return "done"
+
+    def interrupted(self: Any) -> None:
+        setattr(kind, name, original)
+        os.kill(os.getpid(), signal.SIGINT)
+        original(self)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # one to guard
+    function()  # what torch and we load and keep for good
+    before, original = snapshot([]), getattr(kind, name)
+    setattr(kind, name, interrupted)
+    try:
+        ending = function()
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    return ending, differences(before, [])
+
+
 def _monitors_of_this_job() -> list[int]:
     found = []
     for process in psutil.process_iter(["name"]):
@@ -295,6 +323,30 @@ def _monitors_of_this_job() -> list[int]:
             if process.info["name"].startswith("res-monitor") and process.cwd() == os.getcwd():
                 found.append(process.pid)
     return found
+
+
+class Slow(Terminate):
+    def __call__(self, state: State) -> State:
+        raise AssertionError("the store does not know yet that this rank has left: the others would wait for this hook")
+
+
+def call_that_cannot_take_signals() -> str:
+    """No signal is free on rank 1. Answers what the call returned or raised."""
+
+    def install(interrupter: Interrupter) -> None:
+        raise ConfigurationError("no signal is free")
+
+    if os.environ["RANK"] == "1":
+        Interrupter.install = install  # type: ignore[method-assign]
+
+    @Wrapper(terminate=Slow(), rank_assignment=ShiftRanks())
+    def function() -> str:
+        return "done"
+
+    try:
+        return function()
+    except Exception as error:
+        return type(error).__name__
 
 
 def call_often(temporary: str, calls: int) -> None:

@@ -148,6 +148,10 @@ def test_what_a_handler_raises_while_the_signal_is_claimed_again_reaches_the_pro
     run(interrupted.raise_while_claimed)
 
 
+def test_each_handler_that_was_put_off_is_called_again_though_the_first_raises(run: Run) -> None:
+    run(interrupted.call_all_that_were_put_off)
+
+
 def test_users_trace_function_stays(run: Run) -> None:
     run(interrupted.keep_trace)
 

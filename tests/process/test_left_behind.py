@@ -61,6 +61,12 @@ def test_call_interrupted_where_it_takes_signals_leaves_nothing(start: Start) ->
     assert rank.value == ("interrupted", {})
 
 
+@pytest.mark.parametrize(("owner", "name"), [("Session", "leave"), ("ProgramHandlers", "release")])
+def test_call_interrupted_while_it_leaves_leaves_nothing(start: Start, owner: str, name: str) -> None:
+    (rank,) = start(1, f"{JOBS}:call_interrupted_at_its_end_in", owner=owner, name=name).wait()
+    assert rank.value == ("interrupted", {})
+
+
 def test_calls_leave_no_temporary_folder(start: Start, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -71,3 +77,8 @@ def test_calls_leave_no_temporary_folder(start: Start, tmp_path: Path) -> None:
 def test_call_interrupted_at_its_end_does_not_keep_the_next_one_from_its_port(start: Start) -> None:
     (rank,) = start(1, f"{JOBS}:call_interrupted_at_its_end").wait()
     assert rank.value == ("interrupted", "done", [])
+
+
+def test_rank_that_never_took_part_holds_up_no_other_by_its_terminate_hook(start: Start) -> None:
+    first, second = start(2, f"{JOBS}:call_that_cannot_take_signals").wait()
+    assert (first.value, second.value) == ("done", "ConfigurationError")

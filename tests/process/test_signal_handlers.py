@@ -41,6 +41,13 @@ def test_exception_of_a_handler_that_no_function_gets_any_more_reaches_the_calle
     assert [record.event.signal for record in job.of(events.SignalDeferred)] == ["SIGUSR1"]
 
 
+def test_exception_of_a_put_off_handler_does_not_replace_that_of_the_call(start: Start) -> None:
+    job = start(1, "tests.process.handling:handler_raises_after_ctrl_c")
+    (rank,) = job.wait()
+    assert rank.value == "KeyboardInterrupt"
+    assert [record.event.signal for record in job.of(events.SignalDeferred)] == ["SIGUSR1"]
+
+
 def test_handler_that_has_given_its_signal_back_costs_no_rank_when_it_is_called_again(start: Start) -> None:
     job = start(1, "tests.process.handling:handler_gives_its_signal_back")
     (rank,) = job.wait()

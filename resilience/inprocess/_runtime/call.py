@@ -145,10 +145,17 @@ class CallWrapper:
         self._function = lambda: function(*positional, **named)
         check_alone(name)
         try:
-            return left_by(lambda: self._run(name))
-        finally:
-            if "_interrupter" in self.__dict__:
-                self._interrupter.raise_deferred()
+            value = left_by(lambda: self._run(name))
+        except BaseException:
+            with contextlib.suppress(Exception):  # is on record; a KeyboardInterrupt must not become an error to retry
+                self._call_deferred()
+            raise
+        self._call_deferred()
+        return value
+
+    def _call_deferred(self) -> None:
+        if "_interrupter" in self.__dict__:
+            self._interrupter.raise_deferred()
 
     def _run(self, name: str) -> Any:
         with garbage.postponed():
@@ -172,19 +179,22 @@ class CallWrapper:
             self._interrupter = Interrupter(
                 session.settings.interrupt_signal, on_swallow=session.swallowed, on_deferred=session.signal_deferred
             )
-            error = ""
+            error, takes_part = "", False
             try:
                 self._interrupter.install()
+                takes_part = True
                 return self._completed(self._take_part())
             except BaseException as failure_raised:
                 error = error_in_words(failure_raised)
                 failure.release_own(failure_raised)
-                if not isinstance(failure_raised, LeftInChild):
+                if takes_part and not isinstance(failure_raised, LeftInChild):  # else the store does not know yet
                     self._call_last("terminate", self._wrapper.terminate)
                 raise
             finally:
-                session.leave()  # again in Session.open, for an exception that lands here
-                self._let_go()
+                try:
+                    session.leave()  # again in Session.open, for an exception that lands here
+                finally:
+                    self._let_go()
                 session.ended(self._state.iteration + 1, self._entered, error)
 
     def _completed(self, value: Any) -> Any:
@@ -206,10 +216,15 @@ class CallWrapper:
 
     def _let_go(self) -> None:
         """Undo the call's changes to this process. A user may keep this object, and a hook the state."""
-        self._interrupter.remove()
-        self._state.store = self._error = None
-        if "_watcher" in self.__dict__:
-            self.__dict__.pop("_watcher").end()
+        try:
+            self._interrupter.remove()
+        except BaseException:  # of a signal handler, perhaps of one that is not guarded any more
+            self._interrupter.remove()
+            raise
+        finally:
+            self._state.store = self._error = None
+            if "_watcher" in self.__dict__:
+                self.__dict__.pop("_watcher").end()
 
     def _take_part(self) -> Any:
         """Iterate until completion, or leave. Either way the store records how this rank ended."""

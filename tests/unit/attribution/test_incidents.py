@@ -594,6 +594,20 @@ def test_hung_rank_that_dies_one_iteration_after_its_hang_explains_both_restarts
     assert [(record.rank, record.arrival_order) for record in second.records if record.exit is not None] == [(2, 1)]
 
 
+def test_death_that_arrives_in_two_iterations_counts_where_it_interrupted() -> None:
+    """The others froze the ranks of iteration 0 after the stand-in's record had arrived there, and before the dead rank
+    was listed as terminated. So they took it along, and its stand-in interrupted iteration 1."""
+    told = job([Fault("exception", 0, 0), Fault("kill", 2, 1, 20)])
+    records = [_moved(record) for record in told.files[2]]
+    seen = next(record for record in records if isinstance(record.event, events.Interrupted))
+    for iteration, position in ((0, 2), (1, 1)):
+        arrived = events.InterruptionArrived(2, Interruption.TERMINATED, iteration, position)
+        records.append(msgspec.structs.replace(seen, event=arrived))
+    first, second = fold([record for records in (told.files | {2: records}).values() for record in records])
+    assert (culprits(first), culprits(second)) == ({0}, {2})
+    assert second.verdict.what == "killed"
+
+
 def test_death_seen_by_two_monitors_is_one_record() -> None:
     told = job([Fault("kill", 2, 0)])
     seen = next(record for record in told.files[2] if isinstance(record.event, events.Interrupted))

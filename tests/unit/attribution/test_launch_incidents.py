@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.attribution.first_and_cascade import Interruptions
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
 from resilience.facts import events
 from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
-from resilience.history.history import History
 from tests.support import record_streams
 from tests.support.launch_streams import ECHO, LEG_S, STEP_S, TRACEBACK, Fault, Kind, Launched, launched
 from tests.support.record_streams import LOADS, WAITS
@@ -344,26 +342,6 @@ def test_where_most_nodes_are_cut_off_the_host_of_the_store_is_to_blame_and_none
     (incident,) = fold(without_store(launched([Fault("node", 2)], nodes=3), "node1", "node2"))
     assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
     assert incident.excluded == (2, 3, 4, 5)
-
-
-def test_node_of_a_rank_that_only_waited_does_not_count_as_the_one_where_it_began() -> None:
-    """Rank 2's limit was exceeded, but it waited for rank 0, which is on another node: as the report says."""
-    waits = events.WorkerSeen("in_collective", WAITS, 7)
-    looks = {0: events.WorkerSeen("on_lock", LOADS, 7), 1: waits, 3: waits}
-    told = launched([Fault("hang", 2)], nodes=2)
-    records = waited(told, looks)
-    (incident,) = fold(records)
-    assert incident.verdict.first == 0
-    for made, expected in ((records, 0), (told.records, 1)):
-        of_node = [record for record in made if record.origin.node == "node1"]
-        counts = Interruptions().counted(History().take_all(of_node).cycles.nodes)
-        assert sum(count for labels, count in counts.items() if labels[-1] == "first") == expected
-
-
-def test_node_of_a_rank_that_lost_its_connection_before_the_faulty_one_ended_does_not_count_either() -> None:
-    records = with_tail(launched([Fault("kill", 2)], nodes=2), 2, ECHO, Exit(code=1))
-    counts = Interruptions().counted(History().take_all(records).cycles.nodes)
-    assert [labels[-1] for labels in counts] == ["cascade"]
 
 
 def test_job_of_which_a_rank_and_the_agent_were_killed_together_has_ended() -> None:
