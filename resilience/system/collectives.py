@@ -367,18 +367,22 @@ def _empty_registry(c10d: Any) -> list[Any]:
     return held
 
 
-def unwrap_excepthook(until: Any = None) -> None:
-    """Remove torch's wrappers of sys.excepthook, one for every `init_process_group`, down to `until`.
+def unwrap_excepthook() -> None:
+    """Remove torch's wrappers of sys.excepthook, one for every `init_process_group`.
 
     torch never does this: after 200 restarts each line of a traceback would have 200 rank prefixes."""
-    hook: Any = sys.excepthook
-    while hook is not until and getattr(hook, "__name__", "") == "_distributed_excepthook" and hook.__closure__:
+    hook = _without_wrappers(sys.excepthook)
+    if hook is not sys.excepthook:
+        sys.excepthook = hook
+
+
+def _without_wrappers(hook: Any) -> Any:
+    while getattr(hook, "__name__", "") == "_distributed_excepthook" and hook.__closure__:
         cells = dict(zip(hook.__code__.co_freevars, hook.__closure__, strict=True))
         if "old_hook" not in cells:
             break
         hook = cells["old_hook"].cell_contents
-    if hook is not sys.excepthook:
-        sys.excepthook = hook
+    return hook
 
 
 def _release_in_background(held: list[Any], aborting: frozenset[int]) -> None:
@@ -429,13 +433,15 @@ def await_drops(limit: float = EXIT_LIMIT) -> int:
 
 @contextlib.contextmanager
 def nothing_left(limit: float) -> Iterator[None]:
-    """Leave no thread that drops groups and no excepthook of torch after the body. limit: seconds for the threads."""
+    """Leave no thread that drops groups and no excepthook of torch that the body has set. limit: seconds for the threads."""
     hook = sys.excepthook
     try:
         yield
     finally:
         await_drops(limit)
-        unwrap_excepthook(until=hook)
+        unwrap_excepthook()
+        if sys.excepthook is _without_wrappers(hook):
+            sys.excepthook = hook  # the program built groups of its own before
 
 
 # A daemon thread in a C++ destructor at the interpreter's end would abort the process.

@@ -141,6 +141,36 @@ def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict
     return outcomes, left
 
 
+def call_once(initialised: bool) -> tuple[str, dict[str, Any]]:
+    """Call a Wrapper for the first time in this process, after the program built groups of its own if `initialised`.
+    Answers the hook's name after the call and what was left of what no library keeps for itself."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        monitors.append(call._session._monitor.pid)
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if call.iteration == 0:
+            raise ValueError("by schedule")
+        dist.destroy_process_group()
+        return call.iteration
+
+    monitors: list[int] = []
+    if initialised:
+        dist.init_process_group("gloo")
+        dist.destroy_process_group()
+    tasks = threads.count()
+    first = threading.Thread(target=int)
+    first.start()  # with which glibc takes a signal for itself
+    first.join()
+    before = snapshot([]) | {"tasks": tasks}  # a thread that was joined may be listed for a moment
+    function()
+    # "atexit" and "gc": torch and the modules that a first call imports register functions there, for good
+    left = differences(before, monitors)
+    return sys.excepthook.__name__, {name: both for name, both in left.items() if name not in ("atexit", "gc")}
+
+
 def call_and_lose_children(how: str) -> tuple[int, dict[str, Any]]:
     """Call a Wrapper in a program whose ended children cannot be waited for. Answers the value and what was left."""
 

@@ -26,6 +26,13 @@ def test_calls_leave_nothing_however_they_end_and_each_forks_its_monitor(start: 
     assert len({record.origin.job_id for record in job.of(events.CallStarted)}) == 1
 
 
+@pytest.mark.parametrize(("initialised", "hook"), [(False, "excepthook"), (True, "_distributed_excepthook")])
+def test_first_call_of_a_process_leaves_nothing_either(start: Start, initialised: bool, hook: str) -> None:
+    """A hook that torch set when the program built groups of its own stays, though each restart takes it off."""
+    (rank,) = start(1, f"{JOBS}:call_once", initialised=initialised).wait()
+    assert rank.value == (hook, {})
+
+
 @pytest.mark.parametrize("how", ["ignored", "reaped by a handler"])
 def test_program_whose_children_cannot_be_waited_for_can_call_the_function(start: Start, how: str) -> None:
     job = start(1, f"{JOBS}:call_and_lose_children", how=how)
