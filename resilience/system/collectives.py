@@ -433,7 +433,7 @@ def await_drops(limit: float = EXIT_LIMIT) -> int:
 
 @contextlib.contextmanager
 def nothing_left(limit: float) -> Iterator[None]:
-    """Leave no thread that drops groups and no excepthook of torch that the body has set. limit: seconds for the threads."""
+    """Leave no thread that drops groups and no excepthook that torch set in it. limit: seconds for the threads."""
     hook = sys.excepthook
     try:
         yield
