@@ -19,8 +19,10 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import chain, pairwise, product
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -376,9 +378,9 @@ def trials_of(module: ModuleType, with_schedules: bool = True) -> Iterator[tuple
         yield from (("", partial(_run_job, schedule)) for schedule in some)
         yield from (("", partial(_run_job, schedules.draw(seed))) for seed in range(60, DRAWN_JOBS))
     elif module is restart:
+        yield from _tests_of(test_restart, "protocol")  # first: they take milliseconds
         some = chain(map(draw, range(300)), EVERYWHERE)
         yield from (("", partial(_run_protocol, schedule)) for schedule in some)
-        yield from _tests_of(test_restart, "protocol")
         yield from (("", partial(_run_protocol, draw(seed))) for seed in range(300, DRAWN))
     else:
         yield from _tests_of(test_watch, "watcher")
@@ -428,8 +430,9 @@ def _tests_of(module: ModuleType, argument: str) -> Iterator[tuple[str, Trial]]:
             yield name.removeprefix("test_").replace("_", " "), test
 
 
-def killer_of(module: ModuleType, mutant: Mutant, with_schedules: bool = True) -> tuple[str, int] | None:
-    """Return what first fails with the mutant and after how many trials, None if it survives."""
+def killer_of(name: str, mutant: Mutant, with_schedules: bool = True) -> tuple[str, int] | None:
+    """Return what first fails with the mutant and after how many trials, None if it survives. name: the module's."""
+    module = sys.modules[name]
     if module in LAUNCHER:
         with planted(module, mutant):
             return _killer_of(module, module, with_schedules)
@@ -443,6 +446,13 @@ def _killer_of(module: ModuleType, changed: ModuleType, with_schedules: bool) ->
         except (Exception, pytest.fail.Exception) as error:  # a mutant may break anything
             return getattr(error, "invariant", what or type(error).__name__), number
     return None
+
+
+def killers(module: ModuleType, mutants: Sequence[Mutant], with_schedules: bool) -> Iterator[tuple[str, int] | None]:
+    """Yield `killer_of` for each mutant, in order. Each processor runs one at a time, in a process of its own."""
+    trial = partial(killer_of, module.__name__, with_schedules=with_schedules)
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        yield from pool.map(trial, mutants)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -460,19 +470,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         if options.module not in (None, name):
             continue
-        broken = killer_of(module, ORIGINAL, not is_short)
+        broken = killer_of(module.__name__, ORIGINAL, not is_short)
         if broken is not None:
             print(
                 f"{module.__name__} itself breaks {broken[0]!r} in trial {broken[1]}: its mutants would prove nothing"
             )
             return 2
         print(f"\n{module.__name__}\n{'line':>5}  {'killed by':<36} {'after':>5}  mutant")
-        for mutant in mutants_of(module):
-            if options.function not in (None, mutant.function):
-                continue
-            count += 1
+        mutants = [mutant for mutant in mutants_of(module) if options.function in (None, mutant.function)]
+        count += len(mutants)
+        for mutant, killer in zip(mutants, killers(module, mutants, not is_short), strict=True):
             reason = EQUIVALENT.get((mutant.function, mutant.change))
-            killer = killer_of(module, mutant, not is_short)
             survivors += (killer is None) != (reason is not None)
             what, after = killer or ("SURVIVES" if reason is None else "nothing: equivalent", "")
             print(f"{mutant.line:>5}  {what:<36} {after:>5}  {mutant.function}: {mutant.change}", flush=True)

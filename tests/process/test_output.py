@@ -416,7 +416,7 @@ def read_all(fd: int) -> bytes:
     return b"".join(pieces)
 
 
-NOTE = re.compile(rb"\[resilience run: ([\d,]+) bytes of rank 0's stdout are not shown here, [^;]*; (\S+) has it\]\n")
+NOTE = re.compile(rb"\[resilience run: ([\d,]+) bytes of rank 0's stdout are not shown here, [^;]*; see (\S+)\]\n")
 
 
 def test_slow_reader_holds_up_no_worker_and_is_told_what_it_did_not_get(tmp_path: Path) -> None:

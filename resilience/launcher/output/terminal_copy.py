@@ -81,7 +81,7 @@ class Shower:
         """Queue lines about output that was not shown."""
         for stream, count in self._gaps.items():
             self._miss(stream, count)
-            where = f"; {printable_line(os.fsdecode(stream.path))} has it" if stream.path else ""
+            where = f"; see {printable_line(os.fsdecode(stream.path))}" if stream.path else ""
             note = f"[resilience run: {count:,} bytes of {stream.name} are not shown here, {self._why}{where}]\n"
             self._put(None, note.encode() if self._is_line_over else f"\n{note}".encode())
         self._gaps.clear()
