@@ -192,6 +192,7 @@ def test_folder_that_cannot_be_made_fails_the_job_of_torchrun_and_not_ours(launc
     ours = launch("ours", "say('ran')", RESILIENCE_RUN_DIR="/dev/null/runs")
     assert ours.wait() == 0
     ours.said("ran")
+    assert "/dev/null/runs" in ours.errors and "records go to" in ours.errors
 
 
 def test_disk_that_does_not_answer_stops_a_worker_of_torchrun_that_is_redirected_to_it_and_none_of_ours(
