@@ -5,6 +5,8 @@ once the job has done all of its work, and expects the exit status then."""
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_faults import fault
+from tests.process.test_output import PER_MB, WRITE, await_true, run
 from tests.support import disks, stuck
 from tests.support.account import Account
 from tests.support.disks import Freezing
@@ -95,6 +98,40 @@ def test_records_that_waited_are_written_when_the_disk_answers_again(launch: Lau
     assert job.wait() == [0], job.job.output()
     told = Account(disk.folder / "runs" / "job").records()
     assert [record.event.verdict for record in told if isinstance(record.event, events.RestartDecided)] == ["restart"]
+
+
+def test_disk_and_reader_that_fail_at_once_block_no_write_and_each_loss_is_counted_and_reported_once(
+    disk: Freezing, tmp_path: Path
+) -> None:
+    script = """
+(here / "up").touch()
+while not (here / "go").exists():
+    time.sleep(0.005)
+write(40)
+(here / "written").touch()
+"""
+    reading, writing = os.pipe()  # nobody reads it before the job is complete
+    errors = tmp_path / "stderr"
+    with run(tmp_path, WRITE + script, writing, "--run-dir", str(disk.folder / "runs")) as child:
+        os.close(writing)
+        await_true((tmp_path / "up").exists)
+        disk.freeze()
+        try:
+            (tmp_path / "go").touch()
+            await_true((tmp_path / "written").exists, limit=90.0)
+            await_true(lambda: "the job completed" in errors.read_text(), limit=90.0)
+        finally:
+            disk.thaw()
+        assert child.wait(60) == 0
+    os.set_blocking(reading, False)
+    arrived = len(os.read(reading, 1 << 20))
+    os.close(reading)
+    said = errors.read_text()
+    unkept = re.findall(r"([\d,]+) bytes of workers' output could not be kept \(the disk does not answer\)", said)
+    unshown = re.findall(r"([\d,]+) bytes of workers' output are not shown here", said)
+    assert [int(count.replace(",", "")) for count in unkept] == [40 * PER_MB], said
+    assert [int(count.replace(",", "")) for count in unshown] == [40 * PER_MB - arrived], said
+    assert said.count("workers' output cannot be kept in ") == 1
 
 
 def test_wrapper_restarts_in_place_while_the_disk_of_its_records_does_not_answer(

@@ -5,6 +5,7 @@ launch takes about a second. Whole programs with torch are compared in test_like
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -24,8 +25,8 @@ from tests.support.stops import stop
 
 LAUNCHERS = ("torchrun", "ours")
 PREAMBLE = """
-import os, pathlib, signal, sys, time
-rank = int(os.environ["RANK"])
+import json, os, pathlib, signal, sys, time
+rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 here = pathlib.Path(os.environ["PLACE"])
 
 def say(name, text=""):
@@ -137,7 +138,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
                 "--nproc-per-node",
                 str(nproc),
                 *options,
-                program or str(path),
+                *(program.split() or [str(path)]),
             ],
             stdout=stdout,
             cwd=cwd,
@@ -184,6 +185,16 @@ def test_job_completes_in_a_working_directory_that_can_only_be_read(
     assert job.shown == "ran\n"
 
 
+def test_folder_that_cannot_be_made_fails_the_job_of_torchrun_and_not_ours(launch: Launch) -> None:
+    theirs = launch("torchrun", "say('ran')", "--log-dir", "/dev/null/logs", "--redirects", "3")
+    assert theirs.wait() == 1
+    assert not (theirs.place / "ran.0").exists()
+    ours = launch("ours", "say('ran')", RESILIENCE_RUN_DIR="/dev/null/runs")
+    assert ours.wait() == 0
+    ours.said("ran")
+    assert "/dev/null/runs" in ours.errors and "records go to" in ours.errors
+
+
 def test_disk_that_does_not_answer_stops_a_worker_of_torchrun_that_is_redirected_to_it_and_none_of_ours(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -224,6 +235,30 @@ def test_stopped_agent_blocks_no_write(launch: Launch, launcher: str) -> None:
     job.job.signal(0, signal.SIGCONT)
     assert job.wait() == 0
     assert len(job.shown) == 2 * PER_MB
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_killed_agent_loses_nothing_that_was_written(launch: Launch, launcher: str) -> None:
+    job = launch(launcher, "say('up')\nawait_file('go')\nwrite(2)\nsay('written')\nawait_file('end')")
+    job.said("up")
+    job.job.signal(0, signal.SIGSTOP)
+    (job.place / "go").touch()
+    job.said("written")
+    job.job.signal(0, signal.SIGKILL)
+    assert job.wait() is None
+    until = time.monotonic() + 60.0
+    while len(job.shown) < 2 * PER_MB:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (job.place / "end").touch()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_stdout_and_stderr_stay_apart(launch: Launch, launcher: str) -> None:
+    job = launch(launcher, "print('out')\nprint('err', file=sys.stderr)")
+    assert job.wait() == 0
+    assert job.shown == "out\n"
+    assert "err" in job.errors.splitlines()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -276,6 +311,20 @@ def test_second_launch_with_the_same_id_keeps_what_the_first_one_wrote(
         assert sorted(run.name for run in (tmp_path / "runs").glob("[!.]*")) == ["job", "job@1"]
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_launches_at_the_same_moment_keep_what_both_wrote(launch: Launch, tmp_path: Path, launcher: str) -> None:
+    script = "print(os.environ['NUMBER'])\nsay('up' + os.environ['NUMBER'])\nawait_file('go')"
+    options = ("--log-dir", str(tmp_path / "logs"), "--redirects", "3")
+    jobs = [launch(launcher, script, *options, NUMBER=number, RESILIENCE_JOB_ID="job") for number in "01"]
+    for number, job in enumerate(jobs):
+        job.said(f"up{number}")
+    (jobs[0].place / "go").touch()
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert sorted(path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")) == ["0\n", "1\n"]
+    if launcher == "ours":
+        assert sorted(run.name for run in (tmp_path / "runs").glob("[!.]*")) == ["job", "job@1"]
+
+
 @pytest.mark.parametrize("id", ["../../escaped", "team/job7"])
 def test_any_id_names_a_folder_inside_of_the_one_that_is_given_where_torchruns_escapes_or_fails(
     launch: Launch, tmp_path: Path, id: str
@@ -298,14 +347,60 @@ def test_any_id_names_a_folder_inside_of_the_one_that_is_given_where_torchruns_e
 # -- what counts as a failure -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ["missing.py", pytest.param("broken.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_failed_worker_restarts_all_workers_and_those_that_have_completed_too(launch: Launch, launcher: str) -> None:
+    script = """
+    say(f"up {restarts}", f"{os.getpid()} {os.environ['TORCHELASTIC_MAX_RESTARTS']}")
+    if restarts == 0:
+        await_file("up 0.0")  # of rank 0, which completes
+        if rank: await_file("up 0.2")
+        if rank == 1: sys.exit(3)
+        if rank == 2: await_file("never")
+    """
+    job = launch(launcher, script, "--max-restarts", "1", nproc=3)
+    assert job.wait() == 0
+    for rank in range(3):
+        (first, _), (second, most) = (job.said(f"up {count}", rank).split() for count in range(2))
+        assert (first != second, most) == (True, "1")
+
+
+def test_exception_that_comes_again_ends_the_job_with_93_and_has_all_restarts_under_torchrun(launch: Launch) -> None:
+    ends = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, "say(f'up {restarts}')\nraise ValueError('a bad batch')", "--max-restarts", "4")
+        ends[launcher] = job.wait(), len(list(job.place.glob("up *")))
+    assert ends == {"torchrun": (1, 5), "ours": (93, 3)}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_error_file_is_kept_and_the_last_message_has_its_error(launch: Launch, launcher: str) -> None:
+    script = """
+    file = os.environ["TORCHELASTIC_ERROR_FILE"]
+    extra = {"py_callstack": "ValueError: a bad batch", "timestamp": str(int(time.time()))}
+    message = {"message": "ValueError: a bad batch", "extraInfo": extra}
+    pathlib.Path(file).write_text(json.dumps({"message": message}))  # as torchelastic's `record` does
+    say("file", file)
+    raise ValueError("a bad batch")
+    """
+    job = launch(launcher, script, "--max-restarts", "0")
+    assert job.wait() == 1
+    assert "ValueError: a bad batch" in Path(job.said("file")).read_text()
+    before = "failed first (" if launcher == "ours" else "traceback : "
+    assert f"{before}ValueError: a bad batch" in job.errors
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["missing.py", *(pytest.param(each, marks=pytest.mark.slow) for each in ("broken.py", "-m missing"))],
+)
 def test_program_that_cannot_start_is_tried_once_and_by_torchrun_as_often_as_the_job_may_restart(
     launch: Launch, tmp_path: Path, program: str
 ) -> None:
     (tmp_path / "broken.py").write_text("def f(:\n    pass\n")
     theirs = launch("torchrun", "", "--max-restarts", "2", program=program)
     assert theirs.wait() == 1
-    assert sum(theirs.errors.count(words) for words in ("No such file or directory", "SyntaxError: ")) == 3
+    causes = ("No such file or directory", "SyntaxError: ", "No module named missing")
+    assert sum(theirs.errors.count(words) for words in causes) == 3
     ours = launch("ours", "", "--max-restarts", "2", program=program)
     assert ours.wait() == 1
     assert len(ours.job.of(events.WorkerStarted)) == 1
@@ -353,10 +448,7 @@ def test_sigterm_whose_workers_end_with_0_is_143_and_1_under_torchrun(launch: La
 
 
 def test_sigterm_to_all_agents_is_a_preemption_and_a_failure_under_torchrun(launch: Launch) -> None:
-    script = """
-    say(f"up {os.environ['TORCHELASTIC_RESTART_COUNT']}")
-    await_file("never")
-    """
+    script = "say(f'up {restarts}')\nawait_file('never')"
     for launcher in LAUNCHERS:
         job = launch(launcher, script, "--nnodes", "1:2", "--max-restarts", "1", *meeting("job"), agents=2)
         for rank in range(2):
@@ -366,6 +458,53 @@ def test_sigterm_to_all_agents_is_a_preemption_and_a_failure_under_torchrun(laun
         assert job.wait_all() == [143 if launcher == "ours" else 1] * 2
         assert not list(job.place.glob("up 1.*"))
     assert {record.event.outcome for record in job.job.of(events.JobEnded)} == {"preempted"}
+
+
+def test_sigterm_to_the_agent_that_hosts_the_store_is_a_preemption_and_a_failure_under_torchrun(
+    launch: Launch,
+) -> None:
+    for launcher in LAUNCHERS:
+        script = "say(f'up {restarts}')\nawait_file('never')"
+        job = launch(launcher, script, "--nnodes", "1:2", "--max-restarts", "1", *meeting("job"), agents=2)
+        for rank in range(2):
+            job.said("up 0", rank)
+        job.job.signal(0, signal.SIGTERM)
+        assert job.wait_all() == [143 if launcher == "ours" else 1] * 2
+        assert not list(job.place.glob("up 1.*"))
+    assert "this node hosts the job's store: SIGTERM to it stops the whole job" in job.errors
+
+
+def test_sigterm_to_a_worker_and_its_agent_is_a_preemption_and_a_failure_under_torchrun(launch: Launch) -> None:
+    statuses = {}
+    for launcher in LAUNCHERS:
+        script = "say(f'up {restarts}', str(os.getpid()))\nawait_file('never')"
+        job = launch(launcher, script, "--max-restarts", "1")
+        worker, agent = int(job.said("up 0")), job.job.pids[0]
+        stop(agent)  # so that it finds both
+        for pid in (worker, agent):
+            os.kill(pid, signal.SIGTERM)
+        os.kill(agent, signal.SIGCONT)
+        statuses[launcher] = job.wait()
+        assert not (job.place / "up 1.0").exists()
+    assert statuses == {"torchrun": 1, "ours": 143}
+    assert job.job.of(events.RestartDecided) == []
+
+
+def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(launch: Launch) -> None:
+    script = """
+    signal.signal(signal.SIGTERM, lambda *_: say("SIGTERM"))
+    say("up", str(os.getpid()))
+    await_file("never")
+    """
+    statuses = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script, "--shutdown-timeout", "1")
+        worker = int(job.said("up"))
+        job.job.signal(0, signal.SIGTERM)
+        statuses[launcher] = job.wait()
+        job.said("SIGTERM")
+        assert not psutil.pid_exists(worker)
+    assert statuses == {"torchrun": 1, "ours": 143}
 
 
 def test_second_ctrl_c_ends_the_workers_that_heed_nothing_and_those_of_torchrun_outlive_a_third(launch: Launch) -> None:
@@ -396,6 +535,22 @@ def test_second_ctrl_c_ends_the_workers_that_heed_nothing_and_those_of_torchrun_
 
 
 # -- like a fresh interpreter -------------------------------------------------------------------------
+
+
+def test_workers_get_torchruns_variables_and_only_the_place_of_their_store_differs(launch: Launch) -> None:
+    script = """
+    ends = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MAX_RESTARTS", "RESTART_COUNT", "RUN_ID", "STORE")
+    say("variables", json.dumps({name: value for name, value in os.environ.items() if name.endswith(ends)}))
+    """
+    seen = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script, *meeting("job"), "--max-restarts", "3", nproc=2)
+        assert job.wait() == 0
+        seen[launcher] = [json.loads(job.said("variables", rank)) for rank in range(2)]
+        for variables in seen[launcher]:
+            assert variables.pop("MASTER_ADDR") and variables.pop("MASTER_PORT").isdecimal()
+    assert seen["ours"] == seen["torchrun"]
+    assert {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RUN_ID"} <= set(seen["ours"][1])
 
 
 def test_process_list_shows_the_ranks_variables_as_under_torchrun_and_the_rank_itself(launch: Launch) -> None:
