@@ -149,6 +149,7 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         signalled=dict(iteration.signalled),
         store_lost=frozenset(iteration.store_lost) if not iteration.answered else frozenset(),
         late=_late(iteration),
+        is_alone=iteration.active_world_size == 1,
     )
 
 

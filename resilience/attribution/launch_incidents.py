@@ -216,6 +216,7 @@ def _evidence(
         ),
         signalled={rank: worker.signals[1] for rank, worker in workers.items() if worker.signals is not None},
         late=frozenset(rank for rank in workers if _is_late(rank, workers, records)),
+        is_alone=size == 1,
     )
 
 
@@ -258,7 +259,8 @@ def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iterati
     if last is None or len(last.started) != last.world_size:
         return evidence  # no Wrapper, or not all ranks of its last iteration are known
     active = frozenset(rank for rank, state in last.started.items() if state == "active")
-    return msgspec.structs.replace(evidence, active=active, inactive=frozenset(last.started) - active)
+    inactive = frozenset(last.started) - active
+    return msgspec.structs.replace(evidence, active=active, inactive=inactive, is_alone=len(active) == 1)
 
 
 def _progress(

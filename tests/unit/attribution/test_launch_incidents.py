@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.attribution.culprits import SURE
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
 from resilience.facts import events
@@ -113,6 +114,11 @@ def test_error_that_a_program_raised_for_a_closed_connection_only_followed() -> 
     assert incident.verdict.cascade == (3,)
     (alone,) = fold(with_tail(launched([Fault("raise", 1)], ranks=4), 1, lines))
     assert alone.verdict.culprits == ()
+
+
+def test_job_of_one_rank_blames_it_for_a_closed_connection() -> None:
+    (incident,) = fold(with_tail(launched([Fault("raise", 0)], ranks=1), 0, ECHO))
+    assert [(culprit.rank, culprit.confidence) for culprit in incident.verdict.culprits] == [(0, SURE)]
 
 
 NOT_A_NUMBER = (

@@ -18,6 +18,7 @@ from resilience.facts.interruptions import (
     Detector,
     ExceptionInfo,
     Exit,
+    FaultOrigin,
     Frame,
     Hang,
     Interruption,
@@ -280,6 +281,18 @@ def test_rank_that_raised_is_blamed_and_not_its_neighbour_that_ended_without_a_r
         seen = Evidence((raised, ended(0, end, 100.02)), first=first, active=RANKS)
         assert blamed(seen) == [(1, "exception")]
         assert candidates(seen) == [0]
+
+
+@pytest.mark.parametrize("origin", ["own", "communication", None])
+def test_only_active_rank_is_blamed_for_an_error_of_a_communication_call(origin: FaultOrigin | None) -> None:
+    """No other rank can have caused it."""
+    record = InterruptionRecord(0, Interruption.EXCEPTION, exception=CLOSED, origin=origin, arrival_order=1)
+    alone = Evidence((record,), 0, frozenset((0,)), frozenset((1,)), is_alone=True)
+    (culprit,) = judge(alone).culprits
+    assert (culprit.rank, culprit.what, culprit.confidence) == (0, "exception", SURE)
+    assert blamed(msgspec.structs.replace(alone, is_alone=False)) == []  # records of other ranks are missing
+    abort = msgspec.structs.replace(record, origin="consequence")
+    assert blamed(msgspec.structs.replace(alone, records=(abort,))) == []
 
 
 @QUIET
