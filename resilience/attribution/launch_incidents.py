@@ -100,8 +100,9 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
 def _first(verdict: Verdict, evidence: Evidence, mover: int | None) -> int | None:
     """Return the rank whose records come first: one that is blamed, if any is."""
     blamed = [culprit.rank for culprit in verdict.culprits]
-    first = verdict.first if evidence.first is None or evidence.first != mover else mover
-    return blamed[0] if blamed and first not in blamed else first
+    if blamed:
+        return verdict.first if verdict.first in blamed else blamed[0]
+    return verdict.first if evidence.first is None or evidence.first != mover else mover
 
 
 def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
