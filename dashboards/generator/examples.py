@@ -35,6 +35,7 @@ def _job(**labels: str) -> dict[str, str]:
 
 
 _ACTIVE = _series("resilience_ranks", 'state="active"')
+_TWO_NODES = {_ACTIVE: "8x100", _series("resilience_ranks", 'state="active"', "n1"): "8x100"}
 _SPARE = _series("resilience_ranks", 'state="inactive"')
 _BEATS = _series("resilience_heartbeat_interval_seconds_count")
 _STEP = _series("resilience_step")
@@ -72,6 +73,11 @@ _THERE = {_BEGAN: "-36000x300", _BEGAN_PEER: "-36000x300", _PRODUCTIVE: "0x300",
 
 def _faults(node: str) -> str:
     return _series("resilience_interruptions_total", 'interruption="terminated", category="host", origin="first"', node)
+
+
+def _blamed(culprit: str, by: str = "n0") -> str:
+    """The counter of a node's blame. by: the node that records the verdicts."""
+    return _series("resilience_blamed_total", f'culprit_node="{culprit}"', by)
 
 
 def _verdict(node: str, sentence: str) -> str:
@@ -148,10 +154,10 @@ CASES: dict[str, tuple[Case, ...]] = {
         # The first restart creates the counter.
         Case({_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20"}, "15m", ((_job(), "5"),)),
         Case(
-            {_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20", _faults("n1"): "_x6 1+1x4 5x20"},
+            {_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20", _blamed("n1"): "_x6 1+1x4 5x20"},
             "15m",
             ((_job(), "5"),),
-            {"culprit": "node n1, where 5 faults started within 6 hours"},
+            {"culprit": "node n1, blamed 5 times within 6 hours"},
         ),
         # The newest of two nodes' verdicts.
         Case(
@@ -177,25 +183,18 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_BUDGET: "1x20", _BUDGET_MAX: "1x20"}, "10m"),  # the budget was this small from the start
     ),
     "NodeRepeatOffender": (
+        Case({_blamed("n1"): "_x10 1x30 3x60", **_TWO_NODES}, "80m", ((_job(node="n1"), "3"),)),
+        # The node that records verdicts has left, and another one records them.
         Case(
-            {
-                _faults("n1"): "_x10 1x30 3x60",
-                _ACTIVE: "8x100",
-                _series("resilience_ranks", 'state="active"', "n1"): "8x100",
-            },
+            {_blamed("n1"): "_x10 1x10 stale", _blamed("n1", "n1"): "_x30 2x80", **_TWO_NODES},
             "80m",
             ((_job(node="n1"), "3"),),
         ),
-        Case(
-            {
-                _faults("n1"): "_x10 1x90",
-                _faults("n0"): "_x20 2x80",
-                _ACTIVE: "8x100",
-                _series("resilience_ranks", 'state="active"', "n1"): "8x100",
-            },
-            "80m",
-        ),
-        Case({_faults("n0"): "_x10 1x30 3x60", _ACTIVE: "8x100"}, "80m"),  # the job has only one node
+        Case({_blamed("n1"): "_x10 1x90", _blamed("n0"): "_x20 2x80", **_TWO_NODES}, "80m"),
+        Case({_blamed("other"): "_x10 3x90", **_TWO_NODES}, "80m"),  # of several nodes, which have no series
+        # Ranks of a node failed first by its own records, and the verdicts blame no node.
+        Case({_faults("n1"): "_x10 1x30 3x60", **_TWO_NODES}, "80m"),
+        Case({_blamed("n0"): "_x10 1x30 3x60", _ACTIVE: "8x100"}, "80m"),  # the job has only one node
     ),
     "RestartSlow": (
         Case(

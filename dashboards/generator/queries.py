@@ -62,11 +62,19 @@ def fold(operator: str, by: Sequence[str], expression: str) -> str:
     return f"{operator} by ({', '.join(by)}) ({expression})" if by else f"{operator}({expression})"
 
 
-def grown(metric: str, *matchers: str, by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
-    """Return the growth of a counter within a window, including its first appearance."""
+def grown(
+    metric: str,
+    *matchers: str,
+    by: Sequence[str] = (),
+    window: str = RANGE,
+    scope: Scope = SCOPE,
+    has_left: bool = False,
+) -> str:
+    """Return the growth of a counter within a window, including its first appearance. has_left: a rule counts nodes too
+    that have left within the window."""
     selector = select(metric, *matchers, scope=scope)
     # A dashboard shows ended jobs; a rule ignores them.
-    present = window if scope else BRIDGED
+    present = window if scope or has_left else BRIDGED
     latest = f"last_over_time({selector}[{present}])"
     began = f"last_over_time({select(BEGAN, scope=scope)}[{present}])"
     # The maximum of some minutes: an exporter that has just taken over may not have read everything yet.

@@ -24,6 +24,7 @@ from dashboards.generator.queries import (
     restarts,
     select,
 )
+from resilience.telemetry.catalogue import OTHER
 
 RUNBOOKS_UID = "resilience-runbooks"
 EVERY, SLOW = "30s", "2m"  # between two evaluations
@@ -100,8 +101,8 @@ _SILENT_RANK = _asked(
     UNKNOWN,
 )
 _FAULTY_NODE = _asked(
-    f"topk(1, last_over_time(node:resilience_faults:count6h{_OF_JOB}[6h]) > 0)",
-    'node {{ . | first | label "node" }}, where {{ . | first | value | humanize }} faults started within 6 hours',
+    f"topk(1, last_over_time(node:resilience_blamed:count6h{_OF_JOB}[6h]) > 0)",
+    'node {{ . | first | label "node" }}, blamed {{ . | first | value | humanize }} times within 6 hours',
     UNKNOWN,
 )
 
@@ -112,10 +113,17 @@ _VERDICT = _asked(
 )
 
 _JOB = ", ".join(OF_JOB)
-_FIRST = 'origin="first", interruption!="unresponsive"'  # another node counts the loss of a node
 # How long the alert for a lost or failed job lasts. Prometheus must have scraped the job's endpoint within that time.
 _REMEMBERED, _REMEMBERED_S = "6h", 21_600
 _NODE = f"{_JOB}, node"
+_BLAMED = grown(
+    "resilience_blamed_total",
+    f'culprit_node!="{OTHER}"',
+    by=(*OF_JOB, "culprit_node"),
+    window="6h",
+    scope=NO_SCOPE,
+    has_left=True,  # the node that recorded the verdicts
+)
 _FILE_AT = "resilience_written_timestamp_seconds"  # changes every 15 s
 # A file that stands still is known by its own changes: the clocks of the node and of Prometheus may differ by minutes.
 _FILE_CHANGES = f"max by ({_NODE}) (changes({_FILE_AT}[5m]))"
@@ -177,8 +185,9 @@ RECORDINGS = (
         is_slow=True,
     ),
     Recording(
-        "node:resilience_faults:count6h",
-        grown("resilience_interruptions_total", _FIRST, by=(*OF_JOB, "node"), window="6h", scope=NO_SCOPE),
+        "node:resilience_blamed:count6h",
+        # The label `node` is that of the node that recorded the verdict.
+        f'sum by ({_NODE}) (label_replace({_BLAMED}, "node", "$1", "culprit_node", "(.*)"))',
         is_slow=True,
     ),
     Recording(
@@ -436,22 +445,24 @@ ALERTS = (
     Alert(
         name="NodeRepeatOffender",
         expr=(
-            "node:resilience_faults:count6h >= 3 "
+            "node:resilience_blamed:count6h >= 3 "
             f"and on ({_JOB}) count by ({_JOB}) (count by ({_JOB}, node) (resilience_ranks)) > 1 and {_EXISTS}"
         ),
         wait="0s",
         severity="warning",
         level="node",
-        summary="Node {{ $labels.node }} failed first {{ $value | humanize }} times within 6 hours in job "
+        summary="Node {{ $labels.node }} was blamed {{ $value | humanize }} times within 6 hours in job "
         "{{ $labels.job_id }}",
         board="restarts",
         culprit="node {{ $labels.node }}",
         runbook=Runbook(
-            "Three or more faults within six hours started on this node, in a job with several nodes. Consequences of "
-            "another node's fault do not count. The loss of a node does not count either: another node counts it. The "
-            "alert names the place of the symptom; it does not prove broken hardware.",
+            "The verdicts on three or more interruptions within six hours blame ranks of this node, in a job with "
+            "several nodes. A rank that only waited for another node does not count; the loss of this node does. An "
+            "interruption counts for no node if its verdict has only candidates, if ranks of several nodes failed in "
+            "the same way, or if it has no verdict. The alert names the place of the symptom; it does not prove broken "
+            "hardware.",
             (
-                "Dashboard *Restarts*, nodes that failed first: does this node stand out?",
+                "Dashboard *Restarts*, blamed nodes: does this node stand out?",
                 "`resilience report RUN`: the verdicts that name its ranks, and their confidence.",
                 "On the node: `dmesg` (Xid, MCE, link down), temperature, ECC counters, disk, free memory.",
             ),

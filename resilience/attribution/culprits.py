@@ -22,6 +22,7 @@ RULES: Mapping[int, str] = {
     8: "joined, not complete",
     9: "desynchronised",
     10: "wait-for walk",
+    11: "hung before a death",
     14: "common mode",
     16: "store lost",
 }

@@ -10,7 +10,7 @@ from collections.abc import Set
 
 import msgspec
 
-from resilience.attribution.symptoms import Symptom, symptom
+from resilience.attribution.symptoms import Symptom, own_error, symptom
 from resilience.core.hang_kind import in_backward, in_collective
 from resilience.core.wait_for import ahead
 from resilience.facts.deadlines import limited
@@ -32,7 +32,8 @@ class Evidence(msgspec.Struct, frozen=True):
     ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after
     the rank had answered the interruption. freed_before_look: ranks whose monitor saw how they hung only after they had
     answered, when their own abort may have freed them. late: ranks whose hang was seen only after another rank had been
-    signalled, for its stacks or to end it, which may have freed them."""
+    signalled, for its stacks or to end it, which may have freed them. is_alone: one rank alone was active, so no other
+    rank can have caused its error."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -51,6 +52,7 @@ class Evidence(msgspec.Struct, frozen=True):
     after_answer: frozenset[tuple[int, Interruption]] = frozenset()
     freed_before_look: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
+    is_alone: bool = False
 
 
 def without_reruns(evidence: Evidence) -> Evidence:
@@ -139,7 +141,8 @@ def _is_late(evidence: Evidence, record: InterruptionRecord) -> bool:
 def _symptom(evidence: Evidence, record: InterruptionRecord) -> Symptom:
     rank = record.rank
     stack, sections = evidence.stacks.get(rank, ()), evidence.sections.get(rank, ())
-    return symptom(record, evidence.signalled.get(rank), stack, sections)
+    shown = symptom(record, evidence.signalled.get(rank), stack, sections)
+    return own_error(shown) if evidence.is_alone and rank in evidence.active else shown
 
 
 def _has_waited(evidence: Evidence, record: InterruptionRecord) -> bool:

@@ -32,11 +32,10 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
         return UNKNOWN + _OPEN[verdict.what]
     if chief is None:
         return f"{NOBODY} ({CLASSES[verdict.what]})"
-    node = next((record.node for record in incident.records if record.rank == chief.rank and record.node), None)
     if verdict.what == "common":
         failure = f"{named(culprit.rank for culprit in verdict.culprits)} failed in the same way"
     else:
-        on_node = f" on {node}" if has_nodes and node else ""
+        on_node = f" on {incident.nodes[chief.rank]}" if has_nodes and chief.rank in incident.nodes else ""
         failure = f"rank {chief.rank}{on_node} failed first"
     return f"{failure} ({cause_of(incident)})"
 
@@ -68,7 +67,15 @@ def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged
         None if incident.layer == "launcher" else incident.iteration,
         None if chief is None else chief.rank,
         0.0 if chief is None else chief.confidence,
+        () if incident.is_judged else blamed_nodes(incident),
     )
+
+
+def blamed_nodes(incident: Incident) -> tuple[str, ...]:
+    """Return the nodes of the blamed ranks. A common cause on several nodes blames none of them."""
+    ranks = [culprit.rank for culprit in incident.verdict.culprits]
+    nodes = {incident.nodes[rank] for rank in ranks if rank in incident.nodes}
+    return () if incident.verdict.what == "common" and len(nodes) > 1 else tuple(sorted(nodes))
 
 
 def chief_culprit(verdict: Verdict) -> Culprit | None:

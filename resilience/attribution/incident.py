@@ -64,7 +64,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
 
     layer: which layer restarted; for a cycle of the launcher, call is 0 and iteration AT_ENTRY. detail: what its agents
     agreed on. number: from 1, in order. reported_first: the rank whose record reached the store first; the first mover
-    in `verdict` may be another rank that could not report. records: the first mover's come first."""
+    in `verdict` may be another rank that could not report. records: the first mover's come first. nodes: of the blamed
+    ranks and the candidates. is_judged: a verdict on it that names nodes is on record."""
 
     number: int
     attempt: int
@@ -77,6 +78,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     layer: Literal["inprocess", "launcher"] = "inprocess"
     detail: str = ""
     records: tuple[InterruptionRecord, ...] = ()
+    nodes: dict[int, str] = {}
+    is_judged: bool = False
     reported_first: int | None = None
     detected_wall_ns: int | None = None
     since_wall_ns: int | None = None
@@ -132,6 +135,15 @@ class Progress(NamedTuple):
     reached: int | None
     resumed: int | None
     seconds_a_step: Callable[[], float | None]
+
+
+def nodes_of_suspects(
+    verdict: Verdict, nodes: Mapping[int, str], records: Iterable[InterruptionRecord]
+) -> dict[int, str]:
+    """Return the node of each blamed rank and each candidate. nodes: of all ranks, as far as known."""
+    known = {record.rank: record.node for record in records if record.node} | dict(nodes)
+    suspects = (culprit.rank for culprit in (*verdict.culprits, *verdict.candidates))
+    return {rank: known[rank] for rank in suspects if rank in known}
 
 
 def completed(

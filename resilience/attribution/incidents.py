@@ -13,7 +13,15 @@ from functools import partial
 from resilience.attribution import launch_incidents
 from resilience.attribution.advice import named
 from resilience.attribution.evidence import Evidence, broken_in_restart
-from resilience.attribution.incident import Incident, Progress, Status, completed, evidence_in_words, spreads
+from resilience.attribution.incident import (
+    Incident,
+    Progress,
+    Status,
+    completed,
+    evidence_in_words,
+    nodes_of_suspects,
+    spreads,
+)
 from resilience.attribution.symptoms import gives_up, symptom
 from resilience.attribution.verdict import Verdict, judge
 from resilience.facts import events
@@ -106,6 +114,8 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         kind="",
         verdict=verdict,
         records=records,
+        nodes=nodes_of_suspects(verdict, iteration.nodes, records),
+        is_judged=iteration.is_judged,
         reported_first=iteration.first_reporter,
         world_size=iteration.world_size,
         active_world_size=iteration.active_world_size,
@@ -139,6 +149,7 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         signalled=dict(iteration.signalled),
         store_lost=frozenset(iteration.store_lost) if not iteration.answered else frozenset(),
         late=_late(iteration),
+        is_alone=iteration.active_world_size == 1,
     )
 
 

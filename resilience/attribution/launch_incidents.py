@@ -20,10 +20,11 @@ from resilience.attribution.incident import (
     Status,
     completed,
     evidence_in_words,
+    nodes_of_suspects,
     silence_of,
     spreads,
 )
-from resilience.attribution.verdict import judge
+from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, restarts_of
@@ -61,9 +62,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     evidence = _with_inside(_evidence(parts, records, mover, size), inside)
     evidence = msgspec.structs.replace(evidence, store_lost=without_store)
     verdict = judge(evidence)
-    blamed = [culprit.rank for culprit in verdict.culprits]
-    first = verdict.first if evidence.first is None or evidence.first != mover else mover
-    first = blamed[0] if blamed and first not in blamed else first
+    first = _first(verdict, evidence, mover)
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
     restarts = {
         away.rank: away.duration_s
@@ -83,6 +82,8 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
         layer="launcher",
         detail=next((part.ended.detail for part in ended if part.ended is not None and part.ended.detail), ""),
         records=records,
+        nodes=nodes_of_suspects(verdict, {rank: node for node in ranks for rank in ranks[node]}, records),
+        is_judged=any(iteration.is_judged for iteration in inside),
         reported_first=first if mover is None else mover,
         world_size=size,
         active_world_size=size,
@@ -94,6 +95,14 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     )
     wall_ns = min((part.ended_wall_ns for part in ended), default=None)
     return completed(incident, before, restarts, _progress(parts, following, records), wall_ns, evidence.stacks)
+
+
+def _first(verdict: Verdict, evidence: Evidence, mover: int | None) -> int | None:
+    """Return the rank whose records come first: one that is blamed, if any is."""
+    blamed = [culprit.rank for culprit in verdict.culprits]
+    if blamed:
+        return verdict.first if verdict.first in blamed else blamed[0]
+    return verdict.first if evidence.first is None or evidence.first != mover else mover
 
 
 def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
@@ -208,6 +217,7 @@ def _evidence(
         ),
         signalled={rank: worker.signals[1] for rank, worker in workers.items() if worker.signals is not None},
         late=frozenset(rank for rank in workers if _is_late(rank, workers, records)),
+        is_alone=size == 1,
     )
 
 
@@ -250,7 +260,8 @@ def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iterati
     if last is None or len(last.started) != last.world_size:
         return evidence  # no Wrapper, or not all ranks of its last iteration are known
     active = frozenset(rank for rank, state in last.started.items() if state == "active")
-    return msgspec.structs.replace(evidence, active=active, inactive=frozenset(last.started) - active)
+    inactive = frozenset(last.started) - active
+    return msgspec.structs.replace(evidence, active=active, inactive=inactive, is_alone=len(active) == 1)
 
 
 def _progress(

@@ -228,6 +228,14 @@ def _exception_symptom(record: InterruptionRecord) -> Symptom:
     return Symptom(record.rank, what, record, 2, 0.9, True)
 
 
+def own_error(symptom: Symptom) -> Symptom:
+    """Return the symptom of a rank that no other rank can have disturbed: an error of a communication call is its own,
+    unless the abort caused it."""
+    if symptom.record.exception is None or symptom.rule != 2 or origin_of(symptom.record) == "consequence":
+        return symptom
+    return msgspec.structs.replace(symptom, is_own=True, is_guess=False, confidence=0.9, reason="")
+
+
 def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections: tuple[str, ...]) -> Symptom:
     rank, detector = record.rank, record.detector.name if record.detector is not None else ""
     process = record.process

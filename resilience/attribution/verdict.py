@@ -36,12 +36,14 @@ from resilience.attribution.symptoms import (
     is_inside,
     main_stack,
 )
+from resilience.facts.interruptions import HANGS as LIMITS
 from resilience.facts.interruptions import Category, Interruption
 from resilience.facts.user_frames import user_frame
 
 NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
 SHORTEST_TIMEOUT_S = 1.0  # of a process group: no job waits less for a collective
 WITHIN_LIMITS = "stayed within the limits"  # cleared because nothing else is on record
+_WAITS_FOR_NO_RANK = HANGS.keys() - {"in_loop"}  # a rank that waits for its device may seem to loop
 _CATEGORIES: Mapping[Class, Category] = {
     "stopped": "host",
     "blocked_in_kernel": "storage",
@@ -254,9 +256,13 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         blamed += _blame_raised(evidence, raised, alone=not exits and not hung)
     # No other rank kills or crashes a process: whatever else happened, this is a fault of its own.
     blamed += [Culprit(symptom.rank, symptom.what, symptom.confidence, 1) for symptom in exits]
+    older = _hung_before(evidence, hung, [*raised, *exits, *quiet]) if blamed else []
     if hung and (not blamed or evidence.first in {symptom.rank for symptom in hung}):
         blamed += _blame_hung(evidence, hung)
+    elif older:
+        blamed += _blame_hung(evidence, older)
     fired = {culprit.rule for culprit in blamed} | {symptom.rule for symptom in symptoms.values() if not symptom.is_own}
+    fired |= {11} if older else set()
     if quiet:
         blamed += _blame_quiet(evidence, symptoms, quiet, {culprit.rank for culprit in blamed})
         fired |= {culprit.rule for culprit in blamed}
@@ -274,10 +280,13 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
             blamed[0].what, _category(blamed[0], {}), culprits=tuple(blamed), rules_fired=tuple(sorted(fired))
         )
 
-    def order(culprit: Culprit) -> tuple[bool, bool, float, float, int]:
-        shown = symptoms.get(culprit.rank)
-        position = float("inf") if shown is None else arrival(shown.record)
-        return culprit.confidence < NAMED, culprit.rank != evidence.first, position, -culprit.confidence, culprit.rank
+    hung_first = {symptom.rank for symptom in older}
+
+    def order(culprit: Culprit) -> tuple[bool, bool, bool, float, float, int]:
+        rank, confidence = culprit.rank, culprit.confidence
+        position = arrival(symptoms[rank].record) if rank in symptoms else float("inf")
+        is_older = rank in hung_first
+        return confidence < NAMED, not is_older, rank != evidence.first, position, -confidence, rank
 
     blamed.sort(key=order)
     chief = blamed[0]
@@ -304,9 +313,10 @@ def _blame_quiet(
     """Rule 1: blame the ranks that ended without giving a reason. If another rank's fault may explain such an end, the
     rank is only a candidate, and so is the other rank. blamed: ranks with another fault of their own."""
     others: list[Culprit] = []
-    if not blamed and any(symptom.what == "hung" and not symptom.is_own for symptom in symptoms.values()):
-        others, _, _ = awaited_ranks(evidence, symptoms)
-    elif not blamed:
+    waited = _waits_before_ends(evidence, quiet)
+    if not blamed and any(_only_waited(symptom) for symptom in (*symptoms.values(), *waited.values())):
+        others, _, _ = awaited_ranks(evidence, {**symptoms, **waited})
+    if not blamed and not others:
         others = [Culprit(rank, "hung", UNSURE, 7) for rank in _may_have_been_awaited(evidence, symptoms, quiet)]
     faults = [symptom for symptom in symptoms.values() if symptom in quiet or symptom.rank in blamed]
     culprits = []
@@ -317,9 +327,36 @@ def _blame_quiet(
     return culprits + others
 
 
+def _only_waited(symptom: Symptom) -> bool:
+    return symptom.what == "hung" and not symptom.is_own
+
+
+def _waits_before_ends(evidence: Evidence, quiet: list[Symptom]) -> dict[int, Symptom]:
+    """Return the symptoms of ranks that had only waited for another one, past a limit, before they ended quietly."""
+    records = tuple(record for record in evidence.records if record.interruption is not Interruption.TERMINATED)
+    before = symptoms_of(msgspec.structs.replace(evidence, records=records))
+    ended = {symptom.rank for symptom in quiet}
+    return {rank: symptom for rank, symptom in before.items() if rank in ended and _only_waited(symptom)}
+
+
+def _hung_before(evidence: Evidence, hung: list[Symptom], others: list[Symptom]) -> list[Symptom]:
+    """Rule 11: return the hung ranks whose limit was exceeded before any other rank ended or raised. A rank in a call
+    or a loop may have waited for a rank that died later: it counts only if the others wait for it alone."""
+    awaited = walk_of(evidence).awaited
+    own = [each for each in hung if each.record.hang in _WAITS_FOR_NO_RANK or awaited == (each.rank,)]
+    return [each for each in own if all(_ended_before(_first_limit(evidence, each), other) for other in others)]
+
+
+def _first_limit(evidence: Evidence, symptom: Symptom) -> Symptom:
+    """Return the symptom of a hung rank with its record of the first limit that it exceeded."""
+    records = [each for each in evidence.records if each.rank == symptom.rank and each.interruption in LIMITS]
+    first = min(records, key=lambda record: record.detected_wall_ns or 0, default=symptom.record)
+    return msgspec.structs.replace(symptom, record=first)
+
+
 def _ended_before(symptom: Symptom, other: Symptom) -> bool:
-    """Return True if a rank ended before another rank's end or exception. A hang or the loss of a node is older than
-    its record."""
+    """Return True if a rank ended, or exceeded a limit, before another rank's end or exception. Any other hang, or the
+    loss of a node, is older than its record."""
     ended_ns, other_ns = symptom.record.detected_wall_ns, other.record.detected_wall_ns
     is_instant = other.rule == 2 or other.record.interruption is Interruption.TERMINATED
     if ended_ns is None or other_ns is None or not is_instant:

@@ -44,6 +44,8 @@ class Iteration:
         self.hangs: dict[int, Hang] = {}  # of ranks that exceeded no limit
         self.seats: dict[int, int] = {}  # initial ranks by the ranks of this iteration
         self.started: dict[int, str] = {}
+        self.nodes: dict[int, str] = {}
+        self.is_judged = False  # a verdict on it that names nodes is on record
         self.world_size: int | None = None
         self.active_world_size: int | None = None
         self.ended: dict[int, str] = {}
@@ -104,6 +106,7 @@ class IterationHistory:
         self._ended_restart: dict[_Call, Place] = {}  # the iteration whose restart has ended last
         self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}  # equal stacks are kept once
         self._signalled: dict[_Call, tuple[Place, str]] = {}  # the first iteration, and the reason
+        self._judged: set[Place] = set()
         self.is_settled = True
         self._handlers: dict[type, Callable[[Place, _Call, Record, Any, int], None]] = {
             events.CallEnded: self._call_ended,
@@ -118,6 +121,7 @@ class IterationHistory:
             events.InterruptionArrived: self._arrived,
             events.OutcomeSeen: self._outcome_seen,
             events.RankSignalled: self._rank_signalled,
+            events.IncidentJudged: self._incident_judged,
             **dict.fromkeys(_RARE, self._rare),
         }
 
@@ -168,6 +172,7 @@ class IterationHistory:
         self.seen.add(who)
         iteration = self._at(place)
         iteration.started[who[3]] = event.state
+        iteration.nodes[who[3]] = record.origin.node
         if record.origin.rank is not None:
             iteration.seats[record.origin.rank] = who[3]
         iteration.world_size, iteration.active_world_size = record.origin.world_size, event.active_world_size
@@ -257,6 +262,12 @@ class IterationHistory:
         sent[who[3]] = (event.reason, sent.get(who[3], ("", ()))[1] + event.signals)
         self._signalled.setdefault(who, (place, event.reason))
 
+    def _incident_judged(
+        self, place: Place, who: _Call, record: Record, event: events.IncidentJudged, at_ns: int
+    ) -> None:
+        if event.iteration is not None and event.nodes:
+            self._judged.add((place[0], event.cycle, place[2], event.iteration))
+
     def _rare(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
         rank = who[3]
         match event:
@@ -284,6 +295,7 @@ class IterationHistory:
     def _settle(self, stopped: Mapping[tuple[int, int], Set[int]]) -> None:
         for place, iteration in self._iterations.items():
             iteration.stopped = stopped.get(place[:2], frozenset())
+            iteration.is_judged = place in self._judged
             iteration.records = [
                 _in_order(iteration, record) for record in iteration.reported if not iteration.is_stopped(record)
             ]

@@ -99,9 +99,7 @@ def _fault(mark: str, group: list[KnownIncident]) -> RepeatedFault:
     for occurrence in group:
         sure_ranks = {culprit.rank for culprit in occurrence.incident.verdict.sure}
         ranks.update(sure_ranks)
-        nodes.update(
-            {record.node for record in occurrence.incident.records if record.rank in sure_ranks and record.node}
-        )
+        nodes.update({node for rank, node in occurrence.incident.nodes.items() if rank in sure_ranks})
     return RepeatedFault(
         fingerprint=mark,
         what=last.verdict.what,

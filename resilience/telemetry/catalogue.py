@@ -97,6 +97,14 @@ METRICS: tuple[Metric, ...] = (
         (_E.IncidentJudged,),
     ),
     Metric(
+        "resilience_blamed_total",
+        "counter",
+        "Interruptions whose verdict blames ranks of culprit_node, counted by the node that records the verdict. "
+        "Candidates count for no node, nor does a common cause on several nodes.",
+        ("culprit_node",),
+        (_E.IncidentJudged,),
+    ),
+    Metric(
         "resilience_start_timestamp_seconds",
         "gauge",
         "Unix time at which this node's part of the job began.",

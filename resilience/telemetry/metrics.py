@@ -5,7 +5,8 @@ is kept per rank, and what all ranks of the node observe is counted once, so a r
 numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
 prometheus_client only formats the values (`collect`), on request.
 
-Names from users and from torch are limited to MAX_SECTIONS and MOST_NAMES. Histograms are per node, not per rank."""
+Names from users and from torch are limited to MAX_SECTIONS and MOST_NAMES, those of blamed nodes to MOST_NODES.
+Histograms are per node, not per rank."""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 LAYER, LAUNCHER = "inprocess", "launcher"
 MOST_NAMES = 8  # of torchelastic's calls, sources, states and values, each
+MOST_NODES = 64  # blamed nodes
 _ELASTIC_CALL = re.compile(r"(?P<call>.+)\.(?P<what>success|failure|duration\.ms)")
 _ELASTIC_ROLE = re.compile(r"workers\.(?P<role>.*)\.(?P<what>\w+)")
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
@@ -153,8 +155,11 @@ class MetricView:
                     "start" if event.is_at_start else "send",
                 )
                 self._count("resilience_telemetry_errors_total", labels)
-            case events.IncidentJudged(sentence):  # only the last one, because each sentence is a series
+            case events.IncidentJudged(sentence):
+                # Only the last sentence, because each one is a series.
                 self._values["resilience_verdict_timestamp_seconds"] = {(sentence,): record.wall_ns / 1e9}
+                for node in event.nodes:
+                    self._count("resilience_blamed_total", (self._label("node", node, MOST_NODES),))
             case _:  # no other event matters here
                 pass
         for interval in intervals:

@@ -19,6 +19,7 @@ from resilience.facts import events
 from resilience.facts.interruptions import Exit
 from resilience.run_folder.load import load
 from resilience.system import processes
+from resilience.telemetry.metrics import MetricView
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import QUICK
 from tests.process.told import cleared, counted, culprits, only_incident, told
@@ -280,20 +281,18 @@ def test_wait_for_others_that_no_frame_shows_is_told_from_a_hang(launch: Launch,
     assert (waited.hang, main_stack(waited)[-1].function) == ("in_collective", leaf)
 
 
+ONE_WAITS = (
+    GLOO + "import resilience, threading, torch\n"
+    "resilience.step(3)\n"
+    "dist.all_reduce(torch.ones(1))\n"
+    "if cycle == 0 and rank == 1: threading.Event().wait()\n"
+    "if cycle == 0: resilience.heartbeat()\n"
+    "dist.all_reduce(torch.ones(1))\n"
+)
+
+
 def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: Launch) -> None:  # F16
-    job = launch(
-        GLOO + "import resilience, threading, torch\n"
-        "resilience.step(3)\n"
-        "dist.all_reduce(torch.ones(1))\n"
-        "if cycle == 0 and rank == 1: threading.Event().wait()\n"
-        "if cycle == 0: resilience.heartbeat()\n"
-        "dist.all_reduce(torch.ones(1))\n",
-        *("--ft-rank-heartbeat-timeout", "1"),
-        nodes="2",
-        agents=2,
-        nproc=1,
-        conf=QUICK,
-    )
+    job = launch(ONE_WAITS, *("--ft-rank-heartbeat-timeout", "1"), nodes="2", agents=2, nproc=1, conf=QUICK)
     assert job.wait() == [0, 0]
     incident = only_incident(job)
     assert (incident.reported_first, culprits(incident)) == (0, [(1, "waits_for_lock")])
@@ -303,6 +302,23 @@ def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: 
     ended = [record.event.silent_for_s for record in job.of(events.CycleEnded) if record.origin.cycle == 0]
     assert len(ended) == 2 and all(silence is not None and silence >= 1.0 for silence in ended)  # lost on both nodes
     assert_same_seconds(list(load(job.job.run).records))
+
+
+def test_node_is_blamed_for_a_rank_that_another_node_waited_for(launch: Launch) -> None:
+    until_judged = "if cycle == 1: await_file('judged')\n"
+    job = launch(ONE_WAITS + until_judged, "--ft-rank-heartbeat-timeout", "1", nodes="2", agents=2, nproc=1, conf=QUICK)
+    job.await_record(events.IncidentJudged)
+    (job.folder / "judged").touch()
+    assert job.wait() == [0, 0]
+    (silent,) = {record.origin.node for record in job.of(events.RankFellSilent)}
+    nodes = ["node0", "node1"]
+    blamed: list[str] = []
+    for node in nodes:
+        view = MetricView()
+        for record in job.of(events.IncidentJudged, node):
+            view.take(record)
+        blamed += [labels[0] for (name, labels), n in view.samples().items() if name == "resilience_blamed_total"]
+    assert blamed == [node for node in nodes if node != silent]
 
 
 def test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit(launch: Launch) -> None:  # F17

@@ -138,6 +138,11 @@ class _Walk:
             if "le" not in labels:
                 raise Finding("histogram_quantile of what has no buckets: le was summed away")
             labels -= {"le"}
+        if name == "label_replace":
+            target, _, source = (argument.val for argument in node.args[1:4])
+            if source not in labels:
+                raise Finding(f"label_replace takes {source}, which is not there; there are {sorted(labels)}")
+            labels |= {target}
         return labels
 
     def _aggregate(self, node: promql.AggregateExpr) -> Labels:

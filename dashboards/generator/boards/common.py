@@ -18,6 +18,7 @@ OPEN = "resilience_rank_section_open_seconds"
 LIMIT = "resilience_section_timeout_seconds"
 FAULTS = "resilience_interruptions_total"  # faults and their consequences
 FIRST = 'origin="first"'
+BLAMED = "resilience_blamed_total"
 LISTED = 20  # rows in a table
 
 

@@ -74,7 +74,10 @@ NODE = Board(
                 ),
                 Panel(
                     title="Interruptions by node",
-                    description="Interruptions per interval: faults, and consequences of another rank's fault.",
+                    description=(
+                        "Interruptions per interval, on the node that recorded them: faults, and consequences of "
+                        "another rank's fault. The dashboard *Restarts* has the nodes that the verdicts blame."
+                    ),
                     unit="none",
                     queries=(
                         Query(

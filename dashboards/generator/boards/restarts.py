@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.generator.boards.common import DURATION, FAULTS, FIRST, QUIET, top
+from dashboards.generator.boards.common import BLAMED, DURATION, FAULTS, FIRST, QUIET, top
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import grown, present, quantile, stepped
+from dashboards.generator.queries import JOB, grown, present, quantile, stepped
 
 _PHASE = "resilience_restart_phase_duration_seconds"
 
@@ -92,10 +92,18 @@ RESTARTS = Board(
                     runbook="RestartLoop",
                 ),
                 Panel(
-                    title="Nodes that failed first",
-                    description="Faults of each node within the range, without consequences of other nodes' faults.",
+                    title="Blamed nodes",
+                    description=(
+                        "Interruptions within the range whose verdict blames ranks of the node. Interruptions with "
+                        "candidates only count for no node."
+                    ),
                     unit="none",
-                    queries=(Query(top(grown(FAULTS, FIRST, by=("node",)) + " > 0"), "{{node}}"),),
+                    queries=(
+                        Query(
+                            top(grown(BLAMED, 'culprit_node=~"$node"', by=("culprit_node",), scope=(JOB,)) + " > 0"),
+                            "{{culprit_node}}",
+                        ),
+                    ),
                     view="table",
                     empty=QUIET,
                     runbook="NodeRepeatOffender",

@@ -7,7 +7,7 @@ import pytest
 
 from resilience.attribution.culprits import Culprit
 from resilience.attribution.first_failure import LONGEST, cause_in_words, failure_in_words, judged
-from resilience.attribution.incident import Incident
+from resilience.attribution.incident import Incident, nodes_of_suspects
 from resilience.attribution.verdict import Verdict
 from resilience.facts import events
 from resilience.facts.interruptions import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord
@@ -21,7 +21,8 @@ ECHO = InterruptionRecord(
 
 
 def incident(verdict: Verdict, *records: InterruptionRecord) -> Incident:
-    return Incident(1, 0, 0, 0, 0, "restarted", "kind", verdict, records=records)
+    nodes = nodes_of_suspects(verdict, {0: "a", 1: "b", 2: "c"}, records)
+    return Incident(1, 0, 0, 0, 0, "restarted", "kind", verdict, records=records, nodes=nodes)
 
 
 def test_rank_that_the_verdict_blames_is_named_and_not_the_one_that_reported_first() -> None:
@@ -33,13 +34,28 @@ def test_rank_that_the_verdict_blames_is_named_and_not_the_one_that_reported_fir
 def test_event_of_a_verdict_has_the_words_of_the_terminal() -> None:
     verdict = Verdict("killed", "host", first=1, culprits=(Culprit(1, "killed", 0.95, 1),))
     found = incident(verdict, KILLED)
-    assert judged(found) == events.IncidentJudged(failure_in_words(found), "killed", 0, 0, 1, 0.95)
+    assert judged(found) == events.IncidentJudged(failure_in_words(found), "killed", 0, 0, 1, 0.95, ("b",))
     nobody = judged(incident(Verdict("unknown", "unknown"), ECHO))
-    assert (nobody.rank, nobody.confidence, nobody.sentence) == (
+    assert (nobody.rank, nobody.confidence, nobody.sentence, nobody.nodes) == (
         None,
         0.0,
         "which rank failed first is not known",
+        (),
     )
+
+
+def test_candidates_and_a_common_cause_on_several_nodes_blame_no_node() -> None:
+    first, second = Culprit(0, "exception", 0.4, 14), Culprit(1, "exception", 0.4, 14)
+    assert judged(incident(Verdict("unknown", "unknown", candidates=(first, second)), ECHO)).nodes == ()
+    assert judged(incident(Verdict("common", "user_code", culprits=(first, second)), ECHO)).nodes == ()
+    assert judged(incident(Verdict("common", "user_code", culprits=(first,)), ECHO)).nodes == ("a",)
+    assert judged(incident(Verdict("exception", "user_code", culprits=(first, second)), ECHO)).nodes == ("a", "b")
+
+
+def test_node_of_an_interruption_is_blamed_once() -> None:
+    verdict = Verdict("killed", "host", first=1, culprits=(Culprit(1, "killed", 0.95, 1),))
+    again = msgspec.structs.replace(incident(verdict, KILLED), is_judged=True)
+    assert (judged(again).rank, judged(again).nodes) == (1, ())
 
 
 def test_unsure_verdict_says_so() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.advice import ADVICE, advise, ranks_in_words
+from resilience.attribution.culprits import SURE
 from resilience.attribution.evidence import Evidence
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.attribution.incident import Incident, to_json, where
@@ -375,6 +376,21 @@ def test_settled_error_of_a_communication_call_is_blamed_unless_another_rank_wen
     assert [(candidate.rank, candidate.confidence) for candidate in alone.candidates] == [(0, 0.4)]
     seen = Evidence((record,), first=0, active=frozenset(range(4)), stacks=waits, returned=frozenset((2,)))
     assert [(culprit.rank, culprit.what) for culprit in judge(seen).culprits] == [(2, "went_on")]
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_rank_that_alone_was_active_is_blamed_for_an_error_of_a_communication_call(spares: int) -> None:
+    error = ExceptionInfo("RuntimeError", GONE, "f", WAITS)
+    told = [
+        msgspec.structs.replace(
+            record, event=events.Interrupted(msgspec.structs.replace(record.event.record, exception=error))
+        )
+        if isinstance(record.event, events.Interrupted)
+        else record
+        for record in job([Fault("exception", 0, 0)], world=1, spares=spares).records
+    ]
+    (incident,) = fold(told)
+    assert [(culprit.rank, culprit.confidence) for culprit in incident.verdict.culprits] == [(0, SURE)]
 
 
 def test_places_told_by_the_store_win_over_what_ranks_saw_first() -> None:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.attribution.culprits import SURE
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
 from resilience.facts import events
-from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord, ThreadStack
+from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
 from tests.support import record_streams
@@ -113,6 +114,23 @@ def test_error_that_a_program_raised_for_a_closed_connection_only_followed() -> 
     assert incident.verdict.cascade == (3,)
     (alone,) = fold(with_tail(launched([Fault("raise", 1)], ranks=4), 1, lines))
     assert alone.verdict.culprits == ()
+
+
+def test_hang_that_is_older_than_the_death_which_ended_the_cycle_is_its_cause() -> None:
+    told = launched([Fault("kill", 0)])
+    monitor = told.files["node0", 1]
+    at = next(number for number, record in enumerate(monitor) if isinstance(record.event, events.WorkerProgressed))
+    hung = InterruptionRecord(1, Interruption.SOFT_TIMEOUT, detector=Detector("step", 2.0), hang="on_lock")
+    monitor.insert(at + 1, msgspec.structs.replace(monitor[at], event=events.Interrupted(hung)))
+    incident = only(told)
+    assert [culprit.rank for culprit in incident.verdict.culprits] == [1, 0]
+    assert incident.chief is not None
+    assert (incident.chief.rank, incident.reported_first) == (1, 0)
+
+
+def test_job_of_one_rank_blames_it_for_a_closed_connection() -> None:
+    (incident,) = fold(with_tail(launched([Fault("raise", 0)], ranks=1), 0, ECHO))
+    assert [(culprit.rank, culprit.confidence) for culprit in incident.verdict.culprits] == [(0, SURE)]
 
 
 NOT_A_NUMBER = (

@@ -18,6 +18,7 @@ from resilience.facts.interruptions import (
     Detector,
     ExceptionInfo,
     Exit,
+    FaultOrigin,
     Frame,
     Hang,
     Interruption,
@@ -282,6 +283,18 @@ def test_rank_that_raised_is_blamed_and_not_its_neighbour_that_ended_without_a_r
         assert candidates(seen) == [0]
 
 
+@pytest.mark.parametrize("origin", ["own", "communication", None])
+def test_only_active_rank_is_blamed_for_an_error_of_a_communication_call(origin: FaultOrigin | None) -> None:
+    """No other rank can have caused it."""
+    record = InterruptionRecord(0, Interruption.EXCEPTION, exception=CLOSED, origin=origin, arrival_order=1)
+    alone = Evidence((record,), 0, frozenset((0,)), frozenset((1,)), is_alone=True)
+    (culprit,) = judge(alone).culprits
+    assert (culprit.rank, culprit.what, culprit.confidence) == (0, "exception", SURE)
+    assert blamed(msgspec.structs.replace(alone, is_alone=False)) == []  # records of other ranks are missing
+    abort = msgspec.structs.replace(record, origin="consequence")
+    assert blamed(msgspec.structs.replace(alone, records=(abort,))) == []
+
+
 @QUIET
 def test_hung_rank_is_blamed_and_not_the_rank_that_ended_without_a_reason_before_its_limit(end: str | int) -> None:
     stopped = InterruptionRecord(1, Interruption.HARD_TIMEOUT, process=ProcessInfo("T", 0.0, 60.0), hang="stopped")
@@ -317,6 +330,77 @@ def test_rank_that_did_not_end_is_a_candidate_too_if_most_ranks_ended_without_a_
     assert (blamed(seen), sorted(candidates(seen))) == ([], [0, 1, 2, 3])
     everybody = Evidence((*records, ended(1, end, 100.0)), first=0, active=RANKS)
     assert judge(everybody).what == "common"
+
+
+# -- a hang that is older than a death ----------------------------------------------------------------
+
+
+def exceeded(rank: int, at_s: float, hang: Hang, *stack: Frame, hard: bool = False) -> InterruptionRecord:
+    """The record of a rank whose limit was exceeded, at a known moment."""
+    record = msgspec.structs.replace(
+        silent(rank, stack or (STEP,), hang=hang), detector=Detector("step", 60.0), detected_wall_ns=round(at_s * 1e9)
+    )
+    return msgspec.structs.replace(record, interruption=Interruption.HARD_TIMEOUT) if hard else record
+
+
+def raised(rank: int, at_s: float) -> InterruptionRecord:
+    """The record of an exception of the program's own, such as one for a peer that does not answer in time."""
+    error = ExceptionInfo("TimeoutError", "no batch from rank 1", "f", LOADS)
+    return InterruptionRecord(
+        rank, Interruption.EXCEPTION, exception=error, origin="own", detected_wall_ns=round(at_s * 1e9), arrival_order=1
+    )
+
+
+@pytest.mark.parametrize("word", ["stopped", "holds_gil", "on_lock"])
+@pytest.mark.parametrize(
+    "death", [ended(0, "SIGTERM", 100.0), ended(0, "SIGKILL", 100.0), ended(0, "SIGSEGV", 100.0), raised(0, 100.0)]
+)
+def test_rank_that_hung_before_another_one_died_is_blamed_first(death: InterruptionRecord, word: Hang) -> None:
+    hung = (exceeded(1, 90.0, word), exceeded(1, 150.0, word, hard=True))  # its soft limit, and its hard one
+    verdict = judge(Evidence((death, *hung), first=0, active=RANKS, stacks=dict.fromkeys((2, 3), BARRIER)))
+    assert [culprit.rank for culprit in verdict.culprits] == [1, 0]
+    assert verdict.first == 1
+    assert 11 in verdict.rules_fired
+
+
+@pytest.mark.parametrize("at_s", [100.5, 160.0, None])
+def test_rank_whose_limit_was_not_exceeded_before_the_death_is_not_blamed_beside_it(at_s: float | None) -> None:
+    """It may have waited for the rank that died. Monitors of two nodes may be a second apart."""
+    hung = exceeded(1, at_s or 0.0, "on_lock")
+    hung = hung if at_s else msgspec.structs.replace(hung, detected_wall_ns=None)
+    assert blamed(Evidence((ended(0, "SIGKILL", 100.0), hung), first=0, active=RANKS)) == [(0, "killed")]
+
+
+def test_hang_between_two_deaths_may_follow_from_the_first_one() -> None:
+    records = (ended(0, "SIGKILL", 50.0), exceeded(1, 90.0, "on_lock"), ended(2, "SIGKILL", 100.0))
+    assert blamed(Evidence(records, first=0, active=RANKS)) == [(0, "killed"), (2, "killed")]
+
+
+@pytest.mark.parametrize("word", ["in_collective", "in_call", "in_loop"])
+def test_rank_that_may_have_waited_for_the_rank_that_died_later_is_not_blamed(word: Hang) -> None:
+    stack = BARRIER if word == "in_collective" else (STEP,)
+    waited = exceeded(1, 90.0, word, *stack)
+    assert blamed(Evidence((ended(0, "SIGKILL", 100.0), waited), first=0, active=RANKS)) == [(0, "killed")]
+
+
+def test_rank_in_a_call_is_blamed_before_a_later_death_if_the_others_waited_for_it_alone() -> None:
+    entered = {rank: waits_at(9) for rank in (0, 2, 3)} | {1: waits_at(8, left=True)}
+    records = (ended(0, "SIGKILL", 100.0), exceeded(1, 90.0, "in_call"))
+    seen = Evidence(records, first=0, active=RANKS, stacks=dict.fromkeys((2, 3), BARRIER), collectives=entered)
+    assert blamed(seen) == [(1, "hung"), (0, "killed")]
+
+
+@QUIET
+def test_rank_that_waited_past_a_limit_before_it_ended_without_a_reason_waited_for_the_one_that_hangs(
+    end: str | int,
+) -> None:
+    """NCCL's watchdog aborts a rank that has waited for too long."""
+    records = (ended(0, end, 100.0, arrival_order=1), exceeded(0, 90.0, "in_collective", *BARRIER))
+    stacks = {0: BARRIER, 1: LOADS, 2: BARRIER, 3: BARRIER}
+    for order in (records, records[::-1]):
+        seen = Evidence(order, first=0, active=RANKS, stacks=stacks, hangs={1: "on_lock"})
+        assert (blamed(seen), candidates(seen)) == ([(1, "waits_for_lock")], [0])
+        assert judge(seen).first == 1
 
 
 def test_lost_monitor_is_blamed_where_nothing_else_is_on_record() -> None:

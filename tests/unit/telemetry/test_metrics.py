@@ -16,12 +16,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from resilience.attribution.first_failure import judged
+from resilience.attribution.incidents import fold
 from resilience.facts import events
 from resilience.facts.identity import Origin, trace_id
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
-from resilience.telemetry.metrics import MOST_NAMES, MetricView
+from resilience.telemetry.metrics import MOST_NAMES, MOST_NODES, MetricView
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.busy_node import busy_node
@@ -235,7 +237,7 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.ElasticMeasured("SimpleElasticAgent.run.duration.ms", 20.0),
         events.ElasticMeasured("workers.default.flakiness", 3.0),
         events.ElasticTold("torchelastic.worker.status.SUCCEEDED", "AGENT", "SUCCEEDED"),
-        events.IncidentJudged("rank 1 failed first (SIGKILL)", "killed", 0, 0, 1, 0.95),
+        events.IncidentJudged("rank 1 failed first (SIGKILL)", "killed", 0, 0, 1, 0.95, ("node",)),
     ]
     alone = [
         events.Interrupted(InterruptionRecord(0, Interruption.TERMINATED, pid=7)),
@@ -350,6 +352,52 @@ def test_names_that_torch_chooses_cannot_multiply_series() -> None:
         rows = [labels for of, labels in found if of == f"resilience_elastic_{name}"]
         assert len(rows) == MOST_NAMES + 1
     assert sum(n for (name, _), n in found.items() if name == "resilience_elastic_calls_total") == 100
+
+
+def on_two_nodes(records: list[Record]) -> list[Record]:
+    """Ranks 0 and 1 of the job on node0, the others on node1."""
+    moved = []
+    for record in records:
+        node, event = f"node{(record.origin.initial_rank or 0) // 2}", record.event
+        if isinstance(event, events.Interrupted):
+            event = events.Interrupted(msgspec.structs.replace(event.record, node=node))
+        origin = msgspec.structs.replace(record.origin, node=node)
+        moved.append(msgspec.structs.replace(record, origin=origin, event=event))
+    return moved
+
+
+def test_node_is_blamed_for_a_rank_that_another_node_waited_for() -> None:
+    """The limit of a rank that waits for rank 2 fires first. No rank of node1 has a record of its own."""
+    told = on_two_nodes(job([Fault("waited_for", 2, 0)]).records)
+    (incident,) = fold(told)
+    assert incident.verdict.first == 2
+    assert {record.node for record in incident.records} == {"node0"}
+    verdict = msgspec.structs.replace(told[0], event=judged(incident))
+    found = samples([*told, verdict])
+    blamed = {labels: n for (name, labels), n in found.items() if name == "resilience_blamed_total"}
+    assert blamed == {("node1",): 1}
+
+
+def test_interruption_that_a_wrapper_and_its_launcher_judge_blames_a_node_once() -> None:
+    """The launcher, or torchrun, ends the cycle for a death after which the Wrapper has restarted."""
+    told = on_two_nodes(job([Fault("kill", 2, 0)]).records)
+    (incident,) = fold(told)
+    assert judged(incident).nodes == ("node1",)
+    following = next(record for record in told if record.origin.iteration == 1)
+    (again,) = fold([*told, msgspec.structs.replace(following, event=judged(incident))])
+    assert (judged(again).rank, judged(again).nodes) == (2, ())
+
+
+def test_blamed_nodes_of_a_large_job_cannot_multiply_series() -> None:
+    record = job().records[0]
+    view = view_of(
+        [
+            msgspec.structs.replace(record, event=events.IncidentJudged("", "killed", 0, nodes=(f"node{number}",)))
+            for number in range(1000)
+        ]
+    )
+    counts = [n for (name, _), n in view.samples().items() if name == "resilience_blamed_total"]
+    assert (len(counts), sum(counts)) == (MOST_NODES + 1, 1000)
 
 
 def test_exposition_is_valid_openmetrics_with_the_trace_as_exemplar() -> None:
