@@ -769,6 +769,18 @@ class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
     fallback_s: Seconds
 
 
+class TimeoutsUnlearned(Event, frozen=True, tag="timeouts.unlearned"):
+    """Learned limits do not hold in this cycle, because no cycle with so many ranks was observed. Configured limits
+    hold. One agent records this once, until the number of ranks changes.
+
+    world_size: ranks of this cycle; least_world_size, most_world_size: ranks with which learned limits hold."""
+
+    level: ClassVar[Level] = "warning"
+    world_size: WorldSize
+    least_world_size: WorldSize
+    most_world_size: WorldSize
+
+
 AnyEvent = (
     CallStarted
     | ConfigurationAdvised
@@ -842,6 +854,7 @@ AnyEvent = (
     | TimeoutsLoaded
     | TimeoutExceededInShadow
     | TimeoutsStale
+    | TimeoutsUnlearned
 )
 CATALOGUE: tuple[type[Event], ...] = get_args(AnyEvent)
 """All events, in the order of the pages."""
