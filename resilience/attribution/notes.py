@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resilience.core.watched import watched_in_words
+from resilience.core.watched import unlearned_in_words, watched_in_words
 from resilience.facts import events
 from resilience.facts.deadlines import limited
 from resilience.facts.in_words import seconds
@@ -33,6 +33,8 @@ def note(event: events.Event) -> str | None:
         case events.TimeoutExceededInShadow():
             where = _place(event.limit)
             return f"a shadow limit would have ended a rank in {where}: {seconds(event.allowed_s)} (nothing was done)"
+        case events.TimeoutsUnlearned():
+            return unlearned_in_words(event)
         case events.ProgressUnknown():
             return "no limit on progress was armed: a loop that makes no progress would go unnoticed"
         case events.AbortFailed():
@@ -105,6 +107,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.RankSuspected,
         events.SuspicionCompared,
         events.TimeoutExceededInShadow,
+        events.TimeoutsUnlearned,
         events.ProgressUnknown,
         events.AbortFailed,
         events.GroupAborted,

@@ -1,4 +1,4 @@
-"""How are hangs detected, and what does a suspicion say?  Two lines for the user."""
+"""How are hangs detected, and what does a suspicion say?  Lines for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from resilience.core.hang_kind import WORDS
 from resilience.core.silences import FACTOR
 from resilience.core.watch import defaults
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
-from resilience.facts.events import HangSuspected, HangsWatched
+from resilience.facts.events import HangSuspected, HangsWatched, TimeoutsUnlearned
 from resilience.facts.in_words import seconds
 from resilience.facts.limits import NO_LIMIT, Limit, Limits
 
@@ -38,6 +38,13 @@ def watched_in_words(event: HangsWatched) -> str:
         f"silence, at least {event.least_s:g} s"
     )
     return f"{line}; set: {shown}" if limits else line
+
+
+def unlearned_in_words(event: TimeoutsUnlearned) -> str:
+    """Return one line: with how many ranks learned limits hold, and that this cycle has another number."""
+    least, most = event.least_world_size, event.most_world_size
+    learned, present = str(least) if least == most else f"{least} to {most}", event.world_size
+    return f"learned limits hold for {learned} ranks, not for the {present} of this cycle: configured limits hold"
 
 
 def suspicion_in_words(rank: int, event: HangSuspected) -> str:

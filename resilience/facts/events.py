@@ -399,13 +399,15 @@ class InterruptSwallowed(Event, frozen=True, tag="interrupt.swallowed"):
 
 class SignalDeferred(Event, frozen=True, tag="signal.deferred"):
     """A signal handler of the program raised while a restart was under way. The exception was dropped. The handler is
-    called again when the wrapped function runs next, at the latest when the call is over.
+    called again when the wrapped function runs next, at the latest when the call is over. If the call raises, its own
+    exception is the one that is raised; what the handler raises then becomes a note of it.
 
-    signal: its name; error: type and message of the exception."""
+    signal: its name; error: type and message of the exception; stack: where it was raised, innermost frame last."""
 
     level: ClassVar[Level] = "warning"
     signal: str
     error: str
+    stack: tuple[Frame, ...] = ()
 
 
 class HookFailed(Event, frozen=True, tag="hook.failed"):
@@ -772,6 +774,18 @@ class TimeoutsStale(Event, frozen=True, tag="timeouts.stale"):
     fallback_s: Seconds
 
 
+class TimeoutsUnlearned(Event, frozen=True, tag="timeouts.unlearned"):
+    """Learned limits do not hold in this cycle, because no cycle with so many ranks was observed. Configured limits
+    hold. One agent records this once, until the number of ranks changes.
+
+    world_size: ranks of this cycle; least_world_size, most_world_size: ranks with which learned limits hold."""
+
+    level: ClassVar[Level] = "warning"
+    world_size: WorldSize
+    least_world_size: WorldSize
+    most_world_size: WorldSize
+
+
 AnyEvent = (
     CallStarted
     | ConfigurationAdvised
@@ -845,6 +859,7 @@ AnyEvent = (
     | TimeoutsLoaded
     | TimeoutExceededInShadow
     | TimeoutsStale
+    | TimeoutsUnlearned
 )
 CATALOGUE: tuple[type[Event], ...] = get_args(AnyEvent)
 """All events, in the order of the pages."""

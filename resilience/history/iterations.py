@@ -338,19 +338,22 @@ def _once_each(iterations: dict[Place, Iteration]) -> None:
                 deaths[place[:3], record.rank, record.pid].append(place)
     for (_, rank, _), places in deaths.items():
         since = [place for place in ordered if place[:3] == places[0][:3] and place >= places[0]]
-        home = _home(iterations, since, rank)
+        interrupted = _interrupted_by(rank, since, iterations)
         record = next(r for r in iterations[places[0]].records if _is_death(r, rank))
         for place in places:
             iterations[place].records = [r for r in iterations[place].records if not _is_death(r, rank)]
-        iterations[home].records.append(_in_order(iterations[home], record))
+        iterations[interrupted].records.append(_in_order(iterations[interrupted], record))
 
 
-def _home(iterations: Mapping[Place, Iteration], places: list[Place], rank: int) -> Place:
-    """Return which of these iterations a death interrupted that was recorded in the first of them: the last one in
-    which it arrived in the store, else one that this rank interrupted and that has no record.
+def _interrupted_by(rank: int, places: list[Place], iterations: Mapping[Place, Iteration]) -> Place:
+    """Return the iteration that the death of this rank interrupted.
 
-    It arrives twice if the others agree to include the rank just before its stand-in can list it as terminated: the
-    stand-in then follows them, and interrupts the next iteration as well."""
+    places: the iteration in which the death was recorded, and all later ones. If the store has the death, its last
+    arrival counts. Else it is the first iteration that this rank was the first to report; a later one must have no
+    other record.
+
+    The death arrives twice if the other ranks include this rank in the next iteration just before its stand-in lists
+    it as terminated. The stand-in then interrupts that iteration as well."""
     death = (rank, Interruption.TERMINATED)
     if arrived := [place for place in places if death in iterations[place].arrivals]:
         return arrived[-1]

@@ -96,6 +96,7 @@ class Agent(LocalElasticAgent):
         if verdict is not None:
             return verdict
         reporter.emit(events.CycleStarted(reason, supervisor.restarts_used, group.spec.max_restarts))
+        supervisor.report_unlearned_limits(group)
         return self._run_workers(group)
 
     def _run_workers(self, group: WorkerGroup) -> CycleDecision:

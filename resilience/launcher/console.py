@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from resilience.attribution.first_failure import cause_in_words
-from resilience.core.watched import suspicion_in_words, watched_in_words
+from resilience.core.watched import suspicion_in_words, unlearned_in_words, watched_in_words
 from resilience.facts import events
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.printable import printable, printable_line
@@ -214,6 +214,8 @@ class Console:
                     f"{package} in advance: no effect in this cycle; from the next cycle on, workers start cold. Set "
                     "it for the launcher, or use --cold"
                 )
+            case events.TimeoutsUnlearned():
+                return unlearned_in_words(event)
             case events.ZygoteLost(why):
                 return f"workers start cold from now on: {why}"
             case _:  # no other event matters here

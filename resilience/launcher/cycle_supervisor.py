@@ -27,7 +27,6 @@ from resilience.errors import LaunchError, StoreError
 from resilience.facts import events
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.limits import Limits, Rule
-from resilience.launcher.console import note
 from resilience.launcher.rendezvous.driving import T
 from resilience.launcher.stopping import NodeSignals
 from resilience.launcher.witnesses import LOOK, Witnesses
@@ -87,7 +86,7 @@ class CycleSupervisor:
         self._spec = spec
         self._mode = mode
         self._known_nodes: set[str] = set()  # names of the nodes of all cycles
-        self._said_of = 0  # ranks of the last cycle
+        self._last_world_size = 0  # ranks of the last cycle
         self._warned: set[str] = set()  # checks whose last warning was reported
         self._unusable = ""  # why workers may not start here: processes that cannot be killed
         self.warm_start = WarmStart(reporter, zygote)
@@ -219,7 +218,6 @@ class CycleSupervisor:
                 f"{group.master_addr}:{group.master_port}",
             )
         )
-        self._say_if_unlearned(group)
         deadline = time.monotonic() + READY
         while not all(map(self.monitors.is_monitored, range(self._spec.local_world_size))):
             self.witnesses.hear()
@@ -228,14 +226,14 @@ class CycleSupervisor:
             time.sleep(LOOK)
         return None
 
-    def _say_if_unlearned(self, group: WorkerGroup) -> None:
-        """Say once per number of ranks that learned limits do not hold with so many."""
-        size = group.workers[0].world_size
-        if not group.group_rank and size != self._said_of and not holds_in(self._limits, size):
-            least, most = self._limits.worlds or (0, 0)
-            learned = str(least) if least == most else f"{least} to {most}"
-            note(f"learned limits hold for {learned} ranks, not for the {size} of this cycle: configured limits hold")
-        self._said_of = size
+    def report_unlearned_limits(self, group: WorkerGroup) -> None:
+        """Report that learned limits do not hold with this cycle's number of ranks, unless the last cycle had as many.
+        One node reports it for all."""
+        world_size = group.workers[0].world_size
+        is_new = world_size != self._last_world_size
+        self._last_world_size = world_size
+        if is_new and group.group_rank == 0 and not holds_in(self._limits, world_size):
+            self.reporter.emit(events.TimeoutsUnlearned(world_size, *(self._limits.worlds or (0, 0))))
 
     # -- what happens ---------------------------------------------------------------------------
 

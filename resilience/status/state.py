@@ -219,9 +219,14 @@ class Watcher:
         self._history.take(record)
         rank = origin.initial_rank
         self._last_fault.take(record)
-        if isinstance(event, events.WorkerStarted) and self._is_newest(event.worker_rank, origin):
-            self._pid[event.worker_rank] = event.worker_pid
-        if rank is None or not self._is_newest(rank, origin):
+        if isinstance(event, events.WorkerStarted):
+            self._note_cycle(event.worker_rank, origin)
+            if self._is_newest(event.worker_rank, origin):
+                self._pid[event.worker_rank] = event.worker_pid
+        if rank is None:
+            return
+        self._note_cycle(rank, origin)
+        if not self._is_newest(rank, origin):
             return
         self._node[rank] = origin.node
         if origin.role == "rank" and rank not in self._left:
@@ -247,12 +252,15 @@ class Watcher:
             case _:  # no other event matters here
                 pass
 
-    def _is_newest(self, rank: int, origin: Origin) -> bool:
-        """Return True if no record of a later worker of this rank has been read. A rank may have moved to another node,
-        whose file is read earlier."""
+    def _note_cycle(self, rank: int, origin: Origin) -> None:
+        """Note the newest cycle in which this rank has a record."""
         place = (origin.attempt, origin.cycle)
         self._place[rank] = max(place, self._place.get(rank, place))
-        return place == self._place[rank]
+
+    def _is_newest(self, rank: int, origin: Origin) -> bool:
+        """Return True if this rank has no record of a later cycle. A rank may have moved to another node, whose file is
+        read earlier."""
+        return (origin.attempt, origin.cycle) == self._place[rank]
 
     def _enter(self, iteration: Iteration) -> None:
         """Note an iteration of any rank."""

@@ -10,10 +10,13 @@ import gc
 import os
 import sys
 import threading
-from types import FrameType
+import traceback
+from types import FrameType, TracebackType
 
 from resilience.facts.fork_lock import fork_lock
+from resilience.facts.interruptions import Frame
 
+MAX_FRAMES = 60
 # Held while garbage collection is off: two threads that take stacks at once,
 # or a child forked meanwhile, would leave it off for ever.
 _TAKING = fork_lock()
@@ -46,6 +49,17 @@ def is_torch(file: str) -> bool:
     """Return True if a file belongs to torch."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     return torch is not None and file.startswith(os.path.join(os.path.dirname(torch), ""))
+
+
+def places_of(tb: TracebackType | None) -> list[tuple[FrameType, int | None]]:
+    """Return the frames of a traceback and their lines, innermost last."""
+    return [place for place in traceback.walk_tb(tb) if not is_wrapper(place[0].f_code.co_filename)]
+
+
+def stack_of_traceback(tb: TracebackType | None) -> tuple[Frame, ...]:
+    """Return the innermost frames of a traceback as plain data, innermost last."""
+    frames = [Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in places_of(tb)]
+    return tuple(frames[-MAX_FRAMES:])
 
 
 def current_frames() -> dict[int, FrameType]:

@@ -16,15 +16,17 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from resilience.errors import error_in_words
-from resilience.system.frames import is_ours, is_standard, is_torch
+from resilience.facts.interruptions import Frame
+from resilience.system.frames import is_ours, is_standard, is_torch, stack_of_traceback
 from resilience.system.processes import signal_name
 
 
 class Deferred(NamedTuple):
-    """A signal whose handler raised in our code. error: the exception's type and text."""
+    """A signal whose handler raised in our code. error: the exception's type and text; stack: where it was raised."""
 
     signal: str
     error: str
+    stack: tuple[Frame, ...] = ()
 
 
 class ProgramHandlers:
@@ -77,7 +79,8 @@ class ProgramHandlers:
 
     def put_off(self, number: int, handler: Any, error: Exception) -> None:
         """Note a handler to call again, because it raised `error` in our code."""
-        self._unreported[number] = Deferred(signal_name(number), error_in_words(error))
+        tb = error.__traceback__ and error.__traceback__.tb_next  # without the guard's own frame
+        self._unreported[number] = Deferred(signal_name(number), error_in_words(error), stack_of_traceback(tb))
         self._to_call[number] = handler
 
     def take_deferred(self) -> list[Deferred]:

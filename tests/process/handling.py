@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
+from typing import Any
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.finalize import Finalize
@@ -92,11 +93,14 @@ def handler_raises_after_the_function() -> str:
         return "preempted"
 
 
-def handler_raises_after_ctrl_c() -> str:
+def handler_raises_after_ctrl_c() -> dict[str, Any]:
     """Ctrl-C ends the function, and the processes of its data loader too, which a handler then tells."""
+    calls = 0
 
     def lost(_: int, frame: FrameType | None) -> None:
-        raise RuntimeError("a process of mine is lost")
+        nonlocal calls
+        calls += 1
+        raise RuntimeError(f"a process of mine is lost (call {calls})")
 
     @Wrapper()
     def function(call: CallWrapper | None = None) -> None:
@@ -108,8 +112,8 @@ def handler_raises_after_ctrl_c() -> str:
     try:
         function()
     except BaseException as error:
-        return type(error).__name__
-    return "completed"
+        return {"raised": type(error).__name__, "notes": getattr(error, "__notes__", [])}
+    return {"raised": "", "notes": []}
 
 
 def handler_gives_its_signal_back() -> int:

@@ -12,7 +12,10 @@ import pytest
 from resilience.calibration.limits_file import Timeouts
 from resilience.cli import main
 from resilience.facts import events
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
 from resilience.system import timeouts_file
+from resilience.trace.export import spans_of
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 
@@ -134,7 +137,14 @@ def test_cycle_with_fewer_ranks_than_observed_says_that_learned_limits_do_not_ho
     assert calibrated(tmp_path, "first", options=UNHURRIED).configuration.world_size == 2
     job = launch(STEPS, "--timeouts", "auto", conf="last_call_timeout=0.3", RESILIENCE_JOB_ID="smaller", **elastic)
     assert job.wait() == [0]
-    assert "learned limits hold for 2 ranks, not for the 1 of this cycle" in job.output(stream=2)
+    (record,) = job.of(events.TimeoutsUnlearned)
+    assert record.event == events.TimeoutsUnlearned(world_size=1, least_world_size=2, most_world_size=2)
+    sentence = "learned limits hold for 2 ranks, not for the 1 of this cycle: configured limits hold"
+    assert f"resilience run: {sentence}" in job.output(stream=2)
+    run = tmp_path / "runs" / "smaller"
+    assert sentence in [note.what for note in report(load(run)).notes]
+    spans = [span for batch in spans_of(run) for span in batch.spans]
+    assert "timeouts.unlearned" in [noted.name for span in spans for noted in span.events]
 
 
 def test_file_that_does_not_fit_is_refused_with_the_reason(launch: Launch, tmp_path: Path) -> None:

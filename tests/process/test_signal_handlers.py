@@ -30,7 +30,9 @@ def test_handler_that_raises_during_a_restart_costs_no_rank(start: Start, again:
     assert second.value == (completed_in, 0)
     assert not job.of(events.RankLeft)
     deferred = [(record.origin.initial_rank, record.event) for record in job.of(events.SignalDeferred)]
-    assert set(deferred) == {(0, events.SignalDeferred("SIGCHLD", "RuntimeError: a process of mine is lost"))}
+    assert {(rank, event.signal, event.error) for rank, event in deferred} == {
+        (0, "SIGCHLD", "RuntimeError: a process of mine is lost")
+    }
 
 
 def test_exception_of_a_handler_that_no_function_gets_any_more_reaches_the_caller(start: Start) -> None:
@@ -44,8 +46,12 @@ def test_exception_of_a_handler_that_no_function_gets_any_more_reaches_the_calle
 def test_exception_of_a_put_off_handler_does_not_replace_that_of_the_call(start: Start) -> None:
     job = start(1, "tests.process.handling:handler_raises_after_ctrl_c")
     (rank,) = job.wait()
-    assert rank.value == "KeyboardInterrupt"
-    assert [record.event.signal for record in job.of(events.SignalDeferred)] == ["SIGUSR1"]
+    assert rank.value["raised"] == "KeyboardInterrupt"
+    (note,) = rank.value["notes"]  # of the second call of the handler, when the wrapped call was over
+    assert "RuntimeError: a process of mine is lost (call 2)" in note.splitlines()[0] and "in lost" in note
+    (deferred,) = [record.event for record in job.of(events.SignalDeferred)]
+    assert (deferred.signal, deferred.error) == ("SIGUSR1", "RuntimeError: a process of mine is lost (call 1)")
+    assert [frame.function for frame in deferred.stack] == ["lost"]
 
 
 def test_handler_that_has_given_its_signal_back_costs_no_rank_when_it_is_called_again(start: Start) -> None:

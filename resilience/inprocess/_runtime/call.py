@@ -146,14 +146,17 @@ class CallWrapper:
         check_alone(name)
         try:
             value = left_by(lambda: self._run(name))
-        except BaseException:
-            with contextlib.suppress(Exception):  # is on record; a KeyboardInterrupt must not become an error to retry
+        except BaseException as error:
+            try:
                 self._call_deferred()
+            except Exception as raised:  # must not replace a KeyboardInterrupt: it may be an error to retry
+                failure.note_later(error, raised)
             raise
         self._call_deferred()
         return value
 
     def _call_deferred(self) -> None:
+        """Call the program's signal handlers that were put off. Raises: what they raise."""
         if "_interrupter" in self.__dict__:
             self._interrupter.raise_deferred()
 

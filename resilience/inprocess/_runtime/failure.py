@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from types import CodeType, FrameType, TracebackType
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal
 
 import resilience
@@ -30,21 +30,20 @@ from resilience.facts.interruptions import (
     InterruptionRecord,
 )
 from resilience.system.environment import rank_and_world_size
-from resilience.system.frames import current_frames, is_wrapper
+from resilience.system.frames import MAX_FRAMES, current_frames, is_wrapper, places_of, stack_of_traceback
 
 if TYPE_CHECKING:
     from resilience.inprocess.state import State
 
 _Group: Any = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
 _PACKAGE = os.path.join(os.path.dirname(resilience.__file__), "")
-MAX_FRAMES = 60
 MAX_FRAMES_OF_CAUSE = 20  # the innermost ones
 MAX_CAUSES, MAX_NOTES, MAX_NOTE = 5, 5, 500  # causes, notes, characters of one and of a cause's message
 
 
 def describe(error: BaseException) -> ExceptionInfo:
     """Return type, message, stack (innermost last), notes, causes and fingerprint of an exception."""
-    stack = _stack(error.__traceback__)
+    stack = stack_of_traceback(error.__traceback__)
     name = _name(error)
     return ExceptionInfo(
         type=name,
@@ -132,7 +131,7 @@ def _checkpoint_failures(error: BaseException) -> dict[int, Any] | None:
 
 
 def _left_communication(error: BaseException) -> bool:
-    places = _places(error.__traceback__)
+    places = places_of(error.__traceback__)
     names = _names_at(places[-1][0].f_code, places[-1][1]) if places and type(error) is RuntimeError else set[str]()
     return left_communication(describe(error), names)
 
@@ -165,6 +164,18 @@ def release_own(error: BaseException) -> None:
                         caller.clear()
 
 
+def note_later(error: BaseException, raised: BaseException) -> None:
+    """Add a note to `error`: what a signal handler raised later, with its traceback. `raised` was raised while `error`
+    was handled. Before Python 3.11 a traceback shows no notes, but our records have them."""
+    for link in (raised, *_chain(raised)):
+        if link.__context__ is error:
+            link.__context__ = None  # the note is about the handler only
+    text = f"afterwards a signal handler raised {error_in_words(raised)}\n"
+    notes = vars(error).setdefault("__notes__", [])
+    if isinstance(notes, list):  # user code may set it to anything
+        notes.append(text + "".join(traceback.format_exception(raised)))
+
+
 def stack_of(thread: int) -> tuple[Frame, ...]:
     """Return the present stack of a thread of this process, innermost frame last. Reads no source file."""
     frame = current_frames().get(thread)
@@ -174,15 +185,6 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
             frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return tuple(reversed(frames))
-
-
-def _stack(tb: TracebackType | None) -> tuple[Frame, ...]:
-    frames = [Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in _places(tb)]
-    return tuple(frames[-MAX_FRAMES:])
-
-
-def _places(tb: TracebackType | None) -> list[tuple[FrameType, int | None]]:
-    return [place for place in traceback.walk_tb(tb) if not is_wrapper(place[0].f_code.co_filename)]
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -227,5 +229,5 @@ def _causes(error: BaseException) -> tuple[Cause, ...]:
 
 
 def _cause(error: BaseException, relation: Literal["cause", "context", "part"]) -> Cause:
-    stack = _stack(error.__traceback__)[-MAX_FRAMES_OF_CAUSE:]
+    stack = stack_of_traceback(error.__traceback__)[-MAX_FRAMES_OF_CAUSE:]
     return Cause(_name(error), message_of(error)[:MAX_NOTE], relation, stack, _notes(error))

@@ -338,7 +338,7 @@ class Session:
         self.emit(events.InterruptSwallowed(swallow.file, swallow.line, swallow.function))
 
     def signal_deferred(self, deferred: Deferred) -> None:
-        self.emit(events.SignalDeferred(deferred.signal, deferred.error))
+        self.emit(events.SignalDeferred(*deferred))
 
     def see_who_goes_on(self, left: Seat | None, limit: float) -> None:
         """Find out whether other ranks continue without this one. A job's last rank 0 prints how the job ended, so only

@@ -93,6 +93,10 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             events.OutputLost("file", "/runs/job/output/0/3.out", 9, "No space left on device", is_shown=False),
             "workers' output cannot be kept in /runs/job/output/0/3.out: No space left on device",
         ),
+        (
+            events.TimeoutsUnlearned(world_size=4, least_world_size=6, most_world_size=8),
+            "learned limits hold for 6 to 8 ranks, not for the 4 of this cycle: configured limits hold",
+        ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
     ],
 )

@@ -87,6 +87,24 @@ def test_notes_and_causes_are_bounded_whatever_they_are() -> None:
     assert (len(described.causes), described.notes) == (failure.MAX_CAUSES, ())
 
 
+def test_note_about_exceptions_of_handlers_has_each_of_them_and_not_the_noted_one() -> None:
+    error: BaseException = KeyError("seven")
+    try:
+        try:
+            raise error
+        except KeyError:
+            try:
+                look_up("eight")
+            finally:
+                look_up("nine")
+    except KeyError as raised:
+        failure.note_later(error, raised)
+    (note,) = error.__notes__  # type: ignore[attr-defined]
+    assert note.splitlines()[0].endswith("KeyError: 'nine'")
+    assert [name for name in ("seven", "eight", "nine") if f"KeyError: '{name}'\n" in f"{note}\n"] == ["eight", "nine"]
+    assert failure.describe(error).notes == (note[: failure.MAX_NOTE],)
+
+
 class Delegating(Exception):
     """Passes on each attribute that it does not have, as urllib's HTTPError does; without a response, that raises."""
 
