@@ -16,8 +16,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.in_words import seconds
 from resilience.report.repeats import KnownRun, RepeatedFault, as_json, faults, known_runs
-from resilience.report.terminal import incomplete_in_words
-from resilience.run_folder.load import is_run, runs_in
+from resilience.run_folder.load import incomplete_in_words, is_run, runs_in
 from resilience.system.environment import Settings
 from resilience.system.render import Line, count, cut, date, field, say_json, show, width_of_terminal, wrap
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from resilience.attribution.incidents import incidents_of
 from resilience.cli.arguments import refuse_together
+from resilience.cli.incomplete import checked_history, say_incomplete
 from resilience.cli.run_argument import add_run, find_run, refuse_unlisted
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
@@ -26,7 +27,7 @@ from resilience.logs.terminal import COLUMNS, folded_rows, rows_of
 from resilience.run_folder.entries import entry_of, utc
 from resilience.run_folder.lines import LEVELS, Line, line_text
 from resilience.run_folder.load import RECORDS
-from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, history_of, last_ns, window
+from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, last_ns, window
 from resilience.run_folder.query import QueryResult, run_query
 from resilience.run_folder.rank_ranges import ranks_of
 from resilience.system.render import (
@@ -166,6 +167,7 @@ def _query(folder: Path, sql: str, as_json: bool) -> int:
     """Print the result of an SQL query."""
     _print_notes(unlisted_notes(folder))
     with run_query(folder, sql) as answer:
+        say_incomplete(folder, answer.completeness)
         if as_json:
             rows = (dict(zip(answer.columns, row, strict=True)) for row in answer.rows)
             _write((printable_json(encoding.to_json_text(row, str)) for row in rows), False)
@@ -225,7 +227,7 @@ def _choice(arguments: argparse.Namespace, folder: Path) -> LineFilter:
     since, until = None, None
     if arguments.around is not None:
         refuse_unlisted(folder, RECORDS)
-        incidents = incidents_of(history_of(folder))
+        incidents = incidents_of(checked_history(folder))
         selected = next((incident for incident in incidents if incident.number == arguments.around), None)
         if selected is None:
             numbers = f"has incidents 1 to {len(incidents)}" if incidents else "has no incidents"

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.cli.arguments import refuse_together
+from resilience.cli.incomplete import say_incomplete
 from resilience.cli.run_argument import add_run, find_run
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = width_of_terminal()
     if arguments.incident is not None:
+        say_incomplete(folder, condensed.completeness)
         show(incident_lines(condensed.incidents[0], width, is_whole=True))
     else:
         show(report_lines(condensed, width, time.time_ns()))

@@ -18,10 +18,12 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.waterfall import Waterfall, waterfall
 from resilience.cli.arguments import refuse_together
+from resilience.cli.incomplete import checked_history, say_incomplete
 from resilience.cli.run_argument import add_run, find_readable_run
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
-from resilience.run_folder.merge import history_of, uncertainty_of
+from resilience.run_folder.load import completeness_of
+from resilience.run_folder.merge import uncertainty_of
 from resilience.system import files
 from resilience.system.render import say_json, show, width_of_terminal
 from resilience.trace.export import otlp, parent_of, perfetto, trace_of
@@ -62,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 show(waterfall_lines(restart, width_of_terminal()), output)
         return 0
+    say_incomplete(folder, completeness_of(folder))
     parent = parent_of(folder)
     with _opened(arguments.output) as output:
         if arguments.format == "perfetto":
@@ -100,7 +103,7 @@ def _write_events(events: Iterator[dict[str, Any]], out: TextIO) -> None:
 
 
 def _restart(folder: Path, number: int | None) -> Waterfall:
-    history = history_of(folder)
+    history = checked_history(folder)
     incidents = incidents_of(history)
     if number is not None:
         candidates: list[Incident] = [incident for incident in incidents if incident.number == number]

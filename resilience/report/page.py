@@ -47,11 +47,10 @@ from resilience.report.terminal import (
     TIMES_UNKNOWN,
     as_of_in_words,
     incident_lines,
-    incomplete_in_words,
     report_lines,
 )
 from resilience.report.throughput import throughput_of
-from resilience.run_folder.load import Reader
+from resilience.run_folder.load import Reader, incomplete_in_words
 from resilience.run_folder.merge import history_of
 from resilience.system import files
 from resilience.system.render import count, date, moments, phase_name, short_path

@@ -17,10 +17,10 @@ from resilience.core.hang_kind import WORDS as HANGS
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame
-from resilience.history.completeness import Completeness
 from resilience.report.condensed import Report
 from resilience.report.counterfactual import WhatIf, what_if_in_words
 from resilience.report.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
+from resilience.run_folder.load import incomplete_in_words
 from resilience.system.render import (
     Line,
     clock,
@@ -146,18 +146,6 @@ def as_of_in_words(condensed: Report, now_ns: int) -> str:
         return ""
     age_s = max(0, now_ns - condensed.last_wall_ns) / 1e9
     return f"{clock(condensed.last_wall_ns)} UTC, {seconds(age_s)} ago (the last record)"
-
-
-def incomplete_in_words(completeness: Completeness) -> str:
-    """Return which records are missing; "" if none are known to be missing."""
-    if completeness.is_whole:
-        return ""
-    ranks = f" of {named(completeness.damaged)}" if completeness.damaged else ""
-    if completeness.files and all(name.endswith("-agent") for name in completeness.files):
-        nodes = [name.removesuffix("-agent") for name in completeness.files]
-        ranks = f" of the agent{'s' if len(nodes) > 1 else ''} of {', '.join(nodes)}"
-    lost = f", at least {count(completeness.lost, 'record')}" if completeness.lost else ""
-    return f"incomplete: records{ranks} are missing{lost}"
 
 
 def _completeness(condensed: Report, width: int) -> Iterator[Line]:

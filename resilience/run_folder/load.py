@@ -20,6 +20,7 @@ from resilience.facts import events
 from resilience.facts.identity import Job, Origin
 from resilience.facts.records import SCHEMA, Record, from_line, from_lines
 from resilience.history.completeness import Completeness
+from resilience.system.render import count
 from resilience.telemetry.recording import JOB_FILE, read_job
 
 RECORDS = "records"
@@ -123,6 +124,14 @@ class Reader:
         self.completeness = _completeness([path.stem for path in paths], damaged, known_ranks, absent)
 
 
+def completeness_of(folder: Path) -> Completeness:
+    """Return which records of a run are missing. Reads all of them, one file in memory at a time."""
+    reader = Reader(folder)
+    for _ in reader.records:
+        pass  # the reader counts
+    return reader.completeness
+
+
 def load(folder: Path) -> Run:
     """Read a whole run folder. No content raises; a folder that is not a run gives an empty run."""
     reader = Reader(folder)
@@ -155,6 +164,18 @@ def unlisted_in(folder: Path, *names: str) -> list[Missing]:
         except OSError as error:
             unlisted.append(Missing(name, _words(error)))
     return unlisted
+
+
+def incomplete_in_words(completeness: Completeness) -> str:
+    """Return which records are missing; "" if none are known to be missing."""
+    if completeness.is_whole:
+        return ""
+    ranks = f" of {named(completeness.damaged)}" if completeness.damaged else ""
+    if completeness.files and all(name.endswith("-agent") for name in completeness.files):
+        nodes = [name.removesuffix("-agent") for name in completeness.files]
+        ranks = f" of the agent{'s' if len(nodes) > 1 else ''} of {', '.join(nodes)}"
+    lost = f", at least {count(completeness.lost, 'record')}" if completeness.lost else ""
+    return f"incomplete: records{ranks} are missing{lost}"
 
 
 def is_run(folder: Path) -> bool:

@@ -30,11 +30,12 @@ from resilience.attribution.incidents import incidents_of
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, OUT_OF_SECTION
+from resilience.history.completeness import Completeness
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY
 from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import LEVEL_OF, fields_of
-from resilience.run_folder.load import RECORDS
+from resilience.run_folder.load import RECORDS, Reader, completeness_of
 from resilience.run_folder.merge import LOGS, LineFilter, MergedLines, files_of, history_of
 from resilience.telemetry import durations, single_durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
@@ -115,11 +116,13 @@ VIEWS: dict[str, tuple[str, ...]] = {
 
 
 class QueryResult(msgspec.Struct):
-    """The result of a query. rows: readable once, inside the `run_query` block. bad: number of lines left out."""
+    """The result of a query. rows: readable once, inside the `run_query` block. bad: number of lines left out.
+    completeness: of the records, if the query reads them."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
     bad: int
+    completeness: Completeness
 
 
 @contextlib.contextmanager
@@ -138,11 +141,12 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
         with contextlib.closing(duckdb.connect()) as connection:
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute(f"SET temp_directory = {_quoted(temporary)}")
-            bad = _define(connection, folder, Path(temporary), sql)
+            history, completeness = _records_read(folder, sql)
+            bad = _define(connection, folder, Path(temporary), history)
             try:
                 result = connection.execute(sql)
                 columns = tuple(column[0] for column in result.description or ())
-                yield QueryResult(columns, _rows(result), bad)
+                yield QueryResult(columns, _rows(result), bad, completeness)
             except duckdb.Error as error:
                 views = "; ".join(f"{name}({', '.join(columns)})" for name, columns in VIEWS.items())
                 raise ConfigurationError(f"--sql: {str(error).strip()}\nThe views are: {views}") from None
@@ -153,7 +157,17 @@ def _rows(result: Any) -> Iterator[tuple[Any, ...]]:
         yield from batch
 
 
-def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
+def _records_read(folder: Path, sql: str) -> tuple[History, Completeness]:
+    """Return the history that a query needs, and which of the records that it needs are missing."""
+    names = sql.lower()  # DuckDB ignores the case of names
+    if any(view in names for view in _OF_HISTORY):  # these views need a fold over all records
+        reader = Reader(folder)
+        history = history_of(folder, reader.records)
+        return history, reader.completeness  # final after the reading
+    return History(), completeness_of(folder) if "records" in names else Completeness()
+
+
+def _define(connection: Any, folder: Path, temporary: Path, history: History) -> int:
     """Create the views for a query; return how many lines of records and logs cannot be parsed."""
     connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
     connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
@@ -179,9 +193,6 @@ def _define(connection: Any, folder: Path, temporary: Path, sql: str) -> int:
         FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
               UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text_path])})"""
     )
-    names = sql.lower()  # DuckDB ignores the case of names
-    needs_history = any(view in names for view in _OF_HISTORY)  # these views need a fold over all records
-    history = history_of(folder) if needs_history else History()
     tables = {"timings": _timings_of(folder), "periods": _periods_of(folder), "calls": _calls_of(folder)}
     tables |= {view: rows(history) for view, rows in _OF_HISTORY.items()}
     for view, rows in tables.items():
