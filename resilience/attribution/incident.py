@@ -116,6 +116,11 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return of_parts(budget.fingerprint(chief))
 
     @property
+    def has_unknown_rework(self) -> bool:
+        """Return True if the job continued, and how many steps it repeats is not on record."""
+        return self.cost.lost_steps is None and self.status == "restarted"
+
+    @property
     def place(self) -> Place | Cycle:
         """Return its place in the history: an iteration, or a cycle of the launcher."""
         if self.layer == "launcher":

@@ -35,7 +35,8 @@ class KnownRun(msgspec.Struct, frozen=True):
 class RepeatedFault(msgspec.Struct, frozen=True):
     """The incidents of one fingerprint. what: their class. cause: cause of the last one, as text.
 
-    lost_s: total known cost, None if no cost is known. runs, nodes, ranks: number of incidents of each; nodes and ranks
+    lost_s: total known cost, None if no cost is known. unknown_rework: number of incidents whose repeated steps are not
+    on record, so that `lost_s` lacks their time. runs, nodes, ranks: number of incidents of each; nodes and ranks
     count only for verdicts with enough confidence. first_ns, last_ns: UTC."""
 
     fingerprint: str
@@ -43,6 +44,7 @@ class RepeatedFault(msgspec.Struct, frozen=True):
     cause: str
     count: int
     lost_s: float | None
+    unknown_rework: int
     runs: dict[str, int]
     nodes: dict[str, int]
     ranks: dict[int, int]
@@ -106,6 +108,7 @@ def _fault(mark: str, group: list[KnownIncident]) -> RepeatedFault:
         cause=cause_of(last),
         count=len(group),
         lost_s=known_cost(occurrence.incident for occurrence in group),
+        unknown_rework=sum(occurrence.incident.has_unknown_rework for occurrence in group),
         runs=dict(Counter(occurrence.run for occurrence in group)),
         nodes=dict(nodes),
         ranks=dict(ranks),

@@ -131,7 +131,7 @@ def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
         losses = [seconds(condensed.lost_s)] if condensed.lost_s is not None else []
         losses += [count(condensed.lost_steps, "step")] if condensed.lost_steps else []
         lost = f", lost {' and '.join(losses)}" if losses else ""
-        if any(incident.cost.lost_steps is None and incident.status == "restarted" for incident in condensed.incidents):
+        if any(incident.has_unknown_rework for incident in condensed.incidents):
             lost += f"; {REWORK_UNKNOWN}"
         at_least = "" if condensed.completeness.is_whole else "at least "
         yield from field("incidents", f"{at_least}{len(condensed.incidents)}{lost}", width, "bold", indent=2)
@@ -413,7 +413,7 @@ def _cost(incident: Incident) -> str:
     if not parts:
         return "unknown"
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
-    unknown = f"; {REWORK_UNKNOWN}" if cost.lost_steps is None and incident.status == "restarted" else ""
+    unknown = f"; {REWORK_UNKNOWN}" if incident.has_unknown_rework else ""
     if cost.lost_steps and cost.rework_s is None:
         unknown = "; how long these took is not known"
     return total + ", ".join(parts) + unknown

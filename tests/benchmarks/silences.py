@@ -9,83 +9,14 @@ run. A line for each data set; exits with 1 if a healthy run was ended. Takes ab
 
 from __future__ import annotations
 
-import csv
-import gzip
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from itertools import cycle
+from collections.abc import Iterable
 from pathlib import Path
 
+from tests.support.real_runs import Play, Run, as_sections, as_steps, runs_of, whole
 from tests.support.silent_jobs import SilentJob
 
-Run = dict[str, list[float]]  # seconds by section
-AROUND = ("block", "epoch")  # sections that hold steps
-STEPS = ("step", "heartbeat", "heartbeat10", "heartbeat20")
 PLACES = 20
-Play = Callable[[SilentJob, Run], Iterator[None]]  # yields where a hang could begin
-
-
-def runs_of(path: Path) -> list[Run]:
-    """Return the runs of a table, of rank 0 each."""
-    runs: defaultdict[str, defaultdict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    with gzip.open(path, "rt") as lines:
-        for row in csv.DictReader(lines):
-            runs[row["run"]][row["section"]].append((int(row["i"]), float(row["seconds"])))
-    return [{name: [seconds for _, seconds in sorted(rows)] for name, rows in run.items()} for run in runs.values()]
-
-
-def as_steps(job: SilentJob, run: Run) -> Iterator[None]:
-    for name, durations in run.items():
-        if name in AROUND or name == "startup_skew":
-            continue  # they hold signs of life, or are no durations of one rank
-        job.start_again()
-        for seconds in durations:
-            job.step()
-            yield
-            job.pass_time(seconds)
-
-
-def as_sections(job: SilentJob, run: Run) -> Iterator[None]:
-    for name, durations in run.items():
-        if name in AROUND or name == "startup_skew":
-            continue
-        job.start_again()
-        for seconds in durations:
-            job.step()
-            with job.section(name):
-                yield
-                job.pass_time(seconds)
-
-
-def whole(job: SilentJob, run: Run) -> Iterator[None]:
-    """Play `init`, then blocks or epochs full of steps, each followed by an evaluation."""
-    steps = next((run[name] for name in STEPS if name in run), None)
-    around = next((name for name in AROUND if name in run), None)
-    if steps is None:
-        return
-    job.start_again()
-    for seconds in run.get("init", ()):
-        with job.section("init"):
-            job.pass_time(seconds)
-    evaluations = iter(run.get("eval", ()))
-    if around is None:
-        for seconds in steps:
-            job.step()
-            yield
-            job.pass_time(seconds)
-        return
-    further = cycle(steps)
-    for length in run[around]:
-        with job.section(around):
-            until = job.now + length
-            while job.now < until:
-                job.step()
-                yield
-                job.pass_time(min(next(further), until - job.now))
-        with job.section("eval"):
-            yield
-            job.pass_time(next(evaluations, 0.0))
 
 
 def tell(name: str, runs: list[Run]) -> int:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import resilience
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record, to_line
@@ -18,6 +23,7 @@ from resilience.telemetry.metrics import MetricView
 from tests.process.test_export import STRAIGHT, receiving, scrape
 from tests.support.launch_streams import Fault, launched
 from tests.support.ranks import free_port
+from tests.support.server import ROOT
 
 LIMIT = 30.0  # seconds that anything may take
 
@@ -85,6 +91,29 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
     for (name, labels), value in view.samples().items():
         if name == "resilience_events_total":
             assert f'{name}{{event="{labels[0]}"}} {value:.1f}' in snapshot
+
+
+def test_job_of_the_launcher_exports_its_versions(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import resilience; resilience.step(0)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "resilience.cli", "run", "--nproc-per-node", "1", str(script)],
+        env={
+            **os.environ,
+            "RESILIENCE_RUN_DIR": str(tmp_path / "runs"),
+            "RESILIENCE_JOB_ID": "job",
+            "RESILIENCE_METRICS_PORT": str(free_port()),
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (numbers,) = (tmp_path / "runs" / "job" / "metrics").glob("*.prom")  # those of the last scrape
+    versions = f'torch="{version("torch")}",version="{resilience.__version__}"'
+    assert f"resilience_build_info{{{versions}}} 1.0" in numbers.read_text().splitlines()
 
 
 def test_last_records_are_sent_before_the_agent_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,14 @@ import pytest
 from resilience.calibration.limits_file import Timeouts
 from resilience.cli import main
 from resilience.facts import events
+from resilience.facts.interruptions import Interruption
+from resilience.facts.limits import Rule
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from resilience.system import timeouts_file
 from resilience.trace.export import spans_of
 from tests.process.launching import Launched, launcher
+from tests.support.account import Account
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
@@ -126,6 +129,44 @@ def test_file_fits_later_runs_whatever_their_options_and_arguments_and_says_what
         assert event.deadlines >= 1
         assert "arguments '' before, '--resume X' now" in event.note
         assert job.of(events.RankFellSilent) == []
+
+
+PAUSES = """
+import json, resilience, threading
+plan = json.loads((here / "plan.json").read_text())
+for n in range(80):
+    resilience.step(n)
+    if [cycle, rank, n] == plan.get("pause"):
+        time.sleep(10.0)
+    if [cycle, rank, n] == plan.get("hang"):
+        threading.Event().wait()
+    time.sleep(0.01)
+"""
+
+
+def test_learned_limit_replaces_the_rule_for_silences_whether_it_is_longer_or_shorter(
+    launch: Launch, tmp_path: Path
+) -> None:
+    planned(tmp_path)
+    assert launch(PAUSES, RESILIENCE_JOB_ID="first").wait() == [0]
+    assert calibrated(tmp_path, "first", options=("--min-timeout", "600s")).deadlines["step"].timeout_s == 600.0
+    planned(tmp_path, pause=[0, 1, 40])
+    impatient = ("--ft-hang-first-limit", "4", "--max-restarts", "0")
+    ruled = launch(PAUSES, *impatient, RESILIENCE_JOB_ID="ruled")
+    assert ruled.wait() == [1]
+    assert {record.event.limit for record in ruled.of(events.RankFellSilent)} == {"silence"}
+    longer = launch(PAUSES, "--timeouts", "auto", *impatient, RESILIENCE_JOB_ID="longer")
+    assert longer.wait() == [0]
+    assert loaded(longer).deadlines >= 1
+    assert longer.of(events.RankFellSilent) == []
+    (tmp_path / "runs" / "timeouts.yaml").unlink()  # a limit that is written there never falls
+    step = calibrated(tmp_path, "first", options=UNHURRIED).deadlines["step"]
+    planned(tmp_path, hang=[0, 1, 40])
+    shorter = launch(PAUSES, "--timeouts", "auto", RESILIENCE_JOB_ID="shorter")
+    assert shorter.wait(120.0) == [0]
+    (silent,) = [record.event for record in shorter.of(events.RankFellSilent) if record.origin.rank == 1]
+    assert (silent.limit, silent.allowed_s) == ("step", pytest.approx(step.timeout_s, rel=1e-4))
+    assert silent.allowed_s < Rule().first
 
 
 def test_cycle_with_fewer_ranks_than_observed_says_that_learned_limits_do_not_hold(
@@ -274,6 +315,63 @@ def wrapped(steps: int) -> None:
             resilience.heartbeat()
 
     train()
+
+
+def wrapped_pausing(pauses: bool = False, hangs: bool = False) -> int:
+    """A function under the Wrapper of which rank 1 pauses for seconds or hangs in its first iteration."""
+    import os
+    import time
+    from datetime import timedelta
+
+    import resilience
+    from resilience.inprocess import CallWrapper, Wrapper
+
+    @Wrapper(soft_timeout=timedelta(seconds=60), hard_timeout=timedelta(seconds=90))
+    def train(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        for n in range(80):
+            resilience.step(n)
+            if (call.iteration, os.environ["RANK"], n) == (0, "1", 40):
+                while hangs:
+                    time.sleep(0.1)
+                time.sleep(10.0 * pauses)
+            time.sleep(0.01)
+        return call.iteration
+
+    result: int = train()
+    return result
+
+
+def test_learned_limit_replaces_the_rule_for_silences_in_a_wrapper(start: Callable[..., Job], tmp_path: Path) -> None:
+    def begun(name: str, env: dict[str, str], **options: bool) -> Job:
+        job = start(2, f"{__name__}:wrapped_pausing", env={"RESILIENCE_JOB_ID": name, **env}, **options)
+        job.account = Account(tmp_path / "runs" / name)
+        return job
+
+    def limits(least: str) -> dict[str, str]:
+        """Calibrate the first run, as a user would type it."""
+        out = tmp_path / f"{least}.yaml"
+        folder = str(tmp_path / "runs" / "first")
+        assert main(["calibrate", folder, "--out", str(out), "--min-timeout", least]) in (0, 3, 4)
+        return {"RESILIENCE_TIMEOUTS": str(out)}
+
+    impatient = {"RESILIENCE_HANG_FIRST_LIMIT": "4"}
+    assert [rank.value for rank in begun("first", {}).wait()] == [0, 0]
+    ruled = begun("ruled", impatient, pauses=True)
+    assert [rank.value for rank in ruled.wait()] == [1, 1]
+    assert limits_that_ended(ruled) == {"silence"}
+    longer = begun("longer", impatient | limits("600s"), pauses=True)
+    assert [rank.value for rank in longer.wait()] == [0, 0]
+    assert limits_that_ended(longer) == set()
+    shorter = begun("shorter", limits("5s"), hangs=True)
+    assert [rank.value for rank in shorter.wait()] == [1, 1]
+    assert limits_that_ended(shorter) == {"step"}
+
+
+def limits_that_ended(job: Job) -> set[str]:
+    """The limits that a silent rank exceeded in the first iteration."""
+    records = job.interruptions(0)
+    return {each.detector.name for each in records if each.detector and each.interruption is Interruption.SOFT_TIMEOUT}
 
 
 def test_wrapper_records_the_same(start: Callable[..., Job]) -> None:

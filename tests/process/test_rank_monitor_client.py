@@ -187,20 +187,9 @@ def pair(
     path, run = tmp_path / "monitor.sock", None if folder is None else tmp_path / folder
     server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(**settings), str(path), folder=run)
     workers: list[subprocess.Popen[str]] = []
-    environment = {name: value for name, value in os.environ.items() if name != "RESILIENCE_MONITOR_SOCKET"}
     try:
         for rank in range(3, 3 + count):
-            told = {"FT_RANK_MONITOR_IPC_SOCKET": str(path), "RANK": str(rank), "WORLD_SIZE": "8"}
-            worker = subprocess.Popen(
-                [sys.executable, "-c", code],
-                cwd=ROOT,
-                env=environment | told,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            workers.append(worker)
+            workers.append(started(path, code, rank))
         yield server, workers
     finally:
         for worker in workers:
@@ -208,6 +197,21 @@ def pair(
             worker.communicate()
         server.close()
     assert not server.is_alive() and not path.exists()
+
+
+def started(socket: Path, code: str, rank: int = 3) -> subprocess.Popen[str]:
+    """Start a worker beside the monitor that listens there."""
+    environment = {name: value for name, value in os.environ.items() if name != "RESILIENCE_MONITOR_SOCKET"}
+    told = {"FT_RANK_MONITOR_IPC_SOCKET": str(socket), "RANK": str(rank), "WORLD_SIZE": "8"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment | told,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def test_server_and_client_are_a_pair_without_further_calls(tmp_path: Path) -> None:
@@ -324,6 +328,76 @@ def test_records_of_a_server_belong_to_the_attempt_that_its_launcher_names(
         assert worker.wait(60.0) == 0
     records = Account(tmp_path / "runs" / "job@2").records()
     assert records and {record.origin.attempt for record in records} == {2}
+
+
+# -- a whole training, as Megatron-LM calls the client ----------------------------------------------------
+
+SECTIONS = ("setup", "step", "checkpointing")
+TRAINING = """
+import json, pathlib, time
+from resilience.fault_tolerance import RankMonitorClient
+checkpoint = pathlib.Path({checkpoint!r})
+client = RankMonitorClient()
+client.init_workload_monitoring(num_warmup_iters=2)
+print(json.dumps([client.cfg.num_warmup_iterations, client.cfg.rank_section_timeouts]), flush=True)
+
+def spend(section):
+    client.start_section(section); time.sleep(0.05); client.end_section(section)
+    client.send_heartbeat()
+    time.sleep(0.05)  # outside sections
+
+client.start_section("setup")
+first = 0
+if checkpoint.exists():
+    saved = json.loads(checkpoint.read_text())
+    client.load_state_dict(saved["limits"])
+    first = saved["step"]
+time.sleep(0.05)
+client.end_section("setup")
+print(json.dumps([first, client.state_dict()]), flush=True)
+for step in range(first, first + 8):
+    if step == 11:
+        client.start_section("step"); time.sleep(3600)  # hangs
+    spend("step")
+    if step % 4 == 3:
+        spend("checkpointing")
+        client.calculate_and_set_section_timeouts(["setup", "step", "checkpointing"], calc_out_of_section=True)
+        client.calculate_and_set_hb_timeouts()
+        checkpoint.write_text(json.dumps({{"step": step + 1, "limits": client.state_dict()}}))
+client.shutdown_workload_monitoring()
+print("left", flush=True)
+"""
+
+
+def test_limits_of_a_training_are_calculated_in_one_process_and_end_a_hung_step_of_the_next(tmp_path: Path) -> None:
+    configured = dict.fromkeys(SECTIONS, 600.0)
+    saved = tmp_path / "checkpoint.json"
+    training = TRAINING.format(checkpoint=str(saved))
+    # A hundred times the longest: a busy machine may hold up a healthy step for seconds.
+    with pair(tmp_path, training, rank_section_timeouts=configured, safety_factor=100.0) as (server, workers):
+        (first,) = workers
+        assert json.loads(await_line(first)) == [2, configured]
+        step, state = json.loads(await_line(first))
+        assert (step, state["section_timeouts"]["calculated_sections"]) == (0, [])
+        assert (await_line(first), first.wait(60.0)) == ("left", 0)
+        limits = json.loads(saved.read_text())["limits"]
+        assert set(limits["section_timeouts"]["calculated_sections"]) == set(SECTIONS)
+        assert limits["section_timeouts"]["is_out_of_section_calculated"] and limits["hb_timeouts"]["were_calculated"]
+        assert all(limit >= 5.0 for limit in limits["section_timeouts"]["section"].values())
+        second = started(tmp_path / "monitor.sock", training)
+        workers.append(second)
+        assert json.loads(await_line(second)) == [2, configured]
+        assert json.loads(await_line(second)) == [8, limits]
+        record = server.find(300.0)
+        assert record is not None and (record.pid, record.interruption) == (second.pid, Interruption.HARD_TIMEOUT)
+        assert second.wait(60.0) == -signal.SIGKILL
+    silent = [
+        (record.event.limit, record.event.allowed_s)
+        for record in Account(tmp_path / "run").records()
+        if isinstance(record.event, events.RankFellSilent)
+    ]
+    # The second process has saved no checkpoint, so its limits are those of the first.
+    assert silent == [("section:step", pytest.approx(limits["section_timeouts"]["section"]["step"]))]
 
 
 def test_stopped_server_is_killed_after_it_was_told_to_end(tmp_path: Path) -> None:

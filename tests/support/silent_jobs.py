@@ -1,10 +1,12 @@
 """A job on a virtual clock, watched by the rule for silences as a rank's monitor does it.
 
-Signs reach the rule in batches, as a monitor reads them from the page; before each long silence the rule is asked
-what it would have done meanwhile."""
+Signs reach the rule in batches, as a monitor reads them from the page. The rule is asked in each long silence what it
+would have done meanwhile. Silences shorter than LOOK end before the next look; `shortest_limit` shows that none of them
+could have been ended."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,7 +27,9 @@ LOOK = 15.0  # seconds between two looks of the monitor, at most
 
 
 class SilentJob:
-    """One rank. `pass_time` lets it be silent; what the rule does meanwhile is counted."""
+    """One rank. `pass_time` lets it be silent; what the rule does meanwhile is counted.
+
+    judged: number of silences for which a limit held. shortest_limit: the shortest limit at any look, in seconds."""
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = Rule() if rule is None else rule
@@ -33,7 +37,10 @@ class SilentJob:
         self.hearing = Hearing()
         self.kills: list[Silence] = []
         self.suspicions: list[tuple[float, Silence]] = []  # seconds of silence, and which
-        self._began = self.now
+        self.judged = 0
+        self.shortest_limit = math.inf
+        self._began = self._looked_at = self.now
+        self._unjudged = 0
         self._signs: list[SignOfLife] = []
         self._open: list[PauseInSection] = []
 
@@ -62,8 +69,11 @@ class SilentJob:
 
     def pass_time(self, seconds: float) -> None:
         """Be silent for so long, and let the monitor look as often as it would."""
+        self._unjudged += 1
         if seconds < LOOK:
             self.now += seconds
+            if self.now >= self._looked_at + LOOK:
+                self._look()
             return
         until = self.now + seconds
         self._look()
@@ -95,6 +105,12 @@ class SilentJob:
     def _look(self) -> None:
         self.hearing = hear(self.hearing, self._signs, tuple(self._open), self.now)
         self._signs.clear()
+        self._looked_at = self.now
+        silence = present(self.rule, self.hearing, self._began)
+        if silence is not None:
+            self.judged += self._unjudged
+            self.shortest_limit = min(self.shortest_limit, silence.allowed)
+        self._unjudged = 0
 
     def _is_exceeded(self) -> bool:
         silence = present(self.rule, self.hearing, self._began)

@@ -198,6 +198,41 @@ def test_diff_tells_two_files_apart(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "configurations differ (serious): table 'a.csv' before, 'b.csv' now" in " ".join(shown.split())
 
 
+def test_diff_of_two_files_whose_scripts_had_other_arguments_is_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    assert main(["calibrate", *recorded(tmp_path / "runs", "work", 2.0), "--out", str(old)]) == 0
+    limits = timeouts_file.read(old)
+    work = limits.deadlines["work"]
+    grown = msgspec.structs.replace(work, timeout_s=2 * (work.timeout_s or 0.0))
+    configuration = msgspec.structs.replace(limits.configuration, arguments=("--resume", "X"))
+    timeouts_file.write(
+        new, msgspec.structs.replace(limits, configuration=configuration, deadlines={**limits.deadlines, "work": grown})
+    )
+    capsys.readouterr()
+    assert main(["calibrate", "diff", str(old), str(new)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "configurations differ (harmless): arguments '' before, '--resume X' now" in shown
+    assert "+100.0%" in shown and "serious" not in shown
+    assert main(["calibrate", "diff", str(old), str(new), "--json"]) == 0
+    (difference,) = json.loads(capsys.readouterr().out)["configuration"]
+    assert difference == {"what": "arguments", "before": "", "now": "--resume X", "why": ""}
+
+
+def test_backtest_of_too_little_data_says_so_and_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(table(tmp_path / "t.csv", n=40))
+    assert main(["calibrate", path, "--backtest"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0 of 38 recorded durations were tested: too few for a result" in shown
+    assert "step was not tested: the other runs have fewer than 30 durations" in shown
+    assert main(["calibrate", path, "--backtest", "--json"]) == 1
+    (summary,) = json.loads(capsys.readouterr().out)["summaries"]
+    assert (summary["exposure"], summary["recorded"], summary["worse"]) == (0, 38, 0)
+
+
 def test_backtest_counts_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "t.csv", n=60_000, runs=3)
     assert main(["calibrate", str(path), "--backtest", "--json", "--n", "100,20000", "--min-timeout", "0.01"]) == 0

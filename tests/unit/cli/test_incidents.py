@@ -16,8 +16,11 @@ from resilience.facts.identity import Job
 from resilience.report.condensed import report
 from resilience.report.page import _kinds
 from resilience.report.repeats import KnownIncident, faults
+from resilience.report.terminal import REWORK_UNKNOWN
 from resilience.run_folder.load import load
 from resilience.telemetry.recording import write_job
+from tests.support.launch_streams import Fault as LauncherFault
+from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, job
 
 NODE = "node"
@@ -128,6 +131,18 @@ def test_json_has_no_note_among_its_lines_if_stderr_is_closed(
 def test_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "sunday"]) == 2
     assert "sunday does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("signs", [True, False])
+def test_cost_without_the_rework_of_an_incident_says_so(
+    signs: bool, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched([LauncherFault("kill", 1)], signs=signs).write(runs / "friday")
+    (fault,) = told(capsys, "friday")
+    assert float(str(fault["lost_s"])) > 0
+    assert fault["unknown_rework"] == int(not signs)
+    assert main(["incidents", "friday"]) == 0
+    assert (REWORK_UNKNOWN in " ".join(capsys.readouterr().out.split())) is not signs
 
 
 def test_unknown_cost_is_not_shown_as_zero(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from resilience.status.state import FaultNow, Now, RankNow, Section
 from resilience.status.view import status_lines
 from resilience.system.render import plain
 from tests.support.launch_streams import Fault, launched
+from tests.unit.status.test_state import agent_killed, show
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +98,27 @@ def test_exit_status_tells_the_end(
     launched(faults).write(tmp_path / "runs" / "mine")
     assert main(["status", "mine", "--watch"]) == status
     assert "ended" in capsys.readouterr().out
+
+
+def test_exit_status_tells_that_the_agent_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent_killed().write(tmp_path / "runs" / "mine")
+    assert main(["status", "mine"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "lost all ranks ended" in shown
+    assert main(["status", "mine", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["phase"] == "lost"
+
+
+def test_exit_status_tells_that_the_job_shows_no_sign_of_life(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = launched(is_running=True).write(tmp_path / "runs" / "mine")
+    show(folder, 0, cycle=0)
+    assert main(["status", "mine"]) == 0  # a program that reports nothing new may be well
+    show(folder, 0, cycle=0, alive_at=160.0)
+    capsys.readouterr()
+    assert main(["status", "mine"]) == 1
+    assert "no sign of life for" in " ".join(capsys.readouterr().out.split())
 
 
 def test_name_of_a_job_means_its_newest_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

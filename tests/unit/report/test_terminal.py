@@ -22,7 +22,7 @@ from resilience.cli import VERBS, main
 from resilience.facts.in_words import seconds
 from resilience.report.condensed import report
 from resilience.report.page import ReportPage
-from resilience.report.terminal import incident_lines, report_lines
+from resilience.report.terminal import REWORK_UNKNOWN, incident_lines, report_lines
 from resilience.run_folder.load import load
 from resilience.system.render import cut, painted, plain, show, table, wrap
 from tests.support import launch_streams
@@ -109,6 +109,29 @@ def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
         "ranks 0-1, 3 stopped; started again (warm):",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("signs", [True, False])
+def test_rework_is_said_to_be_unknown_where_no_step_is_reported(
+    signs: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = launch_streams.launched([launch_streams.Fault("kill", 1)], signs=signs)
+    run = str(told.write(tmp_path / "runs" / "launched"))
+    for options, times in (([], 2), (["--incident", "1"], 1)):  # of the whole job too
+        assert main(["report", run, *options]) == 0
+        assert unwrapped(capsys.readouterr().out).count(REWORK_UNKNOWN) == times * (not signs)
+    assert main(["report", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (incident,) = found["incidents"]
+    assert ("lost_steps" in incident["cost"], "rework_s" in incident["cost"]) == (signs, signs)
+    assert (found["lost_steps"] is None) is not signs
+    page = tmp_path / "report.html"
+    assert main(["report", run, "--html", str(page)]) == 0
+    assert (REWORK_UNKNOWN in unwrapped(page.read_text())) is not signs
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_long_times_of_a_phase_do_not_run_together(make: Callable[..., Path]) -> None:

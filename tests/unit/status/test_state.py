@@ -66,8 +66,8 @@ def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> No
     assert (now.failure.rank, now.failure.what) == (1, "process 1001 ended (SIGKILL)")
 
 
-def test_job_is_lost_when_its_ranks_have_ended_and_its_agent_did_not_record_it(tmp_path: Path) -> None:
-    """The agent was killed: its monitors have ended the workers."""
+def agent_killed() -> Launched:
+    """A job whose agent was killed: its monitors have ended the workers."""
     told = launched([Fault("kill", 1)], is_running=True)
     for rank in range(2):
         last = told.files["node0", rank][-1]
@@ -76,7 +76,11 @@ def test_job_is_lost_when_its_ranks_have_ended_and_its_agent_did_not_record_it(t
             events.RankExited(False, signal="SIGTERM"),
         ):
             told.files["node0", rank].append(msgspec.structs.replace(last, event=event))
-    folder = told.write(tmp_path / "run")
+    return told
+
+
+def test_job_is_lost_when_its_ranks_have_ended_and_its_agent_did_not_record_it(tmp_path: Path) -> None:
+    folder = agent_killed().write(tmp_path / "run")
     now = now_of(folder, after=60.0)
     assert (now.phase, now.is_well) == ("lost", False)
     assert "all ranks ended" in now.detail
