@@ -349,8 +349,8 @@ class WorkerMonitor(RankMonitor):
             case messages.Progressed(sign, at, step):
                 ago = max(0.0, time.monotonic() - at)
                 self.emit(events.WorkerProgressed(sign, max(0.0, at - self._began), step, ago))
-            case messages.Armed():
-                self._link_changed(heartbeats_from=time.monotonic())
+            case messages.Armed(at):
+                self._link_changed(heartbeats_from=at)
             case messages.NewLimits(limits):
                 self.limit(limits)
                 self._link_changed(limits=limits)

@@ -85,7 +85,8 @@ def test_beginning_announces_heartbeats_under_the_configured_limits(monitor: Mon
     assert not made.is_initialized
     made.init_workload_monitoring()
     assert made.is_initialized
-    assert monitor.hear() == [messages.Armed()]
+    (armed,) = monitor.hear()
+    assert isinstance(armed, messages.Armed)
     assert made.hb_timeouts == HeartbeatTimeouts(600.0, 60.0)
     assert made.section_timeouts == SectionTimeouts({"step": 30.0})
 
@@ -97,7 +98,8 @@ def test_configuration_is_known_from_the_beginning_on(monitor: Monitor) -> None:
     assert made.cfg is not None
     assert (made.cfg.rank_section_timeouts, made.cfg.rank_heartbeat_timeout) == ({"step": 30.0}, 60.0)
     assert (made.cfg.safety_factor, made.cfg.num_warmup_iterations) == (4.0, 0)
-    assert monitor.hear() == [messages.Armed()]
+    (armed,) = monitor.hear()
+    assert isinstance(armed, messages.Armed)
 
 
 def test_number_of_warm_up_iterations_is_told_to_the_monitor(monitor: Monitor) -> None:
@@ -108,7 +110,7 @@ def test_number_of_warm_up_iterations_is_told_to_the_monitor(monitor: Monitor) -
     assert made.cfg is not None and made.cfg.num_warmup_iterations == 7
     told, armed = monitor.hear()
     assert told == messages.NewLimits(msgspec.structs.replace(LIMITS, warmup_occurrences=7))
-    assert armed == messages.Armed()
+    assert isinstance(armed, messages.Armed)
 
 
 @pytest.mark.usefixtures("monitor")
