@@ -165,12 +165,12 @@ def _attach(path: str, deadline: float) -> WorkerLink:
         dump = stacks.arm()
         if not channel.send(messages.encode(messages.Attached(is_main)), [dump.fd]):
             raise MonitorError(f"the rank monitor at {path} is gone")
+        _start_showing_stacks(channel)
     except BaseException:
         channel.close()
         raise
     collective_calls.note_in(side)
     atexit.register(_program_ends, link)
-    threading.Thread(target=_show_stacks, args=(channel,), name=stacks.THREAD, daemon=True).start()
     return link
 
 
@@ -207,6 +207,14 @@ def _receive_answer(channel: Channel, path: str, deadline: float) -> tuple[messa
         )
     data, fds = received
     return messages.decode_for_rank(data), fds
+
+
+def _start_showing_stacks(channel: Channel) -> None:
+    """Raises: MonitorError. Without this thread every hang would seem to hold the GIL."""
+    try:
+        threading.Thread(target=_show_stacks, args=(channel,), name=stacks.THREAD, daemon=True).start()
+    except RuntimeError as error:
+        raise MonitorError(f"no thread of this process can show its stacks: {error}") from error
 
 
 def _show_stacks(channel: Channel) -> None:

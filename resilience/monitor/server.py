@@ -702,8 +702,7 @@ class RankMonitor:
             if self._observation.said_goodbye and finding is None:
                 self._recorder.ended_well(self._page.read())
             elif self._is_gone:
-                found_at = (self._watch.kill_at or 0.0) - self._watch.limits.grace
-                self._recorder.cut(self._page.read(), finding, found_at)
+                self._recorder.cut(self._page.read(), finding, self._watch.found_at)
         self._write_timings()
         if self._recorder is not None:
             self._recorder.close()

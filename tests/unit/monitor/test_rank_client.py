@@ -283,6 +283,8 @@ def test_wrong_arguments_are_refused_before_ranks_wait_for_each_other(begun: Ran
         begun.calculate_and_set_section_timeouts(method="foo")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationTypeError, match=r"selected_sections is 'step', .*write \['step'\]"):
         begun.calculate_and_set_section_timeouts("step")
+    with pytest.raises(ConfigurationTypeError, match=r"selected_sections is \[1\], expected a collection of names"):
+        begun.calculate_and_set_section_timeouts([1])  # type: ignore[list-item]
     with pytest.raises(ConfigurationTypeError, match=r"req is 'x' \(str\), expected a WorkloadControlRequest"):
         begun.send_workload_control_request("x")  # type: ignore[arg-type]
 
@@ -407,6 +409,12 @@ def test_state_that_is_none_is_refused() -> None:
 def test_request_is_sent_by_its_name(monitor: Monitor, begun: RankMonitorClient, action: WorkloadAction) -> None:
     begun.send_workload_control_request(WorkloadControlRequest(action, "bad memory"))
     assert monitor.hear() == [messages.RankRequest(action.name, "bad memory")]
+
+
+def test_request_may_be_described_by_an_exception(monitor: Monitor, begun: RankMonitorClient) -> None:
+    request = WorkloadControlRequest(WorkloadAction.ExcludeThisNode, OSError("bad disk"))  # type: ignore[arg-type]
+    begun.send_workload_control_request(request)
+    assert monitor.hear() == [messages.RankRequest("ExcludeThisNode", "bad disk")]
 
 
 def test_request_that_cannot_be_sent_is_an_error(monitor: Monitor, begun: RankMonitorClient) -> None:

@@ -17,7 +17,17 @@ import pytest
 from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
 from resilience.core.silences import Shown
-from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Doing, Finding, Watch, exceeded
+from resilience.core.watch import (
+    AskRestart,
+    CaptureEvidence,
+    Decision,
+    Doing,
+    Finding,
+    Observation,
+    Watch,
+    decide,
+    exceeded,
+)
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import NAME_BYTES
@@ -312,6 +322,22 @@ def test_monitor_that_finds_no_note_records_what_the_page_has(tmp_path: Path, no
     replacement.close()
     lost.close()
     assert occurrences == 10
+
+
+def test_evidence_and_a_lost_agent_do_not_move_the_time_at_which_a_hang_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence took 3 s. Then the agent died, so the rank had a second instead of its grace."""
+    worker, cut = Worker(tmp_path), Mock()
+    hangs = Observation(doing=Doing.FUNCTION, step_at=10.0)
+    found = decide(Watch(limits=Limits(step=Limit(hard=5.0))), hangs, 15.0).state
+    signalled = decide(found, hangs, 18.0).state
+    orphan = decide(signalled, msgspec.structs.replace(hangs, agent_lost_at=19.0), 19.0).state
+    monkeypatch.setattr(worker.monitor._recorder, "cut", cut)
+    worker.monitor._watch, worker.monitor._is_gone = orphan, True
+    worker.monitor._close()
+    worker.close()
+    assert cut.call_args.args[2] == 15.0
 
 
 def records(folder: Path) -> list[Record]:
