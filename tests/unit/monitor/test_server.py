@@ -332,7 +332,7 @@ def test_evidence_and_a_lost_agent_do_not_move_the_time_at_which_a_hang_was_foun
     hangs = Observation(doing=Doing.FUNCTION, step_at=10.0)
     found = decide(Watch(limits=Limits(step=Limit(hard=5.0))), hangs, 15.0).state
     signalled = decide(found, hangs, 18.0).state
-    orphan = decide(signalled, msgspec.structs.replace(hangs, agent_lost_at=19.0), 19.0).state
+    orphan = decide(signalled, msgspec.structs.replace(hangs, agent_lost_at=18.5), 18.5).state
     monkeypatch.setattr(worker.monitor._recorder, "cut", cut)
     worker.monitor._watch, worker.monitor._is_gone = orphan, True
     worker.monitor._close()
