@@ -14,7 +14,15 @@ from typing import Any, get_args
 import msgspec
 
 from resilience.errors import ConfigurationError, DecodeError, RankMonitorClientError
-from resilience.facts.deadlines import EARLY, OUT_OF_SECTION, Start, of_section, recorded_name
+from resilience.facts.deadlines import (
+    EARLY,
+    HEARTBEAT,
+    INITIAL_HEARTBEAT,
+    OUT_OF_SECTION,
+    Start,
+    of_section,
+    recorded_name,
+)
 from resilience.facts.encoding import from_builtins
 from resilience.facts.limits import First, Limit, Limits
 
@@ -170,7 +178,10 @@ def configured(limits: Limits) -> ClientLimits:
 
 
 def with_state(limits: Limits, state: ClientLimits) -> Limits:
-    """Return `limits` with the limits of `state` in place of its own."""
+    """Return `limits` with the limits of `state` in place of its own.
+
+    A calculated limit replaces all learned ones of its deadline."""
+    calculated = _calculated(state)
     changed: Limits = msgspec.structs.replace(
         limits,
         initial_heartbeat=Limit(hard=state.hb_timeouts.initial),
@@ -178,15 +189,23 @@ def with_state(limits: Limits, state: ClientLimits) -> Limits:
         sections={name: Limit(hard=limit) for name, limit in state.section_timeouts.section.items()},
         out_of_section=Limit(hard=state.section_timeouts.out_of_section),
         first={
-            **limits.first,
+            **{deadline: first for deadline, first in limits.first.items() if deadline not in calculated},
             **{
                 deadline: First(EARLY, dict.fromkeys(get_args(Start), Limit(hard=limit)))
                 for deadline, limit in state.section_timeouts.first.items()
             },
         },
+        outside={deadline: outside for deadline, outside in limits.outside.items() if deadline not in calculated},
         defaults=() if state.hb_timeouts.were_calculated else limits.defaults,
     )
     return changed
+
+
+def _calculated(state: ClientLimits) -> set[str]:
+    """Return the deadlines whose limits were calculated."""
+    heartbeats = (HEARTBEAT, INITIAL_HEARTBEAT) if state.hb_timeouts.were_calculated else ()
+    outside = (OUT_OF_SECTION,) if state.section_timeouts.is_out_of_section_calculated else ()
+    return {*heartbeats, *outside, *map(of_section, state.section_timeouts.calculated_sections)}
 
 
 def over(configured: ClientLimits, loaded: ClientLimits) -> ClientLimits:
@@ -194,13 +213,13 @@ def over(configured: ClientLimits, loaded: ClientLimits) -> ClientLimits:
     `loaded` was saved are ignored, because the configuration may have changed since."""
     base, sections = configured.section_timeouts, loaded.section_timeouts
     calculated = {name: sections.section[name] for name in sections.calculated_sections}
-    is_outside = sections.is_out_of_section_calculated
+    is_outside, replaced = sections.is_out_of_section_calculated, _calculated(loaded)
     merged = SectionTimeouts(
         section=dict(sorted({**base.section, **calculated}.items())),
         out_of_section=sections.out_of_section if is_outside else base.out_of_section,
         calculated_sections=base.calculated_sections.union(calculated),
         is_out_of_section_calculated=is_outside or base.is_out_of_section_calculated,
-        first={**base.first, **sections.first},
+        first={**{name: limit for name, limit in base.first.items() if name not in replaced}, **sections.first},
     )
     heartbeats = loaded.hb_timeouts if loaded.hb_timeouts.were_calculated else configured.hb_timeouts
     return ClientLimits(heartbeats, merged)

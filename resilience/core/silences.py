@@ -176,8 +176,9 @@ def hear(
     )
 
 
-def present(rule: Rule, hearing: Hearing, since: Seconds) -> Silence | None:
-    """Return the present silence, None if no sign is expected. since: the earliest possible start of the silence."""
+def present(rule: Rule, hearing: Hearing, since: Seconds, is_ending: bool = False) -> Silence | None:
+    """Return the present silence, None if no sign is expected. since: the earliest possible start of the silence.
+    is_ending: the program is over and its interpreter shuts down, about which the job's pauses say nothing."""
     if hearing.last is None:
         begun, allowed = since + hearing.stood, START * rule.first
         is_owed = hearing.is_expected
@@ -192,7 +193,7 @@ def present(rule: Rule, hearing: Hearing, since: Seconds) -> Silence | None:
     allowed, suspect_after = generous, min(SUSPECT * generous, max(rule.least, FACTOR * longest))
     if rounds < 1:
         allowed, suspect_after = max(START * rule.first, generous), generous
-    is_known = shown.count >= ENOUGH and has_shown_its_pauses(hearing.shown)
+    is_known = not is_ending and shown.count >= ENOUGH and has_shown_its_pauses(hearing.shown)
     if is_known:
         learned = max(rule.least, FACTOR * shown.longest)
         allowed = learned if rounds >= WARM_UP else max(allowed, learned)

@@ -347,10 +347,11 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     if observation.step_at is not None:
         limit = _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step)
         rows.append((STEP, observation.step_at, limit))
-    if observation.heartbeat_at is not None:
+    beaten_at = observation.heartbeat_at
+    if beaten_at is not None and beaten_at >= (observation.heartbeats_from or 0.0):
         usual = limits.heartbeat if _are_heartbeats_owed(limits, observation) else NO_LIMIT
         limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, usual)
-        rows.append((HEARTBEAT, observation.heartbeat_at, limit))
+        rows.append((HEARTBEAT, beaten_at, limit))
     elif observation.heartbeats_from is not None:
         limit = _for_occurrence(limits, observation, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
         rows.append((INITIAL_HEARTBEAT, _silent_from(observation, observation.heartbeats_from), limit))

@@ -49,6 +49,8 @@ def _link_changed(link: connect.WorkerLink | None) -> None:
     _launcher_link, _has_looked_for_link = link, True
     if _wrapper_page is None:
         _page = None if link is None else link.page
+    elif link is not None and not link.is_armed:
+        link.pause()  # until the program announces heartbeats
 
 
 def _progress() -> dict[str, object]:

@@ -241,11 +241,10 @@ class FaultToleranceConfig:
             raise ConfigurationError(f"there is no setting {name!r}; there are {', '.join(FIELDS)}", option=name)
         object.__setattr__(self, name, checked(field, value))
         if "_given" in vars(self):
-            self.given.add(name)
+            object.__setattr__(self, "_given", vars(self)["_given"] | {name})  # a new set: a copy shares this one
 
     def __post_init__(self) -> None:
-        names = {name for name, field in FIELDS.items() if getattr(self, name) != _default(field)}
-        object.__setattr__(self, "_given", names)
+        object.__setattr__(self, "_given", frozenset())
 
     def __eq__(self, other: object) -> bool:
         """Return True if both have the same effect: a limit that is a default may be weaker than one that is set."""
@@ -256,8 +255,9 @@ class FaultToleranceConfig:
 
     @property
     def given(self) -> set[str]:
-        """Return the names of the settings that were set explicitly."""
-        names: set[str] = vars(self)["_given"]
+        """Return the names of the settings that were set explicitly, or that differ from their default."""
+        different = {name for name, field in FIELDS.items() if getattr(self, name) != _default(field)}
+        names: set[str] = different | vars(self)["_given"]
         return names
 
     @classmethod
@@ -328,21 +328,25 @@ def checked(field: dataclasses.Field[Any], value: Any) -> Any:
     read = field.metadata["read"]
     try:
         return read(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         kind = ConfigurationTypeError if isinstance(error, TypeError) else ConfigurationError
         raise kind(f"{field.name} is {value!r}, expected {FORMS[read][0]}", option=field.name, value=value) from error
 
 
 def to_limits(config: FaultToleranceConfig) -> Limits:
-    """Return the limits for the ranks' monitors: past a limit a rank is ended."""
+    """Return the limits for the ranks' monitors: past a limit a rank is ended.
+
+    Raises: ConfigurationError, ConfigurationTypeError for a wrong value that was added to a mapping."""
     heartbeat = config.warmup_rank_heartbeat_timeout
+    sections = checked(FIELDS["rank_section_timeouts"], config.rank_section_timeouts)
+    warmup = checked(FIELDS["warmup_rank_section_timeouts"], config.warmup_rank_section_timeouts)
     return Limits(
         step=Limit(hard=config.step_timeout),
         heartbeat=Limit(hard=config.rank_heartbeat_timeout),
         initial_heartbeat=Limit(hard=config.initial_rank_heartbeat_timeout),
         out_of_section=Limit(hard=config.rank_out_of_section_timeout),
-        sections={name: Limit(hard=limit) for name, limit in config.rank_section_timeouts.items()},
-        warmup={name: Limit(hard=limit) for name, limit in config.warmup_rank_section_timeouts.items()},
+        sections={name: Limit(hard=limit) for name, limit in sections.items()},
+        warmup={name: Limit(hard=limit) for name, limit in warmup.items()},
         warmup_heartbeat=None if heartbeat is None else Limit(hard=heartbeat),
         warmup_occurrences=config.num_warmup_iterations,
         signal=config.rank_termination_signal.name,

@@ -40,6 +40,7 @@ class WorkerLink:
         self.world_size = welcome.world_size
         self.limits = welcome.limits
         self.is_armed = False
+        self.is_paused = False
         self.is_open = True
         self.dropped = 0
         self._has_progressed = False
@@ -52,8 +53,10 @@ class WorkerLink:
         return is_sent
 
     def arm(self) -> None:
-        """Announce heartbeats: the limit of the first one counts from now on."""
-        self.is_armed = self.send(messages.Armed())
+        """Announce heartbeats: the limit of the first one counts from now on, also within a Wrapper's call."""
+        if self.is_paused:
+            self.resume()
+        self.is_armed = self.send(messages.Armed(time.monotonic()))
 
     def limit(self, limits: Limits) -> bool:
         """Apply these limits from now on. Return False if the monitor could not be reached."""
@@ -78,10 +81,12 @@ class WorkerLink:
 
     def pause(self) -> None:
         """Pause: another monitor watches. Only the end of this process is noticed."""
+        self.is_paused = True
         self.page.doing(Doing.OUTSIDE)
 
     def resume(self) -> None:
         """Apply limits again from now on, without regard to anything earlier."""
+        self.is_paused = False
         self.page.set_seat(Seat(self.rank, self.rank, self.world_size, self.world_size, ENTRY))
         self.page.doing(Doing.FUNCTION)
 
@@ -160,12 +165,12 @@ def _attach(path: str, deadline: float) -> WorkerLink:
         dump = stacks.arm()
         if not channel.send(messages.encode(messages.Attached(is_main)), [dump.fd]):
             raise MonitorError(f"the rank monitor at {path} is gone")
+        _start_showing_stacks(channel)
     except BaseException:
         channel.close()
         raise
     collective_calls.note_in(side)
     atexit.register(_program_ends, link)
-    threading.Thread(target=_show_stacks, args=(channel,), name=stacks.THREAD, daemon=True).start()
     return link
 
 
@@ -202,6 +207,14 @@ def _receive_answer(channel: Channel, path: str, deadline: float) -> tuple[messa
         )
     data, fds = received
     return messages.decode_for_rank(data), fds
+
+
+def _start_showing_stacks(channel: Channel) -> None:
+    """Raises: MonitorError. Without this thread every hang would seem to hold the GIL."""
+    try:
+        threading.Thread(target=_show_stacks, args=(channel,), name=stacks.THREAD, daemon=True).start()
+    except RuntimeError as error:
+        raise MonitorError(f"no thread of this process can show its stacks: {error}") from error
 
 
 def _show_stacks(channel: Channel) -> None:

@@ -282,13 +282,11 @@ class DurationRecorder:
     def _take_initial(
         self, closed: list[Closed], still_open: list[OpenEntry], announced: float, heartbeat_at: float | None
     ) -> None:
-        """Record the time to the first heartbeat, once there is one."""
-        gaps = [
-            entry.at - entry.duration
-            for entry in closed
-            if not entry.name and not entry.is_step and entry.begins is None
-        ]
-        first = min(gaps, default=heartbeat_at)
+        """Record the time from the announcement to the first heartbeat after it, once there is one."""
+        gaps = [entry for entry in closed if not entry.name and not entry.is_step and entry.begins is None]
+        beats = [at for entry in gaps for at in (entry.at - entry.duration, entry.at)]
+        beats += [] if heartbeat_at is None else [heartbeat_at]
+        first = min((at for at in beats if at >= announced), default=None)
         sections = [entry for entry in closed if entry.name]
         signs = [self._silent_from, announced, *(entry.entered_at for entry in still_open)]
         signs += [at for entry in sections for at in (entry.at, entry.at + entry.duration)]
@@ -296,10 +294,9 @@ class DurationRecorder:
             self._silent_from = max(signs)
             return
         self._has_beaten = True
-        if first >= announced:
-            since = max(at for at in signs if at <= first)
-            self._note_start(since)
-            self._add(INITIAL_HEARTBEAT, first - since, since)
+        since = max(at for at in signs if at <= first)
+        self._note_start(since)
+        self._add(INITIAL_HEARTBEAT, first - since, since)
 
     def _note_start(self, began: float) -> None:
         """Record the pending start, because an occurrence began at this time after it."""

@@ -40,6 +40,7 @@ class Listener:
         if not is_first_sign_expected:
             self.expect_nothing()
         self._iteration: int | None = None
+        self._is_ending = False
 
     @property
     def shown(self) -> Shown:
@@ -58,6 +59,7 @@ class Listener:
         """Take the entries finished since the last check, and the page as it is after that.
 
         is_healthy: the rank was neither ended nor interrupted, so its silences are worth learning."""
+        self._is_ending = view.doing is Doing.ENDING
         sign_times = [
             at for at in (view.step_at, view.heartbeat_at, view.ping_at, view.section_left_at) if at is not None
         ]
@@ -81,7 +83,7 @@ class Listener:
 
     def silence(self, rule: Rule, since: float) -> Silence | None:
         """Return the present silence, None if no sign is expected. since: time of entry into the function."""
-        return present(rule, self._hearing, since)
+        return present(rule, self._hearing, since, self._is_ending)
 
     def is_suspect(self, silence: Silence, now: float) -> bool:
         """Return True if it is time to report that the rank may hang; once per silence."""

@@ -73,7 +73,9 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
 
 
 class Armed(msgspec.Struct, frozen=True, tag="armed"):
-    """The rank sends heartbeats from now on: the limit of the first one applies."""
+    """The rank announced heartbeats: the limit of the first one applies. at: monotonic seconds."""
+
+    at: float
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):

@@ -194,23 +194,15 @@ class RankMonitorClient:
         if method not in get_args(Method):
             expected = " or ".join(map(repr, get_args(Method)))
             raise ConfigurationError(f"method is {method!r}, expected {expected}", option="method", value=method)
-        if isinstance(selected_sections, str):
-            raise ConfigurationTypeError(
-                f"selected_sections is {selected_sections!r}, expected a collection of names; write "
-                f"[{selected_sections!r}]",
-                option="selected_sections",
-                value=selected_sections,
-            )
+        selected = None if selected_sections is None else _recorded_names(selected_sections)
         observed = self._observed(link)
-        if selected_sections is not None:
-            selected_sections = [recorded_name(name) for name in selected_sections]
         try:
-            fitted = refit.limits(selected_sections, link.world_size, link.rank) if method == "fit" else None
+            fitted = refit.limits(selected, link.world_size, link.rank) if method == "fit" else None
             section_timeouts = calculation.section_timeouts(
                 observed,
                 self.section_timeouts,
                 link.limits.safety_factor,
-                selected_sections,
+                selected,
                 calc_out_of_section,
                 fitted,
             )
@@ -251,7 +243,7 @@ class RankMonitorClient:
                 option="req",
                 value=req,
             )
-        if not link.request(req.action.name, req.description):
+        if not link.request(req.action.name, str(req.description)):
             raise RankMonitorClientError(
                 f"the request {req.action.name} could not be sent: the rank's monitor does not read; try again in a "
                 "few seconds, when another monitor has replaced it"
@@ -312,3 +304,15 @@ class RankMonitorClient:
 
     def _not_ready(self) -> RankMonitorClientError:
         return RankMonitorClientError("this client is not initialized; call init_workload_monitoring() first")
+
+
+def _recorded_names(sections: Collection[str]) -> list[str]:
+    """Return the names under which these sections are recorded. Raises: ConfigurationTypeError."""
+    if isinstance(sections, str) or not all(isinstance(name, str) for name in sections):
+        instead = f"; write [{sections!r}]" if isinstance(sections, str) else ""
+        raise ConfigurationTypeError(
+            f"selected_sections is {sections!r}, expected a collection of names{instead}",
+            option="selected_sections",
+            value=sections,
+        )
+    return [recorded_name(name) for name in sections]

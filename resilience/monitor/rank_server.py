@@ -33,6 +33,7 @@ class RankMonitorServer:
     """A rank's monitor in a process of its own. `run_in_subprocess` starts one."""
 
     def __init__(self, cfg: FaultToleranceConfig, ipc_socket_path: str, folder: Path) -> None:
+        limits = to_limits(cfg)  # first: it may be wrong
         self._path = Path(ipc_socket_path)
         self._listener: socket.socket = listen(self._path)
         self._findings: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)
@@ -46,7 +47,7 @@ class RankMonitorServer:
         job_id = environment.Settings.from_environment().job_id or folder.name
         attempt = attempt_of(folder.name, job_id) or 0
         node = environment.node_name()
-        self._monitor.send(messages.Adopt(job_id, node, os.fsencode(folder), to_limits(cfg), attempt))
+        self._monitor.send(messages.Adopt(job_id, node, os.fsencode(folder), limits, attempt))
 
     @classmethod
     def run_in_subprocess(
@@ -66,7 +67,7 @@ class RankMonitorServer:
         here, because servers of one launch do not know each other. They share that folder, and so do two launches with
         the same job id and RESILIENCE_ATTEMPT. A launcher gives each launch its own number.
         is_restarter_logger and mp_ctx are accepted for compatibility: records are always kept, and the program is
-        always executed, never forked. Raises: MonitorError."""
+        always executed, never forked. Raises: MonitorError, ConfigurationError."""
         del is_restarter_logger, mp_ctx
         settings = environment.Settings.from_environment()
         default = Path(settings.run_dir) / run_name(settings.job_id or f"monitor-{os.getpid()}", settings.attempt_hint)
@@ -74,7 +75,12 @@ class RankMonitorServer:
             server = cls(cfg, ipc_socket_path, Path(folder or default).absolute())
         except OSError as error:
             raise MonitorError(f"the rank monitor at {ipc_socket_path} cannot be started: {error}") from error
-        if not isinstance(server._hear(time.monotonic() + START_LIMIT), messages.Ready):
+        try:
+            is_ready = isinstance(server._hear(time.monotonic() + START_LIMIT), messages.Ready)
+        except MonitorError:
+            server.close()
+            raise
+        if not is_ready:
             server.close()
             raise MonitorError(f"the rank monitor at {ipc_socket_path} did not start within {START_LIMIT:g} s")
         return server

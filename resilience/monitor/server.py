@@ -126,6 +126,7 @@ class RankMonitor:
         self._refused_at = float("-inf")
         self._expected_at = time.monotonic()  # the latest time at which this process was to run
         self._resumed_at: float | None = None  # when this process last ran again after it stood still
+        self._raised: dict[str, float] = {}  # learned limits that no longer fit, and the longer ones in their place
         self._unlearned: Limits | None = None  # that hold once fewer ranks are active; None: the same ones
         self._most_active = 0  # ranks in any iteration
         self._is_gone = False
@@ -316,9 +317,11 @@ class RankMonitor:
         """Write this rank's records to `folder` from now on, and apply these limits."""
         unlearned = limits.unlearned and msgspec.structs.replace(limits.unlearned, rule=limits.rule)
         self._unlearned = unlearned and with_recorded_names(unlearned)
-        limits = with_recorded_names(of_rank(limits, origin.initial_rank, origin.world_size))
+        limits = self._usable(of_rank(limits, origin.initial_rank, origin.world_size))
         self._watch = Watch(limits=limits)
         self.suspicions.expect(limits)
+        if self._raised:
+            self.suspicions.forget()
         self._folder = folder
         if self._recorder is None:
             self._recorder = DurationRecorder(folder, origin)
@@ -334,6 +337,14 @@ class RankMonitor:
                 WRITER.submit(lambda: write_job(job, folder))
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
+
+    def _usable(self, limits: Limits) -> Limits:
+        """Return the limits with the names of the rank's sections. A limit that no longer fits stays replaced, although
+        the sender does not know that."""
+        limits = with_recorded_names(limits)
+        for name, longer in self._raised.items():
+            limits = raised(limits, name, longer)
+        return limits
 
     @property
     def _name(self) -> str:
@@ -663,6 +674,7 @@ class RankMonitor:
         assert self._recorder is not None
         for name, reason, longer in self._recorder.stale():
             self.emit(events.TimeoutsStale(name, reason, longer))
+            self._raised[name] = longer
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))
             self.suspicions.forget()
 
@@ -690,8 +702,7 @@ class RankMonitor:
             if self._observation.said_goodbye and finding is None:
                 self._recorder.ended_well(self._page.read())
             elif self._is_gone:
-                found_at = (self._watch.kill_at or 0.0) - self._watch.limits.grace
-                self._recorder.cut(self._page.read(), finding, found_at)
+                self._recorder.cut(self._page.read(), finding, self._watch.found_at)
         self._write_timings()
         if self._recorder is not None:
             self._recorder.close()

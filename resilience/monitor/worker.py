@@ -19,7 +19,6 @@ from typing import Literal
 
 import msgspec
 
-from resilience.core.limits import with_recorded_names
 from resilience.core.silences import Shown
 from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
@@ -169,7 +168,7 @@ class WorkerMonitor(RankMonitor):
 
     def limit(self, limits: Limits) -> None:
         """Apply these limits from now on."""
-        self._watch = msgspec.structs.replace(self._watch, limits=with_recorded_names(limits))
+        self._watch = msgspec.structs.replace(self._watch, limits=self._usable(limits))
 
     def dismiss(self) -> None:
         """Note that the worker is ended on purpose."""
@@ -349,8 +348,8 @@ class WorkerMonitor(RankMonitor):
             case messages.Progressed(sign, at, step):
                 ago = max(0.0, time.monotonic() - at)
                 self.emit(events.WorkerProgressed(sign, max(0.0, at - self._began), step, ago))
-            case messages.Armed():
-                self._link_changed(heartbeats_from=time.monotonic())
+            case messages.Armed(at):
+                self._link_changed(heartbeats_from=at)
             case messages.NewLimits(limits):
                 self.limit(limits)
                 self._link_changed(limits=limits)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from resilience.errors import MonitorError
+from resilience.errors import ConfigurationError, MonitorError
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
 from resilience.facts.limits import Limits
@@ -96,6 +96,22 @@ def test_rank_that_took_its_leave_is_not_weighed_until_it_begins_again(one: Node
     assert one.said(messages.Found) == []
     let_on(worker)
     assert found(one) == "section:step"
+
+
+def test_rank_without_a_thread_left_goes_on_unwatched(one: Node) -> None:
+    code = (
+        "import threading, resilience\n"
+        'def no_thread(thread): raise RuntimeError("can\'t start new thread")\n'
+        "threading.Thread.start = no_thread\n"
+        "resilience.step(0); resilience.heartbeat()\n"
+        "from resilience.fault_tolerance import RankMonitorClient, RankMonitorClientError\n"
+        "client = RankMonitorClient()\n"
+        "try: client.init_workload_monitoring()\n"
+        "except RankMonitorClientError as error: print(error, flush=True)"
+    )
+    worker = one.start(code, limits(rank_heartbeat_timeout=0.5))
+    assert await_line(worker).endswith("no thread of this process can show its stacks: can't start new thread")
+    assert one.hear(messages.Gone).exit.code == 0
 
 
 def test_calculated_limit_is_enforced(one: Node) -> None:
@@ -406,6 +422,22 @@ def test_stopped_server_is_killed_after_it_was_told_to_end(tmp_path: Path) -> No
     server.terminate()
     server.join()
     assert not server.is_alive()
+
+
+@pytest.mark.parametrize("failure", ["program", "setting"])
+def test_server_that_cannot_be_started_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    path, config = tmp_path / "s", FaultToleranceConfig()
+    if failure == "setting":
+        config.rank_section_timeouts["step"] = -1
+    with monkeypatch.context() as broken:
+        if failure == "program":
+            broken.setattr(sys, "executable", "/bin/true")
+        with pytest.raises(MonitorError if failure == "program" else ConfigurationError):
+            RankMonitorServer.run_in_subprocess(config, str(path), folder=tmp_path)
+    assert not path.exists()
+    RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path).close()
 
 
 def test_server_that_is_killed_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from resilience.core import limits
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts, with_recorded_names
 from resilience.errors import ConfigurationError, RankMonitorClientError
 from resilience.facts.deadlines import EARLY
-from resilience.facts.limits import Limit, Limits
+from resilience.facts.limits import First, Limit, Limits, Outside
+from resilience.facts.phases import Phases
 
 SEEN = Observed(first_heartbeat=20.0, heartbeat_gap=4.0, outside=2.0, sections={"step": 3.0, "save": 30.0})
 NOTHING = SectionTimeouts()
@@ -150,6 +151,33 @@ def test_limits_take_the_state_and_keep_the_rest() -> None:
     assert changed == Limits(
         heartbeat=Limit(hard=3.0), sections={"save": Limit()}, out_of_section=Limit(hard=4.0), signal="SIGUSR1"
     )
+
+
+FITTED = ClientLimits(section_timeouts=SectionTimeouts({"work": 4.0}, None, frozenset({"work"}), first={"work": 10.0}))
+SLOWER = ClientLimits(section_timeouts=SectionTimeouts({"work": 150.0}, None, frozenset({"work"})))
+
+
+def test_calculated_limit_replaces_all_earlier_ones_of_its_section() -> None:
+    """Else the limit of the first occurrences, fitted or from a file, could end a rank long before the new limit."""
+    early = First(EARLY, {"cold": Limit(hard=10.0)})
+    file = Limits(
+        first={"work": early, "save": early, "heartbeat": early},
+        outside={"work": Outside(Limit(hard=3.0), Phases((100,), 500))},
+    )
+    for before in (file, limits.with_state(file, FITTED)):
+        after = limits.with_state(before, SLOWER)
+        assert (after.sections, after.first.keys(), after.outside) == (
+            {"work": Limit(hard=150.0)},
+            {"save", "heartbeat"},
+            {},
+        )
+    heartbeats = ClientLimits(HeartbeatTimeouts(60.0, 30.0, True))
+    assert limits.with_state(file, heartbeats).first.keys() == {"work", "save"}
+
+
+def test_calculated_limit_of_a_checkpoint_replaces_the_one_of_first_occurrences() -> None:
+    assert limits.over(FITTED, SLOWER).section_timeouts == SLOWER.section_timeouts
+    assert limits.over(SLOWER, FITTED).section_timeouts == FITTED.section_timeouts
 
 
 def test_only_what_was_calculated_is_taken_from_a_checkpoint() -> None:

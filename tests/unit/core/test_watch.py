@@ -263,6 +263,15 @@ def test_first_heartbeat_and_later_ones_have_limits_of_their_own(watcher: Module
     assert watch_over(watcher, limits, in_function()) == []  # nobody announced any
 
 
+def test_heartbeat_before_the_announcement_is_not_the_first_one(watcher: ModuleType) -> None:
+    """A program may send some while it sets up, an hour before it announces them: then the first one is waited for."""
+    limits = limits_of(heartbeat=Limit(1.0), initial_heartbeat=Limit(50.0))
+    early = in_function(since=0.0, heartbeat_at=2.0, heartbeats_from=START)
+    assert watch_over(watcher, limits, early)[0][0] == START + 50.0
+    later = in_function(since=0.0, heartbeat_at=START + 20.0, heartbeats_from=START)
+    assert watch_over(watcher, limits, later)[0][0] == START + 21.0
+
+
 def test_default_limit_between_heartbeats_holds_only_for_heartbeats_that_were_announced(watcher: ModuleType) -> None:
     """A few heartbeats in a long evaluation are no promise of more, while steps show that the rank is well."""
     default = limits_of(heartbeat=Limit(hard=50.0), initial_heartbeat=Limit(hard=70.0), defaults=("heartbeat",))
@@ -845,13 +854,14 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
         return {f"hook:{seen.hook}": (seen.since, limits.hook)}
     rows = {"watchdog": (max(seen.since, seen.watchdog_at or 0.0), limits.watchdog)}
     if seen.doing in (Doing.FUNCTION, Doing.ENDING):
+        has_beaten = seen.heartbeat_at is not None and seen.heartbeat_at >= (seen.heartbeats_from or 0.0)
         signs = {
             "leave": (None if seen.interrupted_at is None else max(seen.interrupted_at, seen.since), limits.leave),
             "ping": (seen.ping_at, limits.ping),
             "step": (seen.step_at, limits.step),
-            "heartbeat": (seen.heartbeat_at, limits.heartbeat),
+            "heartbeat": (seen.heartbeat_at if has_beaten else None, limits.heartbeat),
             "initial_heartbeat": (
-                seen.heartbeats_from if seen.heartbeat_at is None else None,
+                None if has_beaten else seen.heartbeats_from,
                 limits.initial_heartbeat,
             ),
             "out_of_section": (None if seen.open_sections else seen.section_left_at, limits.out_of_section),

@@ -102,12 +102,32 @@ def test_wrapper_takes_the_signs_while_its_function_runs_and_gives_them_back(lin
 def test_program_that_sends_heartbeats_itself_is_weighed_inside_of_a_wrapper_too(linked: Linked) -> None:
     link, launchers, line = linked
     link.arm()
-    assert heard(line) == [messages.Armed()]
+    (armed,) = heard(line)
+    assert isinstance(armed, messages.Armed)
     client.activate(RankSide(Page.create()))
     assert launchers.read().doing is Doing.FUNCTION
     link.page.heartbeat()
     client.deactivate()
     assert launchers.read().heartbeat_at is not None
+
+
+@pytest.mark.parametrize("is_attached_before", [True, False])
+def test_program_that_announces_heartbeats_within_a_wrapper_is_watched_from_then_on(
+    linked: Linked, is_attached_before: bool
+) -> None:
+    link, launchers, _ = linked
+    if is_attached_before:
+        client.step(1)
+    else:
+        connect.on_change(None)
+    client.activate(RankSide(Page.create()))
+    if not is_attached_before:
+        connect.on_change(link)
+    assert launchers.read().doing is Doing.OUTSIDE
+    link.arm()
+    assert launchers.read().doing is Doing.FUNCTION
+    client.deactivate()
+    assert launchers.read().doing is Doing.FUNCTION
 
 
 def test_closed_link_leaves_nothing_to_be_weighed_and_is_not_looked_for_again(
@@ -120,7 +140,7 @@ def test_closed_link_leaves_nothing_to_be_weighed_and_is_not_looked_for_again(
     assert (connect.current(), monitor.read().doing) == (None, Doing.OUTSIDE)
     client.step(1)
     assert monitor.read().step is None
-    assert not link.send(messages.Armed())
+    assert not link.send(messages.Armed(0.0))
     with pytest.raises(ConnectionResetError):
         heard(line)
 

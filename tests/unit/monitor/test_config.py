@@ -117,6 +117,24 @@ def test_limit_of_heartbeats_counts_as_set_only_if_somebody_has_set_it(tmp_path:
     assert to_limits(FaultToleranceConfig.from_kwargs(initial_rank_heartbeat_timeout=None)).defaults == both[1:]
 
 
+def test_copy_is_set_apart_from_its_original() -> None:
+    config = FaultToleranceConfig()
+    copied = copy.copy(config)
+    copied.rank_heartbeat_timeout = 2700.0
+    assert (config.given, copied.given) == (set(), {"rank_heartbeat_timeout"})
+
+
+def test_section_that_is_added_to_the_mapping_is_checked_and_written(tmp_path: Path) -> None:
+    config = FaultToleranceConfig()
+    config.rank_section_timeouts["setup"] = 900
+    config.to_yaml_file(tmp_path / "made.yaml")
+    assert FaultToleranceConfig.from_yaml_file(tmp_path / "made.yaml") == config
+    assert to_limits(config).sections == {"setup": Limit(hard=900.0)}
+    config.rank_section_timeouts["step"] = -1
+    with pytest.raises(ConfigurationError, match=r"rank_section_timeouts is .*'step': -1"):
+        to_limits(config)
+
+
 def test_file_that_was_written_is_read_back(tmp_path: Path) -> None:
     config = FaultToleranceConfig(**{name: value for name, (_, value) in OTHERS.items()})
     for kept in (config, FaultToleranceConfig(), FaultToleranceConfig(log_level=15)):
@@ -198,6 +216,8 @@ def test_log_level_has_name_or_number(given: Any, level: int) -> None:
         ("rank_heartbeat_timeout", -1, ConfigurationError),
         ("rank_heartbeat_timeout", float("nan"), ConfigurationError),
         ("rank_heartbeat_timeout", "soon", ConfigurationError),
+        pytest.param("rank_heartbeat_timeout", 10**400, ConfigurationError, id="huge timeout"),
+        pytest.param("num_warmup_iterations", 10**400, ConfigurationError, id="huge count"),
         ("rank_heartbeat_timeout", True, ConfigurationTypeError),
         ("rank_heartbeat_timeout", [1], ConfigurationTypeError),
         ("workload_check_interval", None, ConfigurationTypeError),

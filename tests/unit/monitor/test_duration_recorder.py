@@ -98,6 +98,14 @@ def test_first_heartbeat_is_timed_from_its_announcement_as_it_is_enforced(
     assert found == [("initial_heartbeat", 6.0, "ok")]
 
 
+def test_heartbeat_before_the_announcement_is_not_the_first_one(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.take([], [], announced=10.0, heartbeat_at=2.0)
+    keeper.take([beat(16.0, 14.0)], [], announced=10.0, heartbeat_at=16.0)
+    keeper.take([beat(17.0, 1.0)], [], announced=10.0, heartbeat_at=17.0)
+    found = [row for row in kept(keeper, tmp_path) if row[0] == "initial_heartbeat"]
+    assert found == [("initial_heartbeat", 6.0, "ok")]
+
+
 def test_sections_before_the_first_heartbeat_begin_its_time_anew(keeper: DurationRecorder, tmp_path: Path) -> None:
     keeper.take([section("load", 11.0, 3.0)], [OpenEntry("compile", 15.0)], announced=10.0, heartbeat_at=None)
     keeper.take([section("compile", 15.0, 5.0)], [], announced=10.0, heartbeat_at=17.0)

@@ -156,6 +156,19 @@ def test_next_worker_of_a_rank_begins_with_what_the_job_has_shown() -> None:
     assert (silence.since, silence.allowed) == (7.0, START * RULE.first)
 
 
+def test_end_of_a_program_has_the_generous_limit(watched: Watched) -> None:
+    """Nothing was learned about the end: loggers and uploads may take minutes there."""
+    three_kinds_of_pause = {0: 3, 10: 3, 20: 3}
+    watched.listener = Listener(Shown({"": SilencesOfKind(1.0, three_kinds_of_pause)}, {-40: 100}))
+    for number in range(20):
+        watched.rank.step(number)
+    running = watched.look()
+    assert running is not None and (running.allowed, running.is_learned) == (RULE.least, True)
+    watched.rank.ends()
+    ending = watched.look()
+    assert ending is not None and (ending.allowed, ending.is_learned) == (RULE.first, False)
+
+
 def looks_before_its_first_sign(listener: Listener, *seconds: float) -> list[bool]:
     """Whether it is time to report a suspicion, at each of these looks."""
     page = Page.create()

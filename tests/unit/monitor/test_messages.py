@@ -21,7 +21,7 @@ ORIGIN = Origin("job", "node", "rank", 7, initial_rank=1)
 DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
     messages.decode_for_monitor: [
         messages.Attached(True),
-        messages.Armed(),
+        messages.Armed(at=1.0),
         messages.RankRequest("Continue", "why"),
         messages.NewLimits(LIMITS),
     ],

@@ -85,7 +85,8 @@ def test_beginning_announces_heartbeats_under_the_configured_limits(monitor: Mon
     assert not made.is_initialized
     made.init_workload_monitoring()
     assert made.is_initialized
-    assert monitor.hear() == [messages.Armed()]
+    (armed,) = monitor.hear()
+    assert isinstance(armed, messages.Armed)
     assert made.hb_timeouts == HeartbeatTimeouts(600.0, 60.0)
     assert made.section_timeouts == SectionTimeouts({"step": 30.0})
 
@@ -97,7 +98,8 @@ def test_configuration_is_known_from_the_beginning_on(monitor: Monitor) -> None:
     assert made.cfg is not None
     assert (made.cfg.rank_section_timeouts, made.cfg.rank_heartbeat_timeout) == ({"step": 30.0}, 60.0)
     assert (made.cfg.safety_factor, made.cfg.num_warmup_iterations) == (4.0, 0)
-    assert monitor.hear() == [messages.Armed()]
+    (armed,) = monitor.hear()
+    assert isinstance(armed, messages.Armed)
 
 
 def test_number_of_warm_up_iterations_is_told_to_the_monitor(monitor: Monitor) -> None:
@@ -108,7 +110,7 @@ def test_number_of_warm_up_iterations_is_told_to_the_monitor(monitor: Monitor) -
     assert made.cfg is not None and made.cfg.num_warmup_iterations == 7
     told, armed = monitor.hear()
     assert told == messages.NewLimits(msgspec.structs.replace(LIMITS, warmup_occurrences=7))
-    assert armed == messages.Armed()
+    assert isinstance(armed, messages.Armed)
 
 
 @pytest.mark.usefixtures("monitor")
@@ -281,6 +283,8 @@ def test_wrong_arguments_are_refused_before_ranks_wait_for_each_other(begun: Ran
         begun.calculate_and_set_section_timeouts(method="foo")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationTypeError, match=r"selected_sections is 'step', .*write \['step'\]"):
         begun.calculate_and_set_section_timeouts("step")
+    with pytest.raises(ConfigurationTypeError, match=r"selected_sections is \[1\], expected a collection of names"):
+        begun.calculate_and_set_section_timeouts([1])  # type: ignore[list-item]
     with pytest.raises(ConfigurationTypeError, match=r"req is 'x' \(str\), expected a WorkloadControlRequest"):
         begun.send_workload_control_request("x")  # type: ignore[arg-type]
 
@@ -405,6 +409,12 @@ def test_state_that_is_none_is_refused() -> None:
 def test_request_is_sent_by_its_name(monitor: Monitor, begun: RankMonitorClient, action: WorkloadAction) -> None:
     begun.send_workload_control_request(WorkloadControlRequest(action, "bad memory"))
     assert monitor.hear() == [messages.RankRequest(action.name, "bad memory")]
+
+
+def test_request_may_be_described_by_an_exception(monitor: Monitor, begun: RankMonitorClient) -> None:
+    request = WorkloadControlRequest(WorkloadAction.ExcludeThisNode, OSError("bad disk"))  # type: ignore[arg-type]
+    begun.send_workload_control_request(request)
+    assert monitor.hear() == [messages.RankRequest("ExcludeThisNode", "bad disk")]
 
 
 def test_request_that_cannot_be_sent_is_an_error(monitor: Monitor, begun: RankMonitorClient) -> None:

@@ -17,19 +17,30 @@ import pytest
 from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
 from resilience.core.silences import Shown
-from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Doing, Finding, Watch, exceeded
+from resilience.core.watch import (
+    AskRestart,
+    CaptureEvidence,
+    Decision,
+    Doing,
+    Finding,
+    Observation,
+    Watch,
+    decide,
+    exceeded,
+)
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import NAME_BYTES
 from resilience.facts.events import TelemetryDropped
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Interruption, InterruptionRecord
-from resilience.facts.limits import Learned, Limit, Limits, Rule
+from resilience.facts.limits import Learned, Limit, Limits, Outside, Rule
+from resilience.facts.phases import Phases
 from resilience.facts.records import Record
 from resilience.facts.seats import Seat
 from resilience.monitor import messages, page, server
 from resilience.monitor.connect import WorkerLink
-from resilience.monitor.page import MonitorSide, Page, PageView, RankSide
+from resilience.monitor.page import Closed, MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
 from resilience.monitor.worker import WorkerMonitor
 from resilience.system.background import WRITER
@@ -164,6 +175,49 @@ def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Pat
     assert monitor._watch.limits.rule == Rule()
 
 
+LEARNED = Limits(
+    sections={"work": Limit(hard=10.0)},
+    outside={"work": Outside(Limit(hard=5.0), Phases((), 99))},
+    learned={"work": Learned(10.0, 1.0, 2.0)},
+)
+
+
+def made_stale(monitor: RankMonitor) -> None:
+    """Let healthy occurrences take nearly as long as their learned limit."""
+    assert monitor._recorder is not None
+    monitor._recorder.take([Closed("work", 8.0, 10.0 * number) for number in range(3)], [])
+    monitor._write_timings()
+
+
+def work_limits(monitor: RankMonitor) -> tuple[float | None, list[str]]:
+    limits = monitor._watch.limits
+    return limits.sections["work"].hard, list(limits.outside)
+
+
+def test_learned_limit_that_no_longer_fits_stays_replaced_if_the_rank_sets_others(tmp_path: Path) -> None:
+    """The rank sends all its limits with the one that it has calculated, and does not know of the replacement."""
+    worker = Worker(tmp_path, LEARNED)
+    worker.attach()
+    made_stale(worker.monitor)
+    shown = [work_limits(worker.monitor)]
+    worker.monitor._handle(messages.NewLimits(msgspec.structs.replace(LEARNED, heartbeat=Limit(hard=60.0))))
+    shown.append(work_limits(worker.monitor))
+    worker.close()
+    assert shown == [(40.0, [])] * 2
+    assert worker.monitor._watch.limits.heartbeat == Limit(hard=60.0)
+
+
+def test_learned_limit_that_no_longer_fits_stays_replaced_in_the_next_call(tmp_path: Path, pipe: int) -> None:
+    process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
+    monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
+    origin = Origin("job", "n", "rank", os.getpid(), initial_rank=0, rank=0, world_size=1)
+    monitor.open(origin, tmp_path, LEARNED)
+    made_stale(monitor)
+    monitor.open(origin, tmp_path, LEARNED)
+    WRITER.flush()
+    assert work_limits(monitor) == (40.0, [])
+
+
 class Worker:
     """A worker's monitor in this process, and programs that attach themselves."""
 
@@ -268,6 +322,22 @@ def test_monitor_that_finds_no_note_records_what_the_page_has(tmp_path: Path, no
     replacement.close()
     lost.close()
     assert occurrences == 10
+
+
+def test_evidence_and_a_lost_agent_do_not_move_the_time_at_which_a_hang_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence took 3 s. Then the agent died, so the rank had a second instead of its grace."""
+    worker, cut = Worker(tmp_path), Mock()
+    hangs = Observation(doing=Doing.FUNCTION, step_at=10.0)
+    found = decide(Watch(limits=Limits(step=Limit(hard=5.0))), hangs, 15.0).state
+    signalled = decide(found, hangs, 18.0).state
+    orphan = decide(signalled, msgspec.structs.replace(hangs, agent_lost_at=18.5), 18.5).state
+    monkeypatch.setattr(worker.monitor._recorder, "cut", cut)
+    worker.monitor._watch, worker.monitor._is_gone = orphan, True
+    worker.monitor._close()
+    worker.close()
+    assert cut.call_args.args[2] == 15.0
 
 
 def records(folder: Path) -> list[Record]:
