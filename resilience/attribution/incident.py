@@ -15,7 +15,7 @@ from resilience.attribution.advice import advise, named
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
-from resilience.facts.fingerprints import of_exception, of_parts, place_of
+from resilience.facts.fingerprints import of_parts, place_of
 from resilience.facts.interruptions import HANGS, Category, Frame, InterruptionRecord
 from resilience.facts.user_frames import user_frame
 from resilience.history.cycles import Cycle
@@ -109,7 +109,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         if chief is None:
             return of_parts(self.verdict.what)
         if chief.exception is not None:
-            return of_exception(chief.exception.type, chief.exception.message, chief.exception.stack)
+            return chief.exception.fingerprint
         if chief.interruption in HANGS:
             frame = self.where
             return of_parts("hang", self.verdict.what, "" if frame is None else place_of(frame))

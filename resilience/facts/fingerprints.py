@@ -16,6 +16,7 @@ from resilience.facts.user_frames import is_users
 
 FRAMES = 2  # the innermost ones
 MOST_MESSAGE = 200  # characters that are compared
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _VARIES = re.compile(
     r"""(?P<quoted>"[^"\n]*"|'[^'\n]*'|`[^`\n]*`)
     | (?P<path>(?:~|\.{1,2})?(?:/[^\s:,;'")\]]+)+)
@@ -26,8 +27,9 @@ _VARIES = re.compile(
 
 
 def masked(message: str) -> str:
-    """Return the first line of a message with <#> in place of variable parts."""
-    return _VARIES.sub("<#>", " ".join(message.partition("\n")[0].split()))[:MOST_MESSAGE]
+    """Return the first line of a message, as it is printed, with <#> in place of variable parts."""
+    line = COLOURS.sub("", text(message)).strip().partition("\n")[0]
+    return _VARIES.sub("<#>", " ".join(line.split()))[:MOST_MESSAGE]
 
 
 def of_exception(name: str, message: str, stack: Sequence[Frame]) -> str:

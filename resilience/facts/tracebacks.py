@@ -46,7 +46,6 @@ _BEGINS_LATE = re.compile(
     rf"(?<![A-Za-z:|] )(?:\[rank\d+\]: ?)?((?:  \+ Exception Group )?{re.escape(BEGIN)}$|{_IGNORED}.*)"
 )
 _BAR = re.compile(r"\[\d+:[\d:]+(?:<[\d:?]+)?, +[\d.?]+ ?[^\s/]*/")  # times and rate in tqdm's progress bar
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # Python 3.13 and later colour a traceback at a terminal
 _DIGITS = re.compile(r"\d+")
 _LOGGED = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d|^[\[(]?\d\d:\d\d:\d\d|^\[?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 
@@ -74,7 +73,7 @@ def _without_bars(lines: Sequence[str]) -> Iterator[str]:
     """Yield the lines without colours, torch's prefix and progress bars: a bar that is still open is drawn again when
     the interpreter ends. A traceback that begins on the line of other output gets a line of its own."""
     for line in lines:
-        plain = _CONTROL.sub("", line)
+        plain = fingerprints.COLOURS.sub("", line)  # Python 3.13 and later colour a traceback at a terminal
         late = _BEGINS_LATE.search(plain)
         parts = [plain[: late.start()], late[1]] if late is not None and plain[: late.start()].strip() else [plain]
         yield from (_PREFIX.sub("", part) for part in parts if not _BAR.search(part))
@@ -134,7 +133,7 @@ def _relation(lines: Sequence[str]) -> Literal["cause", "context"] | None:
 def _raised(text: Sequence[str]) -> ExceptionInfo | None:
     """Return the exception of the traceback that begins in the first line."""
     frames: list[Frame] = []
-    name, message = "", ""
+    name, message, has_message = "", "", True
     for number in range(1, len(text)):
         line = text[number]
         frame = _FRAME.match(line)
@@ -146,16 +145,17 @@ def _raised(text: Sequence[str]) -> ExceptionInfo | None:
                 name, message = _dumped(text[number:])
                 break
             name, message = raised[1], "\n".join([raised[2] or "", *_more(text[number + 1 :])]).strip()
+            has_message = raised[2] is not None  # else further lines are notes
             break
     if not name and frames:
         name = CUT_OFF
     if not name:
         return None
-    stack = tuple(frames[-MOST_FRAMES:])
+    stack, message = tuple(frames[-MOST_FRAMES:]), message[:MOST_MESSAGE]
     return ExceptionInfo(
         type=name,
-        message=message[:MOST_MESSAGE],
-        fingerprint=fingerprints.of_exception(name, message, stack),
+        message=message,
+        fingerprint=fingerprints.of_exception(name, message if has_message else "", stack),
         stack=stack,
     )
 

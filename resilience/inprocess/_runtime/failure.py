@@ -48,12 +48,19 @@ def describe(error: BaseException) -> ExceptionInfo:
     return ExceptionInfo(
         type=name,
         message=message_of(error),
-        fingerprint=fingerprints.of_exception(name, message_of(error), stack),
+        fingerprint=fingerprints.of_exception(name, _printed(error), stack),
         stack=stack,
         chain=tuple(error_in_words(link, 200) for link in _chain(error)),
         notes=_notes(error),
         causes=_causes(error),
     )
+
+
+def _printed(error: BaseException) -> str:
+    """Return the message as a traceback shows it: that of a syntax error is without its place."""
+    if type(error) in (SyntaxError, IndentationError, TabError):
+        return str(error.msg)[:MOST_TEXT]  # type: ignore[attr-defined]
+    return message_of(error)
 
 
 def record_of(

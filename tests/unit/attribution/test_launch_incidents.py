@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.culprits import SURE
+from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
 from resilience.facts import events
@@ -261,6 +262,19 @@ def test_wrapper_that_was_cut_off_by_the_launcher_belongs_to_its_incident() -> N
     incidents = fold([*of_node(cut), *told.records])
     assert [(incident.layer, incident.verdict.first) for incident in incidents] == [("inprocess", 2), ("launcher", 1)]
     assert [record.interruption.value for record in incidents[1].records] == ["hard_timeout", "terminated"]
+
+
+def test_death_for_which_a_wrapper_and_then_the_launcher_restart_blames_its_node_once() -> None:
+    told = launched([Fault("kill", 1)], ranks=3)
+    wrapped = record_streams.job([record_streams.Fault("kill", 1, 0)], world=3)
+    starts = [r for r in wrapped.records if isinstance(r.event, events.IterationStarted) and r.origin.iteration == 1]
+    inside = of_node([r for r in wrapped.records if r.origin.iteration != 1 or r in starts])
+    (alone,) = fold(inside)
+    assert judged(alone).nodes == ("node0",)
+    verdict = msgspec.structs.replace(starts[0], event=judged(alone))
+    for records, nodes in ((inside, ("node0",)), ([*inside, verdict], ())):
+        (incident,) = fold([*records, *told.records])
+        assert (incident.layer, judged(incident).rank, judged(incident).nodes) == ("launcher", 1, nodes)
 
 
 def of_node(records: list[Record]) -> list[Record]:
