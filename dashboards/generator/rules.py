@@ -497,7 +497,8 @@ ALERTS = (
             (
                 "`abort`, `finalize`, `check`: your hooks. Give them limits, or do less in them.",
                 "`agree`, `regroup`, `rendezvous`: the store or the network, or a slow node.",
-                "`resume`, `import`, `spawn`: loading of code, data or checkpoints. Use faster storage, fewer imports.",
+                "`resume`, `spawn`, script start (`import`): loading of code, data or checkpoints. Use faster storage, "
+                "fewer imports.",
             ),
         ),
     ),
