@@ -232,7 +232,7 @@ class CycleSupervisor:
         world_size = group.workers[0].world_size
         is_new = world_size != self._last_world_size
         self._last_world_size = world_size
-        if is_new and group.group_rank == 0 and not holds_in(self._limits, world_size):
+        if is_new and not group.group_rank and not holds_in(self._limits, world_size):
             self.reporter.emit(events.TimeoutsUnlearned(world_size, *(self._limits.worlds or (0, 0))))
 
     # -- what happens ---------------------------------------------------------------------------
