@@ -54,7 +54,7 @@ ADVICE: Mapping[Class, str] = {
     "common": "most ranks failed in the same way: suspect data, configuration or storage, not a machine",
     "node_lost": "a whole node went silent: check the node and its network",
     "agent_lost": "the agent of the launcher ended, and its workers with it: find out what ended it (memory, a kill)",
-    "store_lost": "the host of the store was lost, or cut off from most ranks: check it and its network",
+    "store_lost": "the store was not hosted, or its host was lost or cut off from most ranks: check it and its network",
     "monitor_lost": "a monitor process died: hangs and deaths of this rank are no longer detected",
     "ended_by_monitor": "the rank's own monitor ended it, and the process ended late: see the previous incident",
     "unknown": "the records do not show what broke",

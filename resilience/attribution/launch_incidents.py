@@ -55,7 +55,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     mover = cycles.mover(place)
     lost = _lost_nodes(parts)
     size = cycles.world_size(place)
-    without_store = _without_store(parts)
+    without_store = _without_store(parts, inside)
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the other nodes are not to blame
     ranks = _ranks_by_node(parts, lost, size)
     records = _records(parts, within, mover, [] if is_store_lost else lost, ranks)
@@ -124,8 +124,14 @@ def _ranks_by_node(parts: dict[str, NodeCycle], lost: list[str], size: int | Non
     return ranks
 
 
-def _without_store(parts: dict[str, NodeCycle]) -> frozenset[int]:
-    """Return the ranks of nodes that lost the job's store. If any node lost it, nodes that fell silent count too."""
+def _without_store(parts: dict[str, NodeCycle], inside: Sequence[Iteration]) -> frozenset[int]:
+    """Return the ranks without a store. These are the ranks of nodes that lost the job's store; if any node lost it,
+    nodes that fell silent count too. If a Wrapper's call found no store, and no other call found one, these are all
+    ranks: the launcher may have ended the others before they could record it."""
+    workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
+    is_refused = any(iteration.store_lost and not iteration.started for iteration in inside)
+    if is_refused and all(worker.called_ns is None for worker in workers.values()):
+        return frozenset(workers)
     cut_off = [part for part in parts.values() if part.is_cut_off]
     if cut_off:
         cut_off += [part for part in parts.values() if part.ended is None and part.decided is None]

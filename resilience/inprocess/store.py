@@ -256,7 +256,7 @@ class TCPStore(dist.TCPStore, StoreMixin):
         place = _place(part, rendezvous, host, number, size or 1, limit)
         self._critical_ranks = (HOST_RANK,) if place.is_outside else ()
         self.is_hosted_here = place.listener is not None
-        address = _reach(place.host, place.port, limit)
+        address = _reach(place, limit)
         try:
             with short_lookups():
                 super().__init__(
@@ -297,7 +297,8 @@ def _or_default(value: Any, fallback: Any, argument: str, variable: str) -> Any:
 
 class _StorePlace(NamedTuple):
     """Where a store is. listener: the server's, if this process hosts it. publish: announces the address.
-    is_outside: no Wrapper and no agent manages it. is_plain: in a Wrapper without an agent."""
+    is_outside: no Wrapper and no agent manages it. is_plain: in a Wrapper without an agent. is_agents: the launcher's
+    agent hosts it."""
 
     host: str
     port: int
@@ -305,6 +306,14 @@ class _StorePlace(NamedTuple):
     publish: Callable[[str], None] | None = None
     is_outside: bool = False
     is_plain: bool = False
+    is_agents: bool = False
+
+    @property
+    def host_process(self) -> str:
+        """Return the process that should host the store, for a person."""
+        if self.is_agents:
+            return "the launcher's agent"
+        return "rank 0's process" if self.is_outside else "rank 0's monitor"
 
 
 def _place(
@@ -315,7 +324,7 @@ def _place(
         if part is not None and part.is_rank:
             count = size * CONNECTIONS + -(-size // (local_world_size() or 1))
             descriptors.make_room_in_agent(port, count, f"host the store of {size} ranks")
-        return _StorePlace(host, port)
+        return _StorePlace(host, port, is_agents=True)
     if part is None:
         listener = _listen(host, port, or_join=True) if rank_and_world_size()[0] == HOST_RANK else None
         return _StorePlace(host, port if listener is None else listener.getsockname()[1], listener, is_outside=True)
@@ -374,12 +383,12 @@ def _listen(host: str, port: int, or_join: bool = False, or_any: bool = False) -
         ) from error
 
 
-def _reach(host: str, port: int, limit: float) -> str:
+def _reach(place: _StorePlace, limit: float) -> str:
     try:
-        return await_server(host, port, limit)
+        return await_server(place.host, place.port, limit)
     except OSError as error:
-        message = f"could not reach the store at {host}:{port} within {limit:g} s (timeout)"
-        raise _unusable(message, _StorePlace(host, port), error) from error
+        message = f"could not reach the store at {place.host}:{place.port} within {limit:g} s (timeout)"
+        raise _unusable(message, place, error) from error
 
 
 # -- a store of the Wrapper's own beside the launcher's ---------------------------------------------
@@ -436,10 +445,12 @@ def _unusable(
     message: str,
     place: _StorePlace,
     error: Exception,
-    advice: str = "rank 0's monitor should host it, or the launcher's agent if that set "
-    "TORCHELASTIC_USE_AGENT_STORE: check MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no other job uses "
-    "the port",
+    advice: str = "",
 ) -> StoreError:
+    advice = advice or (
+        f"{place.host_process} should host it: check store_kwargs, MASTER_ADDR and MASTER_PORT, that rank 0 runs, and "
+        "that no other job uses the port"
+    )
     first_line = next(iter(str(error).splitlines()), "")[:300]
     return StoreError(f"{message}: {type(error).__name__}: {first_line}; {advice}", host=place.host, port=place.port)
 

@@ -376,6 +376,41 @@ def test_where_most_nodes_are_cut_off_the_host_of_the_store_is_to_blame_and_none
     assert incident.excluded == (2, 3, 4, 5)
 
 
+def never_started(told: Launched, rank: int, called: int | None = None) -> list[Record]:
+    """The same, and the Wrapper's call of one rank found no store; that of the rank `called` did."""
+    made = list(told.records)
+    last = max(record.mono_ns for record in made)
+    agent = next(record for record in made if isinstance(record.event, events.CycleStarted))
+
+    def add(initial_rank: int, event: events.CallStarted | events.StoreLost | events.CallEnded) -> None:
+        origin = msgspec.structs.replace(
+            agent.origin,
+            role="rank",
+            layer="inprocess",
+            call=0,
+            initial_rank=initial_rank,
+            rank=initial_rank,
+            world_size=4,
+        )
+        made.append(Record(0, agent.wall_ns, last + 1, origin, event))
+
+    if called is not None:
+        add(called, events.CallStarted("f", 4, "1", "1", "1", "h", "forked"))
+    add(rank, events.StoreLost("StoreError: nobody hosts it"))
+    add(rank, events.CallEnded("left", 0, 1.0, "StoreError: nobody hosts it"))
+    return made
+
+
+def test_where_no_rank_found_a_store_the_rank_that_says_so_first_is_not_to_blame() -> None:
+    (incident,) = fold(never_started(launched([Fault("raise", 2)], nodes=2), 2))
+    assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
+
+
+def test_rank_that_alone_found_no_store_is_to_blame() -> None:
+    (incident,) = fold(never_started(launched([Fault("raise", 2)], nodes=2), 2, called=0))
+    assert [culprit.rank for culprit in incident.verdict.culprits] == [2]
+
+
 def test_job_of_which_a_rank_and_the_agent_were_killed_together_has_ended() -> None:
     """As when memory runs out on the host: the monitors end the other workers, and no agent is left to record it."""
     told = launched(ranks=3, is_running=True)
