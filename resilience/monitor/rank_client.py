@@ -74,8 +74,8 @@ class RankMonitorClient:
 
     @property
     def is_initialized(self) -> bool:
-        """True if the rank is monitored through this client."""
-        return self._page is not None
+        """True if the rank is monitored through this client. All clients of a process share one link to the monitor."""
+        return self._link is not None and self._link.is_open
 
     @property
     def timeouts(self) -> HeartbeatTimeouts:
@@ -90,7 +90,7 @@ class RankMonitorClient:
         already initialized; ConfigurationError for a number below 0."""
         if num_warmup_iters is not None:
             num_warmup_iters = checked(FIELDS["num_warmup_iterations"], num_warmup_iters)
-        if self._page is not None:
+        if self.is_initialized:
             raise RankMonitorClientError(
                 "this client is already initialized; call init_workload_monitoring() once, or shut it down before"
             )
@@ -223,7 +223,7 @@ class RankMonitorClient:
         Calculated limits are in force then; the others keep the job's present configuration. The state of a client of
         nvidia-resiliency-ext is converted. Raises: ConfigurationError if `state` is not a client's state."""
         loaded = calculation.from_plain(state)
-        if self._link is None:
+        if not self.is_initialized:
             self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
         else:
             self._enforce(calculation.over(self._state, loaded))
@@ -295,7 +295,7 @@ class RankMonitorClient:
         )
 
     def _require_link(self) -> connect.WorkerLink:
-        if self._link is None:
+        if self._link is None or not self._link.is_open:
             raise self._not_ready()
         return self._link
 
