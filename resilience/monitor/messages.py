@@ -327,6 +327,8 @@ FromAgent = (
 )
 ToAgent = Ready | Found | Suspected | SeeksOthers | Gone | Requested | WillStop | Looked | Connected | Alive
 
+WithLimits = Assigned | Adopt | NewLimits
+
 _from_rank = reader(FromRank, "msgpack")
 _to_rank = reader(ToRank, "msgpack")
 _from_agent = reader(FromAgent, "msgpack")
@@ -336,6 +338,20 @@ _to_agent = reader(ToAgent, "msgpack")
 def encode(message: FromRank | ToRank | FromAgent | ToAgent) -> bytes:
     """Return the message as one datagram."""
     return to_msgpack(message)
+
+
+def with_fitting_limits(message: WithLimits) -> tuple[WithLimits, str]:
+    """Return the message, and what its limits leave out so that it fits one datagram; empty if they are complete."""
+    limits = message.limits
+    settled = msgspec.structs.replace(limits, shadow=None)
+    attempts = (
+        ("", limits),
+        ("limits on trial", settled),
+        ("limits on trial, limits outside known phases", msgspec.structs.replace(settled, outside={})),
+        ("all learned limits", msgspec.structs.replace(limits.unlearned or settled, rule=limits.rule)),
+    )
+    shortened = [(msgspec.structs.replace(message, limits=shorter), left_out) for left_out, shorter in attempts]
+    return next((each for each in shortened if len(encode(each[0])) <= LIMIT), shortened[-1])
 
 
 def decode_for_monitor(message: bytes) -> FromRank:

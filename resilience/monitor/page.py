@@ -373,6 +373,15 @@ class RankSide:
         """Return the names of the open sections, in the order of opening."""
         return tuple(self._open)
 
+    def ongoing(self) -> tuple[int, int, dict[str, int]]:
+        """Return what lasts now, in ns: the gap between heartbeats, the time outside sections, each open section. 0 if
+        there is none."""
+        words, opened = self._words, self._open.copy()  # another thread may close one meanwhile
+        beaten_at, left_at = words[_HEARTBEAT], 0 if opened else words[_SECTION_LEFT]
+        now = time.monotonic_ns()
+        sections = {name: now - entered for name, (_, entered) in opened.items()}
+        return now - beaten_at if beaten_at else 0, now - left_at if left_at else 0, sections
+
     def lock_life(self) -> None:
         """Hold the mutex. Its release by the kernel shows this process's death. Main thread."""
         page = self._page

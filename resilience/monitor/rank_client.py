@@ -74,8 +74,8 @@ class RankMonitorClient:
 
     @property
     def is_initialized(self) -> bool:
-        """True if the rank is monitored through this client."""
-        return self._page is not None
+        """True if the rank is monitored through this client. All clients of a process share one link to the monitor."""
+        return self._link is not None and self._link.is_open
 
     @property
     def timeouts(self) -> HeartbeatTimeouts:
@@ -90,7 +90,7 @@ class RankMonitorClient:
         already initialized; ConfigurationError for a number below 0."""
         if num_warmup_iters is not None:
             num_warmup_iters = checked(FIELDS["num_warmup_iterations"], num_warmup_iters)
-        if self._page is not None:
+        if self.is_initialized:
             raise RankMonitorClientError(
                 "this client is already initialized; call init_workload_monitoring() once, or shut it down before"
             )
@@ -223,7 +223,7 @@ class RankMonitorClient:
         Calculated limits are in force then; the others keep the job's present configuration. The state of a client of
         nvidia-resiliency-ext is converted. Raises: ConfigurationError if `state` is not a client's state."""
         loaded = calculation.from_plain(state)
-        if self._link is None:
+        if not self.is_initialized:
             self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
         else:
             self._enforce(calculation.over(self._state, loaded))
@@ -275,19 +275,16 @@ class RankMonitorClient:
             warnings.warn("the rank's monitor did not accept new limits; the old ones stay in force", stacklevel=3)
 
     def _observed(self, link: connect.WorkerLink) -> Observed:
-        """Return the longest times of all ranks. A collective."""
+        """Return the longest times of all ranks. A collective.
+
+        What still lasts counts too, if any rank has finished its like: else the new limit might be exceeded already."""
         page = link.page
-        longest_here: dict[str, float] = {}
-        for name, taken in page.longest.copy().items():  # another thread may close its first section meanwhile
-            key = _SECTION + recorded_name(name)
-            longest_here[key] = max(taken * 1e-9, longest_here.get(key, 0.0))
+        longest_here = _longest(page.longest_gap, page.longest_outside, page.longest.copy())  # threads may change it
         if page.first_heartbeat:
             longest_here[_FIRST] = max(0, page.first_heartbeat - self._announced_ns) * 1e-9
-        if page.longest_gap:
-            longest_here[_GAP] = page.longest_gap * 1e-9
-        if page.longest_outside:
-            longest_here[_OUTSIDE] = page.longest_outside * 1e-9
         longest = rank_reductions.over_ranks(longest_here)
+        ongoing = rank_reductions.over_ranks(_longest(*page.ongoing()))  # including the wait for the slowest rank
+        longest = {name: max(taken, ongoing.get(name, 0.0)) for name, taken in longest.items()}
         return Observed(
             first_heartbeat=longest.get(_FIRST),
             heartbeat_gap=longest.get(_GAP),
@@ -298,7 +295,7 @@ class RankMonitorClient:
         )
 
     def _require_link(self) -> connect.WorkerLink:
-        if self._link is None:
+        if self._link is None or not self._link.is_open:
             raise self._not_ready()
         return self._link
 
@@ -316,3 +313,12 @@ def _recorded_names(sections: Collection[str]) -> list[str]:
             value=sections,
         )
     return [recorded_name(name) for name in sections]
+
+
+def _longest(gap: int, outside: int, sections: Mapping[str, int]) -> dict[str, float]:
+    """Return durations in seconds, without zeros, by the names under which ranks combine them. All given in ns."""
+    longest = {name: taken * 1e-9 for name, taken in ((_GAP, gap), (_OUTSIDE, outside)) if taken}
+    for section, taken in sections.items():
+        name = _SECTION + recorded_name(section)
+        longest[name] = max(taken * 1e-9, longest.get(name, 0.0))
+    return longest

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +57,14 @@ class MonitorProcess:
         return self._channel.fileno()
 
     def send(self, message: messages.FromAgent, fds: Sequence[int] = ()) -> bool:
-        """Send a message. Return False if the monitor does not read, or is gone."""
+        """Send a message. Return False if the monitor does not read, or is gone.
+
+        Limits that are too long are shortened, with a warning: else the worker would not be watched at all."""
+        if isinstance(message, messages.WithLimits):
+            message, left_out = messages.with_fitting_limits(message)
+            if left_out:
+                text = f"the limits of the ranks are too long for a message; left out: {left_out}; name fewer sections"
+                warnings.warn(text, stacklevel=2)
         return self._channel.send(messages.encode(message), fds)
 
     def hear(self, wait: float) -> tuple[messages.ToAgent, list[int]] | None:

@@ -19,7 +19,7 @@ from resilience.core import hang_kind
 from resilience.errors import MonitorError
 from resilience.facts import events
 from resilience.facts.interruptions import Hang, Interruption
-from resilience.facts.limits import Limit, Limits
+from resilience.facts.limits import First, Learned, Limit, Limits
 from resilience.launcher.monitors import MonitorGone
 from resilience.monitor import connect, messages
 from resilience.system import processes
@@ -176,6 +176,21 @@ def test_rank_that_lives_on_after_the_signal_is_killed(one: Node) -> None:
 
 
 # -- what the agent wants and hears ---------------------------------------------------------------------------------
+
+
+def test_worker_whose_limits_are_too_long_for_a_message_is_watched_without_learned_ones(one: Node) -> None:
+    names = [f"validation/{number:03}" for number in range(400)]
+    learned = Limits(
+        sections=dict.fromkeys([*names, "step"], Limit(None, 600.0)),
+        first={name: First(16, {"cold": Limit(None, 600.0), "warm": Limit(None, 600.0)}) for name in names},
+        learned={name: Learned(600.0, 1.0, 2.0) for name in names},
+        unlearned=Limits(sections={"step": Limit(None, 0.3)}, signal="SIGKILL"),
+    )
+    code = "from resilience.monitor import connect; connect.attach().page.enter('step'); input()"
+    with pytest.warns(UserWarning, match="too long for a message; left out: all learned limits"):
+        worker = one.start(code, learned)
+    assert one.hear(messages.Found).record.pid == worker.pid
+    assert one.hear(messages.Gone).exit.signal == "SIGKILL"
 
 
 def test_dismissed_worker_is_no_interruption(one: Node) -> None:

@@ -114,6 +114,31 @@ def test_rank_without_a_thread_left_goes_on_unwatched(one: Node) -> None:
     assert one.hear(messages.Gone).exit.code == 0
 
 
+def test_client_whose_link_another_one_has_closed_is_not_initialized_and_may_begin_again(one: Node) -> None:
+    code = (
+        "other = RankMonitorClient(); other.init_workload_monitoring(); other.shutdown_workload_monitoring()\n"
+        "print(client.is_initialized, other.is_initialized, flush=True)\n"
+        "try: client.calculate_and_set_hb_timeouts()\n"
+        "except Exception as error: print(type(error).__name__, error, flush=True)\n"
+        "client.init_workload_monitoring(); client.start_section('step'); input()"
+    )
+    worker = one.start(BEGIN + code, limits(rank_section_timeouts={"step": 0.5}))
+    assert await_line(worker) == "False False"
+    assert await_line(worker).startswith("RankMonitorClientError this client is not initialized")
+    assert found(one) == "section:step"
+
+
+def test_client_of_a_forked_child_is_not_initialized(one: Node) -> None:
+    code = (
+        "import os\n"
+        "pid = os.fork()\n"
+        "if not pid: os._exit(0 if not client.is_initialized else 3)\n"
+        "print(os.waitpid(pid, 0)[1], client.is_initialized, flush=True)"
+    )
+    worker = one.start(BEGIN + code, limits())
+    assert await_line(worker) == "0 True"
+
+
 def test_calculated_limit_is_enforced(one: Node) -> None:
     code = (
         "for _ in range(3): client.send_heartbeat(); time.sleep(0.1)\n"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import DecodeError
+from resilience.facts.deadlines import Start
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Frame, Interruption, InterruptionRecord, ThreadStack
-from resilience.facts.limits import Limit, Limits
+from resilience.facts.limits import First, Limit, Limits, Outside, Rule
+from resilience.facts.phases import Phases
 from resilience.monitor import messages
 from resilience.system.channel import LIMIT
 
@@ -89,3 +92,26 @@ def test_shortened_record_fits_whatever_it_held() -> None:
     found = messages.Found(messages.shortened(record), ended=True)
     assert len(messages.encode(found)) < LIMIT
     assert found.record.rank == 1
+
+
+def test_limits_are_shortened_only_as_far_as_a_message_needs() -> None:
+    names = [f"validation/{number:03}" for number in range(800)]
+    few = {name: Limit(hard=60.0) for name in names[:10]}
+    configured = Limits(step=Limit(hard=9.0))
+    learned = Limits(sections=few, rule=Rule(), unlearned=configured)
+    phases = Outside(Limit(hard=3.0), Phases(tuple(range(0, 20_000, 20)), 20_000))
+    outside = msgspec.structs.replace(learned, outside=dict.fromkeys(names[:100], phases))
+    on_trial = msgspec.structs.replace(learned, shadow=outside)
+    many = msgspec.structs.replace(
+        learned, first=dict.fromkeys(names, First(16, dict.fromkeys(get_args(Start), Limit(hard=9.0))))
+    )
+    trial, beyond, every = "limits on trial", "limits on trial, limits outside known phases", "all learned limits"
+    for limits, expected, left_out in (
+        (learned, learned, ""),
+        (on_trial, learned, trial),
+        (outside, learned, beyond),
+        (many, msgspec.structs.replace(configured, rule=Rule()), every),
+    ):
+        fitting, text = messages.with_fitting_limits(messages.NewLimits(limits))
+        assert (fitting, text) == (messages.NewLimits(expected), left_out)
+        assert len(messages.encode(fitting)) <= LIMIT

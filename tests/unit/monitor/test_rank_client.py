@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from resilience.facts.limits import Limit, Limits
 from resilience.monitor import client, connect, messages, refit
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+from resilience.system import rank_reductions
 from resilience.system.channel import Channel, pair
 
 LIMITS = Limits(
@@ -244,6 +246,44 @@ def test_calculated_heartbeat_limits_are_told_to_the_monitor(monitor: Monitor, b
         sections={"step": Limit(hard=30.0)},
         safety_factor=4,
     )
+
+
+def test_calculated_limits_cover_what_still_lasts(begun: RankMonitorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank is alive, so no limit that it sets may be exceeded already."""
+    for _ in range(2):
+        begun.send_heartbeat()
+        begun.start_section("step")
+        begun.end_section("step")
+    now_ns = time.monotonic_ns
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + 60 * SECOND)
+    assert begun.calculate_and_set_hb_timeouts() and begun.calculate_and_set_section_timeouts()
+    assert begun.hb_timeouts.subsequent is not None and begun.hb_timeouts.subsequent >= 240.0
+    assert begun.section_timeouts.out_of_section is not None and begun.section_timeouts.out_of_section >= 240.0
+    begun.start_section("step")
+    begun.start_section("epoch")
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + 160 * SECOND)
+    begun.calculate_and_set_section_timeouts(calc_out_of_section=False)
+    limit = begun.section_timeouts.section["step"]
+    assert limit is not None and limit >= 400.0
+    assert begun.section_timeouts.calculated_sections == {"step"}  # no epoch has ended yet
+
+
+def test_calculated_limits_cover_the_wait_for_the_slowest_rank(
+    begun: RankMonitorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 still writes a checkpoint while the others are already in the collective, outside their sections."""
+    for _ in range(2):
+        begun.start_section("step")
+        begun.end_section("step")
+    now_ns, over_ranks = time.monotonic_ns, rank_reductions.over_ranks
+
+    def combine(values: dict[str, float]) -> dict[str, float]:
+        monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + 60 * SECOND)
+        return over_ranks(values)
+
+    monkeypatch.setattr(rank_reductions, "over_ranks", combine)
+    begun.calculate_and_set_section_timeouts()
+    assert begun.section_timeouts.out_of_section is not None and begun.section_timeouts.out_of_section >= 240.0
 
 
 def test_names_of_the_oldest_version_mean_the_limits_of_heartbeats(monitor: Monitor, begun: RankMonitorClient) -> None:
