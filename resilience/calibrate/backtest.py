@@ -17,6 +17,10 @@ from resilience.facts.in_words import seconds
 from resilience.system.render import Line, say_json, show, table, width_of_terminal, wrap
 
 WORSE = 1  # exit status; also if too few durations could be tested
+NOT_TESTED = (
+    "no deadline has that many durations in a known order: a table has all of them in order, but a run folder keeps "
+    "only a sample"
+)
 LEAST_SHARE = 0.3  # of the recorded durations; if fewer were tested, the backtest says nothing
 
 
@@ -60,7 +64,8 @@ def run(runs: Sequence[ObservedRun], target: Target, sizes: Sequence[int], as_js
     else:
         for summary, tested_limits in zip(summaries, answers, strict=True):
             show(_lines(summary, tested_limits))
-    return WORSE if any(summary.worse or summary.says_too_little for summary in summaries) else 0
+    is_tested = any(summary.exposure for summary in summaries)
+    return WORSE if not is_tested or any(summary.worse or summary.says_too_little for summary in summaries) else 0
 
 
 def summarise(test: Backtest, size: int | None) -> Summary:
@@ -112,20 +117,24 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
             )
         )
     header = ("deadline", "timeout", "rated", "tested", "over", "rate <", "5x over", "max over", "/ 5x")
-    output += table(header, rows, width, 0) if rows else [(("  no deadline has that many durations", "dim"),)]
-    output += [
-        (),
-        (
-            (
-                f"  {summary.answers} limits tested, {summary.rated} with a rate; {summary.exceeded} of "
-                f"{summary.exposure} durations exceeded their limit, {summary.worse} limits did worse than stated",
-                "red" if summary.worse else "",
-            ),
-        ),
-    ]
+    if rows:
+        output += table(header, rows, width, 0)
+    elif summary.n is not None:
+        output += _indented(NOT_TESTED, "dim", width)
+    sums = (
+        f"{summary.answers} limits tested, {summary.rated} with a rate; {summary.exceeded} of {summary.exposure} "
+        f"durations exceeded their limit, {summary.worse} limits did worse than stated"
+    )
+    output += [(), *_indented(sums, "red" if summary.worse else "", width)]
     is_too_little = summary.says_too_little
-    share = f"  {summary.exposure} of {summary.recorded} recorded durations were tested"
-    output.append(((share + ": too few for a result" if is_too_little else share, "red" if is_too_little else ""),))
+    share = f"{summary.exposure} of {summary.recorded} recorded durations were tested"
+    output += _indented(
+        share + ": too few for a result" if is_too_little else share, "red" if is_too_little else "", width
+    )
     for name, reason in summary.untested.items():
-        output += [((line, "yellow"),) for line in wrap(f"  {name} was not tested: {reason}", width)]
+        output += _indented(f"{name} was not tested: {reason}", "yellow", width)
     return [*output, ()]
+
+
+def _indented(text: str, style: str, width: int) -> list[Line]:
+    return [((f"  {line}", style),) for line in wrap(text, width - 2)]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,19 +19,20 @@ from resilience.calibrate import plot as calibrate_plot
 from resilience.calibrate import timings
 from resilience.calibrate.limits import DEFAULT, Target, calibrate, unlike
 from resilience.calibration.differences import differences
-from resilience.calibration.fitting import unlike_runs
+from resilience.calibration.fitting import FEWEST, unlike_runs
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
-from resilience.cli.arguments import Parser
+from resilience.cli.arguments import Parser, refuse_together
 from resilience.cli.run_argument import run_or_file
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
 from resilience.facts.in_words import seconds
-from resilience.system import timeouts_file
+from resilience.system import files, timeouts_file
 from resilience.system.render import Line, cut, say, say_json, show, table, width_of_terminal, wrap
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 DEFAULT_FORMAT = "resilience"
+MOST_DIGITS = 18  # of a number; Python refuses to read thousands of them
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
 Exit status: 0: every limit is `ok` or `tentative`. 1: no run has a section that --section names; or, with
@@ -55,7 +58,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.description = "Learn from recorded runs how long healthy sections, steps and heartbeat intervals may take."
+    parser.description = (
+        "Learn from recorded runs how long healthy sections, steps and heartbeat intervals may take. "
+        "`resilience calibrate diff OLD NEW` compares two files of limits."
+    )
     parser.epilog = EPILOG
     parser.add_argument(
         "runs",
@@ -107,17 +113,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--backtest", action="store_true", help="fit on all runs but one, test on the one left out")
     parser.add_argument(
-        "--n", type=_numbers, default=[], metavar="N,…", help="with --backtest: fit only on the first N durations"
+        "--n",
+        type=_numbers,
+        default=[],
+        metavar="N,…",
+        help=f"with --backtest: fit only on the first N durations, from {FEWEST}",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the runs, fit limits, print and write them; return the exit status."""
     _check_backtest(arguments)
+    if arguments.format != DEFAULT_FORMAT:
+        refuse_together(f"--format {arguments.format}", json=arguments.json)
     target = _target(arguments)
     previous = _previous(arguments.out)
     runs = [run_or_file(path) for path in arguments.runs]
     observed = timings.read(runs, frozenset(arguments.section), _progress("reading"))
+    _check_plot(arguments.plot, arguments.out, observed)
     for note in (*observed.notes, *unlike(observed.runs)):
         say(f"resilience calibrate: {note}", sys.stderr)
     if observed.unmatched:
@@ -185,7 +198,28 @@ def _target(arguments: argparse.Namespace) -> Target:
 
 
 def _previous(out: Path | None) -> Timeouts | None:
-    return timeouts_file.read(out) if out is not None and out.exists() else None
+    """Return the limits of an existing --out file. Raises: ConfigurationError, also for what is no file."""
+    if out is None:
+        return None
+    try:
+        is_file = stat.S_ISREG(out.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigurationError(f"--out {out} cannot be read: {error.strerror}") from error
+    if not is_file:
+        raise ConfigurationError(f"--out {out} cannot be replaced; {files.TO_REPLACE}")
+    return timeouts_file.read(out)
+
+
+def _check_plot(plot: Path | None, out: Path | None, observed: timings.Input) -> None:
+    """Raises: ConfigurationError if the picture would replace the limits or an input."""
+    if plot is None:
+        return
+    if out is not None and os.path.realpath(plot) == os.path.realpath(out):
+        raise ConfigurationError(f"--plot {plot} is the --out file; name another file")
+    if os.path.realpath(plot) in {os.path.realpath(source.path) for source in observed.sources}:
+        raise ConfigurationError(f"--plot {plot} is an input; name another file")
 
 
 # -- on the terminal -------------------------------------------------------------------------------
@@ -394,6 +428,6 @@ def duration(text: str) -> float:
 
 def _numbers(text: str) -> list[int]:
     parts = text.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 100,1000,20000")
+    if not all(part.isdecimal() and len(part) <= MOST_DIGITS and int(part) >= FEWEST for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from {FEWEST}, such as 100,1000,20000")
     return [int(part) for part in parts]

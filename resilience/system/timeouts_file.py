@@ -43,6 +43,8 @@ def read(path: Path) -> Timeouts:
     except DecodeError as error:
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
     schema = loaded.get("schema") if isinstance(loaded, dict) else None
+    if schema is None:
+        raise ConfigurationError(f"{path} is no file of limits; expected a file written by `resilience calibrate`")
     if schema != SCHEMA:
         raise ConfigurationError(
             f"{path} has schema {schema!r}, expected {SCHEMA}; rewrite it with this version's `resilience calibrate`"

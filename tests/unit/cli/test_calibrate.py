@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -243,6 +245,32 @@ def test_backtest_counts_what_was_left_out(tmp_path: Path, capsys: pytest.Captur
     assert large["rated_ratio"] < 0.5
 
 
+def test_backtest_that_could_test_nothing_fails_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = recorded(tmp_path, "work", 0.25, n=6000)
+    assert main(["calibrate", *runs, "--backtest", "--n", "100"]) == 1
+    assert "a run folder keeps only a sample" in " ".join(capsys.readouterr().out.split())
+
+
+def test_number_of_durations_that_no_limit_can_be_fitted_on_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", str(table(tmp_path / "t.csv", 100)), "--backtest", "--n", "29,100"])
+    assert ended.value.code == 2
+    assert "expected numbers from 30, such as 100,1000,20000" in capsys.readouterr().err
+
+
+def test_backtest_fits_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["calibrate", str(table(tmp_path / "t.csv", 2000)), "--backtest"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 80
+
+
 def test_backtest_fails_if_an_answer_is_worse_than_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["run,section,rank,i,seconds"]
     for run in range(3):
@@ -457,6 +485,46 @@ def test_limits_are_written_even_if_the_picture_cannot_be(tmp_path: Path) -> Non
     runs = recorded(tmp_path, "work", 2.0, n=100)
     assert main(["calibrate", *runs, "--out", str(out), "--plot", str(tmp_path / "file" / "plot.svg")]) == 2
     assert timeouts_file.read(out).deadlines["work"].timeout_s
+
+
+@pytest.mark.parametrize("other", ["--out", "the input"])
+def test_picture_replaces_neither_the_limits_nor_an_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    path, out = table(tmp_path / "t.csv", 100), tmp_path / "out.yaml"
+    before = path.read_bytes()
+    plot = tmp_path / "." / "out.yaml" if other == "--out" else path
+    assert main(["calibrate", str(path), "--out", str(out), "--plot", str(plot)]) == 2
+    assert f"--plot {plot} is " in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "pipe", "x" * 300], ids=["device", "pipe", "name too long"])
+def test_out_that_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path, name: str) -> None:
+    path, out = table(tmp_path / "t.csv", 100), tmp_path / name
+    if name == "pipe":
+        os.mkfifo(out)
+    command = [sys.executable, "-m", "resilience.cli", "calibrate", str(path), "--out", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"resilience calibrate: --out {out} " in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_names_the_comparison_of_two_files(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["calibrate", "--help"])
+    assert "resilience calibrate diff OLD NEW" in " ".join(capsys.readouterr().out.split())
+
+
+def test_file_without_limits_is_not_called_one_of_another_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(table(tmp_path / "t.csv", 100))
+    assert main(["calibrate", "diff", path, path]) == 2
+    shown = capsys.readouterr().err
+    assert f"{path} is no file of limits; expected a file written by `resilience calibrate`" in shown
 
 
 @pytest.mark.parametrize(("healthy", "limit_s"), [(20, 15.0), (10, 15.0), (0, 10.0)])

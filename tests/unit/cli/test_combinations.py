@@ -21,6 +21,7 @@ from tests.support.record_streams import Fault, job
             ["logs", "--sql", "select 1", "--rank", "0", "--since", "1m"],
             "--sql cannot be combined with --rank, --since",
         ),
+        (["calibrate", "--format", "nvrx", "--json"], "--format nvrx cannot be combined with --json"),
         (["logs", "--sql", "select 1", "--follow"], "--sql cannot be combined with --follow"),
     ],
 )
