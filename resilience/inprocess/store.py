@@ -441,12 +441,7 @@ def _published(notice: Notice, rendezvous: LauncherRendezvous, port: int, limit:
     )
 
 
-def _unusable(
-    message: str,
-    place: _StorePlace,
-    error: Exception,
-    advice: str = "",
-) -> StoreError:
+def _unusable(message: str, place: _StorePlace, error: Exception, advice: str = "") -> StoreError:
     advice = advice or (
         f"{place.host_process} should host it: check store_kwargs, MASTER_ADDR and MASTER_PORT, that rank 0 runs, and "
         "that no other job uses the port"

@@ -8,8 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from resilience.facts import events
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
 from tests.support.account import Account
+from tests.support.ranks import free_port
 
 SCRIPT = Path(__file__).parent / "scripts" / "under_torchrun.py"
 
@@ -27,3 +32,34 @@ def test_function_restarts_in_place_under_torchrun(tmp_path: Path) -> None:
         left = {r.origin.initial_rank for r in account.records() if isinstance(r.event, events.MonitorEnded)}
         assert time.monotonic() < deadline, f"only the monitors of ranks {left} have ended within 30 s"
         time.sleep(0.05)
+
+
+GIVES_UP = """
+import os
+from resilience.inprocess import Wrapper
+from resilience.inprocess.exception import RestartAbort
+
+@Wrapper()
+def train():
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "2":
+        raise RestartAbort("by schedule")
+
+train()
+"""
+
+
+@pytest.mark.parametrize("run_id", [[], ["--rdzv-id=named"]], ids=["without a run id", "with a run id"])
+def test_restarts_by_torchrun_are_cycles_of_one_job(tmp_path: Path, run_id: list[str]) -> None:
+    (tmp_path / "train.py").write_text(GIVES_UP)
+    options = ["--nproc-per-node=2", "--max-restarts=2", f"--master-port={free_port()}", *run_id]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "train.py")]
+    env = dict(os.environ, RESILIENCE_RUN_DIR=str(tmp_path / "runs"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=220, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    started = [record.origin for record in load(run).records if isinstance(record.event, events.CallStarted)]
+    assert len({(origin.job_id, origin.attempt) for origin in started}) == 1
+    assert {origin.cycle for origin in started} == {0, 1, 2}
+    summary = report(load(run))
+    assert summary.attempts == 1
+    assert [(incident.attempt, incident.cycle) for incident in summary.incidents] == [(0, 0), (0, 1)]

@@ -159,7 +159,7 @@ class Session:
         self.watch_store = dist.PrefixStore(self._prefix, self._watch_base)
         self.hook_store = CallStore(self._prefix, self._base, self.emit)
         launch = self._agree_on_launch()
-        cycle = int(self._agree("cycle", str(self.settings.cycle or 0)))
+        cycle = int(self._agree("cycle", str(self._own_cycle)))
         folder = launched_folder() or self._usable_folder(self._root / launch.run_name)
         origin = Origin(
             job_id=launch.job_id,
@@ -239,11 +239,29 @@ class Session:
         if launch is None and launched_folder() is not None and self.settings.job_id is not None:
             launch = Launch(self.settings.job_id, self.settings.attempt_hint)
         if launch is not None:
-            _launch = attempts.share(self._base, launch, self._run_prefix)
+            _launch = attempts.share(self._base, launch, self._launch_prefix)
         else:
             process = f"{self.node}/{os.getpid()}/{secrets.token_hex(4)}"
-            _launch = attempts.agree(self._base, self._root, process, self._allocate, self._run_prefix)
+            _launch = attempts.agree(self._base, self._root, process, self._allocate, self._launch_prefix)
         return _launch
+
+    @property
+    def _is_in_agents_store(self) -> bool:
+        """Return True if the call's store is the launcher's. torchrun keeps it when it starts the ranks again."""
+        rendezvous = LauncherRendezvous.from_environment()
+        return rendezvous.is_agents and getattr(self._base, "port", None) == rendezvous.port
+
+    @property
+    def _launch_prefix(self) -> str:
+        """Return the prefix of the launch's keys: all starts of the ranks by one agent are one launch."""
+        return f"resilience/{self.settings.run_id}/" if self._is_in_agents_store else self._run_prefix
+
+    @property
+    def _own_cycle(self) -> int:
+        """Return the cycle that this process's environment shows."""
+        if self.settings.cycle is None and self._is_in_agents_store:
+            return self.settings.restart_count  # without a run id, this number alone does not show a restart
+        return self.settings.cycle or 0
 
     def _allocate(self) -> Launch:
         """Return a new launch, or the one that this start of the ranks continues. Raises: ConfigurationError."""
