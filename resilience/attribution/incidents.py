@@ -101,11 +101,7 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     verdict = judge(evidence)
     records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *gave_up)
     following = Iteration() if has_given_up else following
-    restarts = {
-        rank: max(0.0, end.duration_s)
-        for rank, end in iteration.restarts.items()
-        if following.started.get(rank) != "inactive"  # a spare shows no progress
-    }
+    restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(key)}
     excluded = tuple(sorted(iteration.excluded | {rank for rank, end in iteration.ended.items() if end == "left"}))
     status = _status(history, key, iteration, following)
     incident = Incident(

@@ -27,7 +27,7 @@ from resilience.attribution.incident import (
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
-from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle, restarts_of
+from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration
 from resilience.history.processes import Worker
@@ -64,12 +64,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     verdict = judge(evidence)
     first = _first(verdict, evidence, mover)
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
-    restarts = {
-        away.rank: away.duration_s
-        for node in parts.keys() & following.keys()
-        if later is not None and cycles.before(node, later) == place
-        for away in restarts_of(parts[node], following[node])
-    }
+    restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(place)}
     lowest = {node: min(part.workers, default=0) for node, part in (parts | following).items()}
     ended = [part for part in parts.values() if part.ended is not None]
     status = _status(cycles, place, parts, following)

@@ -15,8 +15,8 @@ import msgspec
 from resilience.facts import events, tracebacks
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
-from resilience.history.phases import TimedPhase
-from resilience.history.processes import AgentProcess, Sign, Worker
+from resilience.history.phases import EndedPhase, RankRestart, TimedPhase
+from resilience.history.processes import AgentProcess, Worker
 
 Cycle = tuple[int, int]
 """Attempt and cycle."""
@@ -25,21 +25,9 @@ RESTART: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "im
 """The phases of a restart by the launcher, in order."""
 
 _FAILED = ("failed", "exhausted")
+_LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes without a following restart
 _BEFORE = ("gate", "rendezvous")  # phases that end before their cycle is known
 NODE_LOST = "lost "  # the beginning of the fingerprint of a lost node's failure
-
-
-class EndedPhase(NamedTuple):
-    """A stage of a cycle that has ended, in the node's monotonic time and in UTC."""
-
-    phase: str
-    ended_ns: int
-    ended_wall_ns: int
-    duration_s: float
-    outcome: str = "completed"
-
-    def timed(self, node: str) -> TimedPhase:
-        return TimedPhase(self.phase, node, node, self.ended_wall_ns - round(self.duration_s * 1e9), self.ended_wall_ns)
 
 
 class Seen(NamedTuple):
@@ -56,8 +44,6 @@ class Restart(NamedTuple):
     kind: str
     since_ns: int
     until_ns: int
-    wall_ns: int
-    sign: Sign
 
     @property
     def duration_s(self) -> float:
@@ -110,6 +96,11 @@ class NodeCycle:
     @property
     def is_failed(self) -> bool:
         return self.ended is not None and self.ended.outcome in _FAILED
+
+    @property
+    def is_last(self) -> bool:
+        """Return True if the node does not take part in another cycle."""
+        return self.ended is not None and self.ended.outcome in _LAST
 
     @property
     def restarts_left(self) -> int | None:
@@ -306,10 +297,19 @@ class CycleHistory:
         """Return the next cycle of the same attempt that began."""
         return next((later for later in self.places if later[0] == place[0] and later > place), None)
 
+    def restarts_after(self, place: Cycle) -> Iterator[RankRestart]:
+        """Yield the restarts of ranks after a cycle, on all nodes that were in it and in the next one."""
+        later = self.following(place) or place
+        for node, part in self.parts(later).items():
+            if self.before(node, later) == place:
+                restarts = restarts_of(self.part(node, place), part)
+                yield from (RankRestart(place, restart.rank, restart.duration_s) for restart in restarts)
+
     def restart_phases(self, place: Cycle) -> Iterator[TimedPhase]:
-        """Yield the phases of the restart that a cycle ended with, on all nodes."""
+        """Yield the phases of the restart that a cycle ended with, on all nodes. The last cycle's end is no restart."""
         later = self.following(place)
-        parts, following = self.parts(place), {} if later is None else self.parts(later)
+        parts = {node: part for node, part in self.parts(place).items() if not part.is_last}
+        following = {} if later is None else self.parts(later)
         for node in sorted(parts.keys() | following.keys()):
             since = None if later is None else self._counts_from(node, later)
             yield from phases_of(node, parts.get(node), following.get(node), since)
@@ -451,10 +451,9 @@ def restarts_of(before: NodeCycle, this: NodeCycle) -> Iterator[Restart]:
         kind = this.started.why
     for rank, worker in sorted(this.workers.items()):
         if worker.progress is not None:
-            until_ns, wall_ns, sign = worker.progress
-            yield Restart(rank, kind, at_ns, until_ns, wall_ns, sign)
+            yield Restart(rank, kind, at_ns, worker.progress[0])
         elif this.ended is not None and worker.started_ns is not None:
-            yield Restart(rank, kind, at_ns, worker.started_ns, worker.started_wall_ns, "entry")
+            yield Restart(rank, kind, at_ns, worker.started_ns)
 
 
 def phases_of(

@@ -13,7 +13,7 @@ from resilience.facts import events
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory
 from resilience.history.iterations import Iteration, IterationHistory
-from resilience.history.phases import Place, TimedPhase
+from resilience.history.phases import Place, RankRestart, TimedPhase
 from resilience.history.processes import Worker
 from resilience.history.rank_states import OF_STATES, RankState, excluded_by, place_of
 from resilience.history.rank_time import OF_TIMES, RankSeconds, RankTimes
@@ -187,6 +187,19 @@ class History:
         if len(place) == 2:
             return self.cycles.restart_phases(place)
         return self._iterations.restart_phases(place)
+
+    def restarts_after(self, place: Place | Cycle) -> Iterator[RankRestart]:
+        """Yield the restarts of ranks after an iteration or a cycle of the launcher, as far as they are over."""
+        if len(place) == 2:
+            return self.cycles.restarts_after(place)
+        return self._iterations.restarts_after(place)
+
+    def restarts(self) -> Iterator[RankRestart]:
+        """Yield all restarts of ranks that are over, whether or not the launcher undid them a moment later."""
+        for iteration in sorted(self.iterations):
+            yield from self._iterations.restarts_after(iteration)
+        for cycle in self.cycles.places:
+            yield from self.cycles.restarts_after(cycle)
 
     def phases(self, ranks: set[int]) -> Iterator[TimedPhase]:
         """Yield the phases of all restarts of these ranks and of all nodes, including first starts by the launcher."""

@@ -30,7 +30,8 @@ class Interval(msgspec.Struct, frozen=True):
     "" for an instant, "open" if no end is on record. closed_by: "rank" or "monitor" as recorded, "call" if it was still
     open when the call ended, "reader" if no end is on record. facts: further known facts. cause: the interruption that
     a restart follows; for another node, only that node's part of the cycle. previous: the same interval in the previous
-    iteration or cycle, with its cycle. each_s: how long each rank of a node was away."""
+    iteration or cycle, with its cycle. each_s: how long ranks were away whose absence ended
+    with this interval of their node."""
 
     name: str
     key: Key

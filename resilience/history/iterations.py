@@ -16,7 +16,7 @@ from resilience.facts import events
 from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
-from resilience.history.phases import PhaseTimes, Place, TimedPhase
+from resilience.history.phases import PhaseTimes, Place, RankRestart, TimedPhase
 
 AT_ENTRY = -1
 """The iteration of a place before the first iteration, while the ranks meet at the call."""
@@ -51,7 +51,7 @@ class Iteration:
         self.ended: dict[int, str] = {}
         self.stopped: Set[int] = frozenset()  # by the launcher, on purpose: not a failure
         self.runs: dict[int, tuple[str, float]] = {}
-        self.restarts: dict[int, events.RestartEnded] = {}
+        self.restarts: dict[int, _Restarted] = {}
         self.sent: dict[int, tuple[str, tuple[str, ...]]] = {}  # reason and signals that a monitor sent to its rank
         self.signalled: dict[int, str] = {}  # ranks that their monitor ended, in this iteration or before, and why
         self.excluded: set[int] = set()
@@ -93,6 +93,13 @@ class Iteration:
         return bool(self.records) or self.is_interrupted or bool(self.store_lost and not self.ended)
 
 
+class _Restarted(msgspec.Struct, frozen=True, gc=False):
+    """A restart that is over. step: with which the rank continued, if it is known."""
+
+    duration_s: float
+    step: int | None = None
+
+
 class IterationHistory:
     """All iterations of a job, and what is known about each rank across them."""
 
@@ -115,8 +122,8 @@ class IterationHistory:
             events.IterationEnded: self._iteration_ended,
             events.StageStarted: self._stage_started,
             events.StageEnded: self._stage_ended,
-            events.RestartEnded: self._restart_ended,
-            events.FirstStepTaken: self._first_step_taken,
+            events.RestartEnded: self._continued,
+            events.FirstStepTaken: self._continued,
             events.Interrupted: self._interrupted,
             events.InterruptionArrived: self._arrived,
             events.OutcomeSeen: self._outcome_seen,
@@ -153,6 +160,14 @@ class IterationHistory:
         for phase in self.phases.at(place):
             if phase.name != "resume" or phase.who not in spares:
                 yield phase
+
+    def restarts_after(self, place: Place) -> Iterator[RankRestart]:
+        """Yield the restarts of ranks after an iteration. A spare does not count: it shows no progress."""
+        iteration, following = self._iterations.get(place), self._iterations.get((*place[:3], place[3] + 1))
+        started = {} if following is None else following.started
+        for rank, restart in () if iteration is None else iteration.restarts.items():
+            if started.get(rank) != "inactive":
+                yield RankRestart(place, rank, restart.duration_s)
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -199,15 +214,14 @@ class IterationHistory:
             if home is not None and event.outcome != "lost":
                 ended_ns = at_ns - round(event.ended_ago_s * 1e9)
                 self.phases.add(home, stage, who[3], record.origin.node, ended_ns, event.duration_s)
+        elif stage == "restart" and event.outcome == "completed":
+            began = self._began.pop(who, None) or self._restart.get(who)
+            if began is not None:
+                self._at(began).restarts[who[3]] = _Restarted(max(0.0, event.duration_s))
+                self._ended_restart[who] = began
 
-    def _restart_ended(self, place: Place, who: _Call, record: Record, event: events.RestartEnded, at_ns: int) -> None:
-        began = self._began.pop(who, None) or self._restart.get(who)
-        if began is not None:
-            self._at(began).restarts[who[3]] = event
-            self._ended_restart[who] = began
-
-    def _first_step_taken(
-        self, place: Place, who: _Call, record: Record, event: events.FirstStepTaken, at_ns: int
+    def _continued(
+        self, place: Place, who: _Call, record: Record, event: events.RestartEnded | events.FirstStepTaken, at_ns: int
     ) -> None:
         restarts = self._at(self._ended_restart.get(who, place)).restarts
         if (restart := restarts.get(who[3])) is not None and restart.step is None:

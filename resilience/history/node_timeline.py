@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 
 import msgspec
 
@@ -10,11 +11,11 @@ from resilience.facts import events
 from resilience.facts.identity import JOB, ROOT, Key, Origin, node_key, restart_key
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.records import Record
-from resilience.history.cycles import Cycle, EndedPhase, NodeCycle, restarts_of
+from resilience.history.cycles import Cycle, NodeCycle, Restart, restarts_of
 from resilience.history.history import History
 from resilience.history.intervals import Fact, Interval, Noted, Open, anchor, hang, instant
+from resilience.history.phases import EndedPhase
 
-_LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes without a following restart
 _LEADING = ("gate", "rendezvous")  # phases that end before their cycle is known
 
 
@@ -125,7 +126,7 @@ class NodeTimeline:
     def _cycle_ended(self, place: Cycle, record: Record, event: events.CycleEnded) -> list[Interval]:
         origin, part = record.origin, self._part(place)
         intervals = self._restart(place, record.wall_ns, "interrupted", "rank")
-        parent = node_key(self._name) if event.outcome in _LAST else restart_key(self._name)
+        parent = node_key(self._name) if self._facts(place).is_last else restart_key(self._name)
         stops = [stage for stage in self._facts(place).stages if stage.phase == "stop"]
         intervals += [self._stage(stage, parent, origin) for stage in stops]
         start = record.wall_ns - round(max(0.0, event.duration_s) * 1e9)
@@ -156,8 +157,8 @@ class NodeTimeline:
 
     def _given_up(self, place: Cycle, at_ns: int, outcome: str, closed_by: str) -> list[Interval]:
         """Return the restart after the last cycle, which led to no other cycle."""
-        part, ended = self._part(place), self._facts(place).ended
-        if part.node is None or ended is None or ended.outcome in _LAST:
+        part, facts = self._part(place), self._facts(place)
+        if part.node is None or facts.ended is None or facts.is_last:
             return []
         waited = self._history.cycles.waiting(self._name)
         intervals = [self._stage(stage, restart_key(self._name), part.node.origin, closed_by) for stage in waited]
@@ -190,7 +191,9 @@ class NodeTimeline:
         start = end - max(0, until_ns - worker.started_ns)
         origin, key = self._origin_of(place, part.speakers[rank]), (*node_key(self._name), "import", place[1], rank)
         facts: dict[str, Fact] = {"sign": sign}
+        away = self._away(place, frozenset((rank,)))
         imported = Interval("import", key, self._leading_to(place), origin, start, end, "completed", facts=facts)
+        imported = msgspec.structs.replace(imported, each_s=tuple(restart.duration_s for restart in away))
         return [imported, *self._restarted(place)]
 
     def _interrupted(self, record: Record, interruption: InterruptionRecord) -> Interval:
@@ -220,9 +223,19 @@ class NodeTimeline:
         part = self._part(place)
         if place not in self._before or part.is_restarted or part.node is None:
             return []
+        facts, origin = self._facts(place), self._origin_of(place, part.node.origin)
+        away = self._away(place, facts.workers.keys() - part.imported)
+        rest = tuple(restart.duration_s for restart in away)
         part.is_restarted = True
-        origin = self._origin_of(place, part.node.origin)
-        return self._restart_of(self._before[place], self._facts(place), at_ns, outcome, closed_by, origin)
+        intervals = self._restart_of(self._before[place], facts, at_ns, outcome, closed_by, origin)
+        return [msgspec.structs.replace(each, each_s=rest if each.name == "restart" else ()) for each in intervals]
+
+    def _away(self, place: Cycle, ranks: Set[int]) -> list[Restart]:
+        """Return how long these ranks were away before a cycle, unless its restart is over."""
+        if place not in self._before or self._part(place).is_restarted:
+            return []
+        restarts = restarts_of(self._facts(self._before[place]), self._facts(place))
+        return [restart for restart in restarts if restart.rank in ranks]
 
     def _restart_of(
         self, failed: Cycle, this: NodeCycle | None, at_ns: int | None, outcome: str, closed_by: str, origin: Origin
@@ -246,8 +259,7 @@ class NodeTimeline:
         facts: dict[str, Fact] = {"interruption.kind": kind}
         cause = self._part(failed).cause(before) or self._failed_elsewhere(before)
         opened = Open("restart", key, node_key(self._name), origin, start, facts)
-        whole = opened.ended(origin, start, max(start, end), outcome, closed_by, None, cause)
-        return [*intervals, msgspec.structs.replace(whole, each_s=tuple(restart.duration_s for restart in restarts))]
+        return [*intervals, opened.ended(origin, start, max(start, end), outcome, closed_by, None, cause)]
 
     def _failed_elsewhere(self, facts: NodeCycle) -> Key | None:
         """Return the failed node's part of the cycle. Only that node has a record of the rank's interruption."""

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator
+from typing import Literal, NamedTuple
 
 import msgspec
 
 Place = tuple[int, int, int, int]
 """Attempt, cycle, call, iteration."""
+Layer = Literal["inprocess", "launcher"]
 Who = int | str
 """An initial rank, or a node of the launcher."""
 
@@ -27,6 +29,32 @@ class TimedPhase(msgspec.Struct, frozen=True, gc=False):
     @property
     def seconds(self) -> float:
         return (self.end_ns - self.start_ns) / 1e9
+
+
+class EndedPhase(NamedTuple):
+    """A stage of a cycle that has ended, in the node's monotonic time and in UTC."""
+
+    phase: str
+    ended_ns: int
+    ended_wall_ns: int
+    duration_s: float
+    outcome: str = "completed"
+
+    def timed(self, node: str) -> TimedPhase:
+        return TimedPhase(self.phase, node, node, self.ended_wall_ns - round(self.duration_s * 1e9), self.ended_wall_ns)
+
+
+class RankRestart(msgspec.Struct, frozen=True, gc=False):
+    """A rank's restart that is over: it has made progress, or its cycle ended without any, and then it ends with the
+    start of the worker. place: of the iteration, or the cycle of the launcher, that failed."""
+
+    place: Place | tuple[int, int]
+    rank: int
+    duration_s: float
+
+    @property
+    def layer(self) -> Layer:
+        return "launcher" if len(self.place) == 2 else "inprocess"
 
 
 class PhaseTimes:

@@ -14,6 +14,7 @@ from resilience.attribution.cost import Times, times
 from resilience.attribution.culprits import UNSURE
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import incidents_of
+from resilience.attribution.restarts import RestartTimes, restart_times
 from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated
 from resilience.facts import events
 from resilience.facts.identity import Job
@@ -61,7 +62,8 @@ class Report(msgspec.Struct, frozen=True):
 
     completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died; the
     launcher stopped it; no end is recorded. lost_s, lost_steps: known losses of all incidents. times: of the whole job,
-    None if too many records are missing. what_ifs: estimates for other settings. completeness: of the records.
+    None if too many records are missing. restarts: of ranks, in each layer. what_ifs: estimates for other settings.
+    completeness: of the records.
     launched: None without the launcher. attempt: the newest one; a folder of an older version may contain several."""
 
     run: str
@@ -84,6 +86,7 @@ class Report(msgspec.Struct, frozen=True):
     lost_s: float | None
     lost_steps: int | None
     times: Times | None
+    restarts: tuple[RestartTimes, ...]
     what_ifs: tuple[WhatIf, ...]
     sections: tuple[SectionSummary, ...]
     launched: Launched | None
@@ -158,6 +161,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         lost_s=sum(seconds) if seconds else None,
         lost_steps=sum(steps) if steps else None,
         times=spent,
+        restarts=restart_times(history),
         what_ifs=() if spent is None else what_ifs(spent, incidents, history.last_ns, write_s(sections)),
         sections=sections,
         launched=_launched(history.cycles),

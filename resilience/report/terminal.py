@@ -127,6 +127,7 @@ def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
         ranks = [left.rank for left in condensed.left if left.error == error]
         yield from field("", f"{named(ranks)}: {error}", width, indent=2)
     yield from _times(condensed, width)
+    yield from _restarts(condensed, width)
     if condensed.incidents:
         losses = [seconds(condensed.lost_s)] if condensed.lost_s is not None else []
         losses += [count(condensed.lost_steps, "step")] if condensed.lost_steps else []
@@ -177,6 +178,17 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
             for candidate in best_answers.values()
         )
         yield from field("what if", changes, width, indent=2)
+
+
+def _restarts(condensed: Report, width: int) -> Iterator[Line]:
+    """Yield how often ranks were restarted, and how fast."""
+    layers = {"inprocess": "in place", "launcher": "by the launcher"}
+    parts = [
+        f"{took.ranks} {layers[took.layer]}, median {seconds(took.median_s)}, 95 % within {seconds(took.p95_s)}"
+        for took in condensed.restarts
+    ]
+    if parts:
+        yield from field("restarts", f"of ranks: {'; '.join(parts)}", width, indent=2)
 
 
 def incident_table(

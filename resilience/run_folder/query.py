@@ -11,9 +11,10 @@ left out and counted; the timeline shows them.
     calls     single durations: the first ones after each start, the longest ones, and all interrupted ones
     incidents the incidents of the report, with their cost
     phases    each phase of each incident's restart, by rank, or by node for a restart by the launcher
+    restarts  each restart of each rank that is over, also those that the launcher undid
     seconds   where the time of each rank went, by cause
 
-The last three are views of the run's history, as in the report, on one clock."""
+The last four are views of the run's history, as in the report, on one clock."""
 
 from __future__ import annotations
 
@@ -111,6 +112,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "lost_s",
     ),
     "phases": ("incident", "layer", "phase", "node", "rank", "ts", "duration_s"),
+    "restarts": ("layer", "attempt", "cycle", "call", "iteration", "rank", "duration_s"),
     "seconds": ("rank", "work_s", "startup_s", "restart_s", "hang_s", "rework_s", "idle_s"),
 }
 
@@ -328,13 +330,22 @@ def _phases_of(history: History) -> Iterator[dict[str, Any]]:
             }
 
 
+def _restarts_of(history: History) -> Iterator[dict[str, Any]]:
+    names = ("attempt", "cycle", "call", "iteration")
+    for restart in history.restarts():
+        place = dict(zip(names, restart.place, strict=False))  # the launcher has no calls and iterations
+        if place.get("iteration") == AT_ENTRY:
+            del place["iteration"]
+        yield {"layer": restart.layer, **place, "rank": restart.rank, "duration_s": restart.duration_s}
+
+
 def _seconds_of(history: History) -> Iterator[dict[str, Any]]:
     for rank, spent in sorted(history.spent().items()):
         times = {f"{name}_s": value / 1e9 for name, value in msgspec.structs.asdict(spent).items()}
         yield {"rank": rank} | times | {"work_s": spent.productive / 1e9}
 
 
-_OF_HISTORY = {"incidents": _incidents_of, "phases": _phases_of, "seconds": _seconds_of}
+_OF_HISTORY = {"incidents": _incidents_of, "phases": _phases_of, "restarts": _restarts_of, "seconds": _seconds_of}
 
 
 def _micros(seconds: float) -> int:

@@ -225,12 +225,12 @@ class MetricView:
         """Add the durations of restarts of both layers, and of their phases."""
         layer = LAUNCHER if interval.origin.is_launchers or interval.name == "import" else LAYER
         is_idle = interval.facts.get("rank.state") == "inactive"  # a spare has no progress to show
-        if interval.name == "restart" and not is_idle:
-            ended_at = interval.end_ns / 1e9
-            trace = format(trace_id(interval.origin, self._parent), "032x")
-            for seconds in interval.each_s or ([interval.seconds] if interval.outcome == "completed" else []):
-                self._observe("resilience_restart_duration_seconds", (layer,), seconds, (trace, seconds, ended_at))
-            return
+        away = interval.each_s
+        if layer == LAYER and interval.name == "restart" and interval.outcome == "completed" and not is_idle:
+            away = (interval.seconds,)
+        for seconds in away:
+            exemplar = format(trace_id(interval.origin, self._parent), "032x"), seconds, interval.end_ns / 1e9
+            self._observe("resilience_restart_duration_seconds", (layer,), seconds, exemplar)
         is_idle = is_idle and interval.name == "resume"
         is_known = interval.outcome != "lost" and interval.closed_by != "call"
         is_phase = interval.name in (events.PHASES if layer == LAYER else RESTART) and interval.is_of_restart

@@ -708,8 +708,11 @@ def test_negative_durations_are_taken_as_none() -> None:
     told = job([Fault("exception", 1, 0)])
     for records in told.files.values():
         for number, record in enumerate(records):
-            if isinstance(record.event, events.RestartEnded):
-                early = msgspec.structs.replace(record.event, duration_s=-1.7)
+            event = record.event
+            if isinstance(event, events.RestartEnded) or (
+                isinstance(event, events.StageEnded) and event.stage == "restart"
+            ):
+                early = msgspec.structs.replace(event, duration_s=-1.7)
                 records[number] = msgspec.structs.replace(record, event=early)
     incident = only(told)
     assert incident.restart is not None

@@ -1,0 +1,37 @@
+"""How many restarts did a job have, and how long did they take?  Counts each rank that came back, each time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+
+import msgspec
+
+from resilience.history.history import History
+from resilience.history.phases import Layer
+
+
+class RestartTimes(msgspec.Struct, frozen=True):
+    """The restarts of one layer that are over. ranks: one for each rank and restart. median_s, p95_s, max_s: from the
+    detection of the fault to the rank's first progress; p95_s: the least duration that 95 % do not exceed."""
+
+    layer: Layer
+    ranks: int
+    median_s: float
+    p95_s: float
+    max_s: float
+
+
+def restart_times(history: History) -> tuple[RestartTimes, ...]:
+    """Return the restarts in place, then those by the launcher; a layer without any is left out."""
+    by_layer: defaultdict[Layer, list[float]] = defaultdict(list)
+    for restart in history.restarts():
+        by_layer[restart.layer].append(restart.duration_s)
+    return tuple(_times(layer, sorted(seconds)) for layer, seconds in sorted(by_layer.items()))
+
+
+def _times(layer: Layer, ascending: list[float]) -> RestartTimes:
+    ranks = len(ascending)
+    p95_s = ascending[math.ceil(0.95 * ranks) - 1]
+    return RestartTimes(layer, ranks, statistics.median(ascending), p95_s, ascending[-1])
