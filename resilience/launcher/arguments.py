@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from torch.distributed import run as torchrun
+from torch.distributed.elastic import events as elastic_events
 
 from resilience.core.stopping import Mode
 from resilience.errors import ConfigurationError
 from resilience.facts.printable import usage_error
 from resilience.launcher import ft_options
-from resilience.monitor.config import YES_OR_NO, FaultToleranceConfig, add_arguments
-from resilience.system.environment import torchrun_default, variable
+from resilience.monitor.config import NOTHING, YES_OR_NO, FaultToleranceConfig, add_arguments, has_switch
+from resilience.system.environment import Settings, torchrun_default, variable
 
 MAX_RESTARTS = 10
 LARGEST = 10**9  # products of two numbers fit into a record, and a sum of seconds into a timer
@@ -158,6 +160,10 @@ class Options:
                 bounds.check(field.name, value)
         if self.preload and self.cold:
             raise ConfigurationError("--preload has no effect with --cold: a fresh interpreter imports for itself")
+        if self.exclude_on_full_disk and not self.min_free_disk_mb:
+            raise ConfigurationError(
+                "--exclude-on-full-disk has no effect with --min-free-disk-mb 0; leave one of them out"
+            )
         if self.on_sigterm not in get_args(Mode):
             raise ConfigurationError(
                 f"--on-sigterm is {self.on_sigterm!r}, expected one of {', '.join(get_args(Mode))}"
@@ -176,15 +182,38 @@ class Command:
             value = getattr(namespace, name)
             if value is not None:
                 bounds.check(name, value)
-        path = namespace.ft_cfg_path
+        if self.options.timeouts_shadow and not (self.options.timeouts or Settings.from_environment().timeouts):
+            raise ConfigurationError(
+                "--timeouts-shadow has no effect without --timeouts or RESILIENCE_TIMEOUTS; name the limits to try"
+            )
+        _check_event_log(namespace.event_log_handler)
+        self.config = _config(namespace)
+        script = namespace.training_script
+        is_value = script.lower() in (*YES_OR_NO, *NOTHING) and has_switch(namespace)
+        if is_value and not os.path.exists(script):
+            raise ConfigurationError(
+                f"{script!r} was read as the script; write a switch's value after `=`, such as "
+                f"--ft-use-infra-group-rank={script}"
+            )
+
+
+def _check_event_log(name: str) -> None:
+    """Raises: ConfigurationError for a handler that torch does not know."""
+    try:
+        elastic_events.get_logging_handler(name)
+    except KeyError as error:
+        raise ConfigurationError(f"--event-log-handler is {name!r}, expected console or null") from error
+
+
+def _config(namespace: argparse.Namespace) -> FaultToleranceConfig:
+    """Return the settings of the flags and of the file. Raises: ConfigurationError, also for an unreadable file."""
+    path = namespace.ft_cfg_path
+    try:
         if path is not None and not Path(path).is_file():
             raise ConfigurationError(f"--ft-cfg-path is {path!r}, but there is no such file")
-        self.config = FaultToleranceConfig.from_args(namespace)
-        if namespace.training_script.lower() in YES_OR_NO and not Path(namespace.training_script).exists():
-            raise ConfigurationError(
-                f"{namespace.training_script!r} was read as the script; write a switch's value after `=`, such as "
-                f"--ft-use-infra-group-rank={namespace.training_script}"
-            )
+        return FaultToleranceConfig.from_args(namespace)
+    except OSError as error:
+        raise ConfigurationError(f"--ft-cfg-path is {path!r}, which cannot be read: {error.strerror}") from error
 
 
 def parser() -> argparse.ArgumentParser:

@@ -398,6 +398,11 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         )
 
 
+def has_switch(args: argparse.Namespace) -> bool:
+    """Return True if a flag was given whose value follows `=`."""
+    return any(field.metadata["read"] is _yes_or_no and hasattr(args, f"ft_{name}") for name, field in FIELDS.items())
+
+
 def _spellings(name: str, prefix: str = "--ft-", suffix: str = "") -> list[str]:
     """Return a flag with hyphens, and with underscores, as in the compatible launcher."""
     return list(dict.fromkeys(prefix + spelling + suffix for spelling in (name.replace("_", "-"), name)))

@@ -57,3 +57,13 @@ def test_variable_sets_the_number_of_restarts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PET_MAX_RESTARTS", "4")
     assert parse(["train.py"]).torchrun.max_restarts == 4
     assert parse(["--max-restarts", "3", "train.py"]).torchrun.max_restarts == 3
+
+
+@pytest.mark.parametrize("name", ["true", "none"])
+def test_program_may_have_the_name_of_a_switchs_value(name: str) -> None:
+    assert parse(["--no-python", name]).torchrun.training_script == name
+
+
+def test_limits_on_trial_may_come_from_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIENCE_TIMEOUTS", "timeouts.yaml")
+    assert parse(["--timeouts-shadow", "train.py"]).options.timeouts_shadow

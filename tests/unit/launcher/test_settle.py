@@ -40,6 +40,16 @@ from resilience.launcher.signals import Signals
             for option in ("stop-grace", "term-timeout", "exit-barrier-timeout", "failure-window", "join-timeout")
             for value in ("nan", "inf", "-1.0")
         ),
+        ("--event-log-handler nope", "--event-log-handler is 'nope', expected console or null"),
+        ("--timeouts-shadow", "--timeouts-shadow has no effect without --timeouts"),
+        (
+            "--exclude-on-full-disk --min-free-disk-mb 0",
+            "--exclude-on-full-disk has no effect with --min-free-disk-mb 0",
+        ),
+        ("--ft-detect-hangs none", "'none' was read as the script; write a switch's value after `=`"),
+        ("--ft-cfg-path nope.yaml", "--ft-cfg-path is 'nope.yaml', but there is no such file"),
+        (f"--ft-cfg-path {'x' * 300}", "which cannot be read: File name too long"),
+        ("--ft-cfg-path /proc/self/mem", "which cannot be read: Input/output error"),
         ("--rdzv-backend nope", "--rdzv-backend is 'nope', expected one of c10d, static"),
         ("--rdzv-conf foo", "'foo' must have a value"),
         ("--redirects 9:9", "9:9"),
