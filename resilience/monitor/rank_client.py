@@ -305,14 +305,15 @@ class RankMonitorClient:
 
 def _recorded_names(sections: Collection[str]) -> list[str]:
     """Return the names under which these sections are recorded. Raises: ConfigurationTypeError."""
-    if isinstance(sections, str) or not all(isinstance(name, str) for name in sections):
+    names = list(sections)  # an iterator can be read only once
+    if isinstance(sections, str) or not all(isinstance(name, str) for name in names):
         instead = f"; write [{sections!r}]" if isinstance(sections, str) else ""
         raise ConfigurationTypeError(
             f"selected_sections is {sections!r}, expected a collection of names{instead}",
             option="selected_sections",
             value=sections,
         )
-    return [recorded_name(name) for name in sections]
+    return [recorded_name(name) for name in names]
 
 
 def _longest(gap: int, outside: int, sections: Mapping[str, int]) -> dict[str, float]:

@@ -318,6 +318,12 @@ def test_rule_of_the_compatible_api_is_the_default(
     assert begun.section_timeouts.section == {"step": 17.0}
 
 
+def test_selected_sections_may_come_from_an_iterator(monitor: Monitor, begun: RankMonitorClient) -> None:
+    seen(monitor, outside=2, step=5)
+    assert begun.calculate_and_set_section_timeouts(iter(["step"]))  # type: ignore[arg-type]
+    assert begun.section_timeouts.section == {"step": 20.0}
+
+
 def test_wrong_arguments_are_refused_before_ranks_wait_for_each_other(begun: RankMonitorClient) -> None:
     with pytest.raises(ConfigurationError, match="method is 'foo', expected 'nvrx' or 'fit'"):
         begun.calculate_and_set_section_timeouts(method="foo")  # type: ignore[arg-type]
