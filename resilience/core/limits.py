@@ -181,8 +181,10 @@ def configured(limits: Limits) -> ClientLimits:
 def with_state(limits: Limits, state: ClientLimits) -> Limits:
     """Return `limits` with the limits of `state` in place of its own.
 
-    A calculated limit replaces all learned ones of its deadline."""
+    A calculated limit replaces all learned ones of its deadline. The warm-up limits that these had replaced do not come
+    back: they may be shorter."""
     calculated = _calculated(state)
+    replaced = calculated & {*limits.first, *limits.outside}
     changed: Limits = msgspec.structs.replace(
         limits,
         initial_heartbeat=Limit(hard=state.hb_timeouts.initial),
@@ -197,6 +199,8 @@ def with_state(limits: Limits, state: ClientLimits) -> Limits:
             },
         },
         outside={deadline: outside for deadline, outside in limits.outside.items() if deadline not in calculated},
+        warmup={name: limit for name, limit in limits.warmup.items() if of_section(name) not in replaced},
+        warmup_heartbeat=None if HEARTBEAT in calculated & limits.first.keys() else limits.warmup_heartbeat,
         defaults=() if state.hb_timeouts.were_calculated else limits.defaults,
     )
     return changed
