@@ -483,8 +483,10 @@ def raised(limits: Limits, name: str, seconds: float) -> Limits:
         else each
         for known, each in limits.first.items()
     }
-    limits = msgspec.structs.replace(limits, outside=outside, first=first)
     section = section_of(name)
+    # A learned limit outside known phases had replaced the warm-up limit, which may be shorter.
+    warmup = {each: limit for each, limit in limits.warmup.items() if each != section or name not in limits.outside}
+    limits = msgspec.structs.replace(limits, outside=outside, first=first, warmup=warmup)
     if section is None:
         return msgspec.structs.replace(limits, **{name: longer(getattr(limits, name))})
     if section not in limits.sections:

@@ -66,12 +66,13 @@ class SectionTimeouts(msgspec.Struct, frozen=True):
 
 class Observed(msgspec.Struct, frozen=True):
     """The longest observed durations in seconds; None: not observed. first_heartbeat: from the announcement of
-    heartbeats to the first one. outside: between two sections."""
+    heartbeats to the first one. outside: between two sections. lasting: what has not ended yet, by deadline."""
 
     first_heartbeat: float | None = None
     heartbeat_gap: float | None = None
     outside: float | None = None
     sections: Mapping[str, float] = {}
+    lasting: Mapping[str, float] = {}
 
 
 def heartbeat_timeouts(observed: Observed, current: HeartbeatTimeouts, safety_factor: float) -> HeartbeatTimeouts:
@@ -102,7 +103,7 @@ def section_timeouts(
     """Return limits that cover the observed durations. Limits that are not calculated stay unchanged.
 
     fitted: limits with a stated rate (`calibration.fitting`), used instead where they exist. They exclude the first
-    occurrences after a start, which keep limits that cover all observed durations.
+    occurrences after a start, which keep limits that cover all observed durations. They cover what still lasts too.
 
     selected: names of sections, by default the observed ones. with_outside: also the time between two sections.
     Raises: RankMonitorClientError if a selected duration was not observed yet."""
@@ -124,7 +125,7 @@ def section_timeouts(
         if rated is None:
             return _covering(longest, safety_factor, known)
         first[deadline] = max(_covering(longest, safety_factor, None), rated)
-        return max(rated, SHORTEST)
+        return max(rated, _covering(observed.lasting.get(deadline, 0.0), safety_factor, None))
 
     for name in names:
         known = limits.get(name) if name in current.calculated_sections else None
@@ -180,8 +181,10 @@ def configured(limits: Limits) -> ClientLimits:
 def with_state(limits: Limits, state: ClientLimits) -> Limits:
     """Return `limits` with the limits of `state` in place of its own.
 
-    A calculated limit replaces all learned ones of its deadline."""
+    A calculated limit replaces all learned ones of its deadline. The warm-up limits that these had replaced do not come
+    back: they may be shorter."""
     calculated = _calculated(state)
+    replaced = calculated & {*limits.first, *limits.outside}
     changed: Limits = msgspec.structs.replace(
         limits,
         initial_heartbeat=Limit(hard=state.hb_timeouts.initial),
@@ -196,6 +199,8 @@ def with_state(limits: Limits, state: ClientLimits) -> Limits:
             },
         },
         outside={deadline: outside for deadline, outside in limits.outside.items() if deadline not in calculated},
+        warmup={name: limit for name, limit in limits.warmup.items() if of_section(name) not in replaced},
+        warmup_heartbeat=None if HEARTBEAT in calculated & limits.first.keys() else limits.warmup_heartbeat,
         defaults=() if state.hb_timeouts.were_calculated else limits.defaults,
     )
     return changed

@@ -344,11 +344,16 @@ def with_fitting_limits(message: WithLimits) -> tuple[WithLimits, str]:
     """Return the message, and what its limits leave out so that it fits one datagram; empty if they are complete."""
     limits = message.limits
     settled = msgspec.structs.replace(limits, shadow=None)
+    unlearned = msgspec.structs.replace(limits.unlearned or settled, rule=limits.rule)
     attempts = (
         ("", limits),
         ("limits on trial", settled),
         ("limits on trial, limits outside known phases", msgspec.structs.replace(settled, outside={})),
-        ("all learned limits", msgspec.structs.replace(limits.unlearned or settled, rule=limits.rule)),
+        ("all learned limits", unlearned),
+        (  # without the rule: it would end a rank within a section for which a longer limit is set
+            "all limits of sections and silences, all learned limits",
+            msgspec.structs.replace(unlearned, sections={}, warmup={}, first={}, outside={}, learned={}, rule=None),
+        ),
     )
     shortened = [(msgspec.structs.replace(message, limits=shorter), left_out) for left_out, shorter in attempts]
     return next((each for each in shortened if len(encode(each[0])) <= LIMIT), shortened[-1])

@@ -18,7 +18,7 @@ import msgspec
 from resilience.core import limits as calculation
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError, RankMonitorClientError
-from resilience.facts.deadlines import recorded_name
+from resilience.facts.deadlines import OUT_OF_SECTION, of_section, recorded_name
 from resilience.facts.limits import Limits
 from resilience.monitor import connect, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
@@ -285,6 +285,13 @@ class RankMonitorClient:
         longest = rank_reductions.over_ranks(longest_here)
         ongoing = rank_reductions.over_ranks(_longest(*page.ongoing()))  # including the wait for the slowest rank
         longest = {name: max(taken, ongoing.get(name, 0.0)) for name, taken in longest.items()}
+        lasting = {
+            of_section(name.removeprefix(_SECTION)): taken
+            for name, taken in ongoing.items()
+            if name.startswith(_SECTION)
+        }
+        if _OUTSIDE in ongoing:
+            lasting[OUT_OF_SECTION] = ongoing[_OUTSIDE]
         return Observed(
             first_heartbeat=longest.get(_FIRST),
             heartbeat_gap=longest.get(_GAP),
@@ -292,6 +299,7 @@ class RankMonitorClient:
             sections={
                 name.removeprefix(_SECTION): taken for name, taken in longest.items() if name.startswith(_SECTION)
             },
+            lasting=lasting,
         )
 
     def _require_link(self) -> connect.WorkerLink:
@@ -305,14 +313,15 @@ class RankMonitorClient:
 
 def _recorded_names(sections: Collection[str]) -> list[str]:
     """Return the names under which these sections are recorded. Raises: ConfigurationTypeError."""
-    if isinstance(sections, str) or not all(isinstance(name, str) for name in sections):
+    names = list(sections)  # an iterator can be read only once
+    if isinstance(sections, str) or not all(isinstance(name, str) for name in names):
         instead = f"; write [{sections!r}]" if isinstance(sections, str) else ""
         raise ConfigurationTypeError(
             f"selected_sections is {sections!r}, expected a collection of names{instead}",
             option="selected_sections",
             value=sections,
         )
-    return [recorded_name(name) for name in sections]
+    return [recorded_name(name) for name in names]
 
 
 def _longest(gap: int, outside: int, sections: Mapping[str, int]) -> dict[str, float]:

@@ -178,9 +178,13 @@ def note_later(error: BaseException, raised: BaseException) -> None:
         if link.__context__ is error:
             link.__context__ = None  # the note is about the handler only
     text = f"afterwards a signal handler raised {error_in_words(raised)}\n"
+    try:
+        lines = traceback.format_exception(raised)
+    except Exception:  # before Python 3.13 it may call a `__getattr__` of the program, which may raise anything
+        lines = traceback.format_tb(raised.__traceback__)
     notes = vars(error).setdefault("__notes__", [])
     if isinstance(notes, list):  # user code may set it to anything
-        notes.append(text + "".join(traceback.format_exception(raised)))
+        notes.append(text + "".join(lines))
 
 
 def stack_of(thread: int) -> tuple[Frame, ...]:

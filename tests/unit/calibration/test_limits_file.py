@@ -138,6 +138,17 @@ def test_limit_outside_known_phases_holds_for_a_group_of_ranks_with_a_longer_lim
     assert fast.learned["work"].outside_s == 0.0
 
 
+def test_limit_that_is_raised_does_not_bring_back_the_warm_up_limit_that_its_phases_had_replaced() -> None:
+    short = Limit(hard=5.0)
+    known = Limits(
+        sections={"work": Limit(hard=60.0)},
+        outside={"work": Outside(Limit(hard=30.0), PHASES)},
+        warmup={"work": short, "save": short},
+    )
+    longer = raised(known, "work", 90.0)
+    assert (longer.sections, longer.warmup) == ({"work": Limit(hard=90.0)}, {"save": short})
+
+
 def test_first_occurrences_never_have_a_shorter_limit_than_a_stale_one_that_was_raised() -> None:
     deadlines = {
         name: Deadline(seconds, "short", "", 1e-6, occurrences=1)

@@ -175,6 +175,16 @@ def test_calculated_limit_replaces_all_earlier_ones_of_its_section() -> None:
     assert limits.with_state(file, heartbeats).first.keys() == {"work", "save"}
 
 
+def test_calculated_limit_does_not_bring_back_the_warm_up_limit_that_a_learned_one_had_replaced() -> None:
+    short, early = Limit(hard=20.0), First(EARLY, {"cold": Limit(hard=100.0)})
+    warm_up = Limits(warmup={"work": short, "save": short}, warmup_heartbeat=short, warmup_occurrences=5)
+    learned = msgspec.structs.replace(warm_up, first={"work": early, "heartbeat": early})
+    slower = ClientLimits(HeartbeatTimeouts(200.0, 150.0, True), SLOWER.section_timeouts)
+    after = limits.with_state(learned, slower)
+    assert (after.warmup, after.warmup_heartbeat) == ({"save": short}, None)
+    assert limits.with_state(warm_up, slower).warmup == warm_up.warmup  # in force before, so it stays
+
+
 def test_calculated_limit_of_a_checkpoint_replaces_the_one_of_first_occurrences() -> None:
     assert limits.over(FITTED, SLOWER).section_timeouts == SLOWER.section_timeouts
     assert limits.over(SLOWER, FITTED).section_timeouts == FITTED.section_timeouts

@@ -115,3 +115,17 @@ def test_limits_are_shortened_only_as_far_as_a_message_needs() -> None:
         fitting, text = messages.with_fitting_limits(messages.NewLimits(limits))
         assert (fitting, text) == (messages.NewLimits(expected), left_out)
         assert len(messages.encode(fitting)) <= LIMIT
+
+
+def test_limits_of_more_sections_than_a_message_holds_are_left_out_and_the_worker_is_watched() -> None:
+    limits = Limits(
+        step=Limit(hard=9.0),
+        rule=Rule(),
+        sections={f"validation/{number:04}": Limit(hard=60.0) for number in range(1000)},
+    )
+    link = messages.Attachment(7, True, limits=limits)  # of a lost monitor: its rank has set limits of its own
+    assigned = messages.Assigned(7, 1, ORIGIN, b"/runs", limits, link=link)
+    fitting, left_out = messages.with_fitting_limits(assigned)
+    assert left_out == "all limits of sections and silences, all learned limits"
+    assert fitting == msgspec.structs.replace(assigned, limits=Limits(step=Limit(hard=9.0)))
+    assert len(messages.encode(fitting)) <= LIMIT

@@ -286,6 +286,24 @@ def test_calculated_limits_cover_the_wait_for_the_slowest_rank(
     assert begun.section_timeouts.out_of_section is not None and begun.section_timeouts.out_of_section >= 240.0
 
 
+def test_fitted_limits_cover_what_still_lasts(begun: RankMonitorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first occurrences only the fitted limit holds, and only durations that have ended are fitted."""
+    monkeypatch.setattr(refit, "limits", lambda *arguments: {"step": 17.0, "out_of_section": 2.0})
+    for _ in range(20):
+        begun.start_section("step")
+        begun.end_section("step")
+    now_ns = time.monotonic_ns
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + 60 * SECOND)
+    assert begun.calculate_and_set_section_timeouts(method="fit")
+    outside = begun.section_timeouts.out_of_section
+    assert (begun.section_timeouts.section, outside is not None and outside >= 240.0) == ({"step": 17.0}, True)
+    begun.start_section("step")
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + 160 * SECOND)
+    assert begun.calculate_and_set_section_timeouts(calc_out_of_section=False, method="fit")
+    limit = begun.section_timeouts.section["step"]
+    assert limit is not None and limit >= 400.0
+
+
 def test_names_of_the_oldest_version_mean_the_limits_of_heartbeats(monitor: Monitor, begun: RankMonitorClient) -> None:
     assert begun.timeouts == begun.hb_timeouts
     assert begun.calculate_and_set_timeouts(skip_if_not_ready=True) is False
@@ -316,6 +334,12 @@ def test_rule_of_the_compatible_api_is_the_default(
     assert begun.section_timeouts.section == {"step": 20.0}
     assert begun.calculate_and_set_section_timeouts(method="fit")
     assert begun.section_timeouts.section == {"step": 17.0}
+
+
+def test_selected_sections_may_come_from_an_iterator(monitor: Monitor, begun: RankMonitorClient) -> None:
+    seen(monitor, outside=2, step=5)
+    assert begun.calculate_and_set_section_timeouts(iter(["step"]))  # type: ignore[arg-type]
+    assert begun.section_timeouts.section == {"step": 20.0}
 
 
 def test_wrong_arguments_are_refused_before_ranks_wait_for_each_other(begun: RankMonitorClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import sys
 import traceback
 
@@ -118,6 +119,16 @@ def test_exception_that_raises_when_it_is_asked_for_an_attribute_is_described_al
     assert (failure.describe(error).message, failure.describe(error).notes) == ("not found", ())
     assert failure.origin_of(error, is_cutting=False) == "own"
     assert [cause.message for cause in failure.describe(outer).causes] == ["not found"]
+
+
+def test_exception_of_a_handler_that_cannot_be_formatted_is_noted_by_its_text_and_stack() -> None:
+    error, raised = KeyboardInterrupt(), Delegating("not found")
+    with contextlib.suppress(Delegating):
+        raise raised
+    failure.note_later(error, raised)
+    (note,) = vars(error)["__notes__"]
+    assert note.startswith("afterwards a signal handler raised Delegating: not found\n")
+    assert "raise raised" in note
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are of Python 3.11")
