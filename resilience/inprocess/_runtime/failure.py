@@ -59,7 +59,7 @@ def describe(error: BaseException) -> ExceptionInfo:
 def _printed(error: BaseException) -> str:
     """Return the message as a traceback shows it: that of a syntax error is without its place."""
     if type(error) in (SyntaxError, IndentationError, TabError):
-        return str(error.msg)[:MOST_TEXT]  # type: ignore[attr-defined]
+        return message_of(Exception(error.msg))  # type: ignore[attr-defined]
     return message_of(error)
 
 

@@ -120,6 +120,15 @@ def test_exception_that_raises_when_it_is_asked_for_an_attribute_is_described_al
     assert [cause.message for cause in failure.describe(outer).causes] == ["not found"]
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("it cannot be printed")
+
+
+def test_syntax_error_whose_message_cannot_be_printed_is_described() -> None:
+    assert failure.describe(SyntaxError(Unprintable())).message == "<no message: __str__ raised RuntimeError>"
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are of Python 3.11")
 def test_parts_of_a_group_are_told() -> None:
     group = builtins.ExceptionGroup("two", [ValueError("a"), KeyError("b")])
