@@ -321,6 +321,8 @@ def _blame_quiet(
     faults = [symptom for symptom in symptoms.values() if symptom in quiet or symptom.rank in blamed]
     culprits = []
     for symptom in quiet:
+        if symptom.rank in {culprit.rank for culprit in others}:
+            continue  # the others waited for it before it ended
         is_first = all(_ended_before(symptom, each) for each in faults if each is not symptom)
         confidence = symptom.confidence if is_first and not others else UNSURE
         culprits.append(Culprit(symptom.rank, symptom.what, confidence, 1))

@@ -411,6 +411,14 @@ def test_rank_that_waited_past_a_limit_before_it_ended_without_a_reason_waited_f
         assert judge(seen).first == 1
 
 
+@QUIET
+def test_rank_that_others_waited_for_before_it_ended_without_a_reason_is_named_once(end: str | int) -> None:
+    waited = exceeded(0, 90.0, "in_collective", *BARRIER)
+    records = (ended(0, end, 100.0, arrival_order=1), waited, ended(1, end, 100.0))
+    seen = Evidence(records, first=0, active=RANKS, stacks=dict.fromkeys((0, 2, 3), BARRIER) | {1: LOADS})
+    assert (blamed(seen), candidates(seen)) == ([(1, "hung")], [0])
+
+
 def test_lost_monitor_is_blamed_where_nothing_else_is_on_record() -> None:
     lost = InterruptionRecord(3, Interruption.MONITOR_PROCESS_EXCEPTION, "its monitor is gone")
     assert blamed(Evidence((lost,), first=3, active=RANKS, answered=RANKS)) == [(3, "monitor_lost")]
