@@ -321,6 +321,8 @@ def _blame_quiet(
     faults = [symptom for symptom in symptoms.values() if symptom in quiet or symptom.rank in blamed]
     culprits = []
     for symptom in quiet:
+        if symptom.rank in {culprit.rank for culprit in others}:
+            continue  # the others waited for it before it ended
         is_first = all(_ended_before(symptom, each) for each in faults if each is not symptom)
         confidence = symptom.confidence if is_first and not others else UNSURE
         culprits.append(Culprit(symptom.rank, symptom.what, confidence, 1))
@@ -343,15 +345,21 @@ def _hung_before(evidence: Evidence, hung: list[Symptom], others: list[Symptom])
     """Rule 11: return the hung ranks whose limit was exceeded before any other rank ended or raised. A rank in a call
     or a loop may have waited for a rank that died later: it counts only if the others wait for it alone."""
     awaited = walk_of(evidence).awaited
-    own = [each for each in hung if each.record.hang in _WAITS_FOR_NO_RANK or awaited == (each.rank,)]
-    return [each for each in own if all(_ended_before(_first_limit(evidence, each), other) for other in others)]
+    first_limits = [_first_limit(evidence, each, awaited == (each.rank,)) for each in hung]
+    return [
+        each
+        for each, first in zip(hung, first_limits, strict=True)
+        if first is not None and all(_ended_before(first, other) for other in others)
+    ]
 
 
-def _first_limit(evidence: Evidence, symptom: Symptom) -> Symptom:
-    """Return the symptom of a hung rank with its record of the first limit that it exceeded."""
+def _first_limit(evidence: Evidence, symptom: Symptom, is_awaited: bool) -> Symptom | None:
+    """Return what a hung rank showed at the first limit that it exceeded, without limits in a wait for another rank.
+    None if it may always have waited. is_awaited: the others wait for this rank alone."""
     records = [each for each in evidence.records if each.rank == symptom.rank and each.interruption in LIMITS]
-    first = min(records, key=lambda record: record.detected_wall_ns or 0, default=symptom.record)
-    return msgspec.structs.replace(symptom, record=first)
+    shown = [symptoms_of(msgspec.structs.replace(evidence, records=(each,)))[symptom.rank] for each in records]
+    own = [each for each in shown if each.is_own and (each.record.hang in _WAITS_FOR_NO_RANK or is_awaited)]
+    return min(own, key=lambda each: each.record.detected_wall_ns or 0, default=None)
 
 
 def _ended_before(symptom: Symptom, other: Symptom) -> bool:

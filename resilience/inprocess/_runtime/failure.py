@@ -58,8 +58,9 @@ def describe(error: BaseException) -> ExceptionInfo:
 
 def _printed(error: BaseException) -> str:
     """Return the message as a traceback shows it: that of a syntax error is without its place."""
-    if type(error) in (SyntaxError, IndentationError, TabError):
-        return str(error.msg)[:MOST_TEXT]  # type: ignore[attr-defined]
+    if isinstance(error, SyntaxError):
+        with contextlib.suppress(Exception):  # a property of its class may raise
+            return message_of(Exception(error.msg))
     return message_of(error)
 
 

@@ -30,6 +30,7 @@ RAISES = {
     "a key": "raise KeyError('seven')",
     "an assertion": "assert 1 == 2",
     "a syntax error": "compile('a b', 'other.py', 'exec')",
+    "a kind of syntax error": "class Bad(SyntaxError): pass\nraise Bad('bad token', ('a.conf', 3, 1, 'x'))",
     "a missing module": "import no_such_module",
     "a note": "error = TypeError('bad')\nerror.add_note('a note')\nraise error",
     "a note without a message": "error = TypeError()\nerror.add_note('a note')\nraise error",

@@ -383,6 +383,14 @@ def test_rank_that_may_have_waited_for_the_rank_that_died_later_is_not_blamed(wo
     assert blamed(Evidence((ended(0, "SIGKILL", 100.0), waited), first=0, active=RANKS)) == [(0, "killed")]
 
 
+@pytest.mark.parametrize("word", ["in_collective", "in_call"])
+def test_rank_that_waited_past_a_limit_and_hung_after_the_death_is_not_blamed_for_it(word: Hang) -> None:
+    """The death ended its wait. Where it hung then says nothing about the time before."""
+    waited = exceeded(1, 80.0, word, *(BARRIER if word == "in_collective" else ()))
+    records = (ended(0, "SIGKILL", 100.0), waited, exceeded(1, 120.0, "on_lock", hard=True))
+    assert blamed(Evidence(records, first=0, active=RANKS)) == [(0, "killed")]
+
+
 def test_rank_in_a_call_is_blamed_before_a_later_death_if_the_others_waited_for_it_alone() -> None:
     entered = {rank: waits_at(9) for rank in (0, 2, 3)} | {1: waits_at(8, left=True)}
     records = (ended(0, "SIGKILL", 100.0), exceeded(1, 90.0, "in_call"))
@@ -401,6 +409,14 @@ def test_rank_that_waited_past_a_limit_before_it_ended_without_a_reason_waited_f
         seen = Evidence(order, first=0, active=RANKS, stacks=stacks, hangs={1: "on_lock"})
         assert (blamed(seen), candidates(seen)) == ([(1, "waits_for_lock")], [0])
         assert judge(seen).first == 1
+
+
+@QUIET
+def test_rank_that_others_waited_for_before_it_ended_without_a_reason_is_named_once(end: str | int) -> None:
+    waited = exceeded(0, 90.0, "in_collective", *BARRIER)
+    records = (ended(0, end, 100.0, arrival_order=1), waited, ended(1, end, 100.0))
+    seen = Evidence(records, first=0, active=RANKS, stacks=dict.fromkeys((0, 2, 3), BARRIER) | {1: LOADS})
+    assert (blamed(seen), candidates(seen)) == ([(1, "hung")], [0])
 
 
 def test_lost_monitor_is_blamed_where_nothing_else_is_on_record() -> None:

@@ -131,6 +131,15 @@ def test_exception_of_a_handler_that_cannot_be_formatted_is_noted_by_its_text_an
     assert "raise raised" in note
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("it cannot be printed")
+
+
+def test_syntax_error_whose_message_cannot_be_printed_is_described() -> None:
+    assert failure.describe(SyntaxError(Unprintable())).message == "<no message: __str__ raised RuntimeError>"
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are of Python 3.11")
 def test_parts_of_a_group_are_told() -> None:
     group = builtins.ExceptionGroup("two", [ValueError("a"), KeyError("b")])
