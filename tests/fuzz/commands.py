@@ -54,7 +54,7 @@ COMMANDS: dict[str, float] = {  # and weights
     "calibrate {run} --pool --out {limits}": 0.3,
     "calibrate {timings} {table}": 0.2,
     "calibrate {run} {other} --backtest": 0.2,
-    "calibrate {run} {other} --backtest --n 10,40 --json": 0.2,
+    "calibrate {run} {other} --backtest --n 30,40 --json": 0.2,
     "calibrate diff {limits} {old}": 0.2,
     "calibrate diff {limits} {old} --json": 0.2,
 }
