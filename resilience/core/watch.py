@@ -347,14 +347,14 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     if observation.step_at is not None:
         limit = _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step)
         rows.append((STEP, observation.step_at, limit))
-    beaten_at = observation.heartbeat_at
-    if beaten_at is not None and beaten_at >= (observation.heartbeats_from or 0.0):
+    beaten_at, announced_at = observation.heartbeat_at, observation.heartbeats_from
+    if beaten_at is not None and (announced_at is None or beaten_at >= announced_at):
         usual = limits.heartbeat if _are_heartbeats_owed(limits, observation) else NO_LIMIT
         limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, usual)
         rows.append((HEARTBEAT, beaten_at, limit))
-    elif observation.heartbeats_from is not None:
+    elif announced_at is not None:
         limit = _for_occurrence(limits, observation, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
-        rows.append((INITIAL_HEARTBEAT, _silent_from(observation, observation.heartbeats_from), limit))
+        rows.append((INITIAL_HEARTBEAT, _silent_from(observation, announced_at), limit))
     for section in observation.open_sections:
         limit = section_limit(limits, observation, section)
         rows.append((deadlines.limit_of("section", section.name), section.seen_at, limit))
