@@ -4,7 +4,8 @@ The rules are those of limits in force (`core.watch.exceeded`). Each silence is 
 
 from __future__ import annotations
 
-from resilience.core.watch import Finding, Observation, Seconds, exceeded, in_force
+from resilience.core.observation import Observation
+from resilience.core.watch import Finding, Seconds, exceeded, in_force
 from resilience.facts.limits import Limit, Limits
 
 Told = frozenset[tuple[str, int]]  # reported silences: limit, and start of the silence in milliseconds

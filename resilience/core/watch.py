@@ -8,88 +8,18 @@ evidence. This module knows no pages, signals or stores: `monitor.server` observ
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
+from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.silences import Silence
 from resilience.facts import deadlines
-from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start, of_limit, of_section
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, of_limit, of_section
 from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
 
 Seconds = float
-
-
-class Doing(Enum):
-    """The rank's present activity, as far as it matters for limits."""
-
-    OUTSIDE = "outside"  # not in a wrapped call: no limit applies
-    WAITING = "waiting"  # in a barrier or waiting for an outcome: only the watchdog applies
-    HOOK = "hook"  # in user code of initialize, finalize, health check …: the hook limit applies
-    FUNCTION = "run"  # in the wrapped function: all limits apply
-    ENDING = "ending"  # the program is over and its interpreter shuts down: no learned limit applies
-    STARTING = "starting"  # no program of the worker is attached yet: only the rule for silences applies
-
-
-class Sign(msgspec.Struct, frozen=True):
-    """One sign of life and when it was last observed (observer's monotonic clock). occurrence: its number since the
-    last start, from 1."""
-
-    name: str
-    seen_at: Seconds
-    occurrence: int = 1
-
-
-class Suspicion(msgspec.Struct, frozen=True):
-    """A confirmed suspicion: the rank is late compared with its own past, and two looks found that the others wait for
-    it. limit: the learned one. began: of the silence. allowed: seconds after which the rank was suspected."""
-
-    limit: str
-    began: Seconds
-    allowed: Seconds
-
-
-class Observation(msgspec.Struct, frozen=True):
-    """A monitor's observation of its rank at one moment. Times are on the monitor's monotonic clock; None means never
-    in this iteration, or not armed."""
-
-    iteration: int = 0
-    doing: Doing = Doing.OUTSIDE
-    since: Seconds = 0.0  # when the rank began its present activity
-    hook: str = ""
-    watchdog_at: Seconds | None = None
-    ping_at: Seconds | None = None
-    step_at: Seconds | None = None
-    heartbeat_at: Seconds | None = None
-    heartbeats_from: Seconds | None = None  # when heartbeats were announced
-    start: Start = "cold"  # the last start of this rank; the counts below begin with it
-    heartbeat_gaps: int = 0  # number of gaps that have ended
-    step_gaps: int = 0
-    outside_gaps: int = 0
-    aligned: frozenset[str] = frozenset()  # deadlines whose positions are known to be those of the observed runs
-    section_left_at: Seconds | None = None  # when the last section was closed; others may be open
-    open_sections: tuple[Sign, ...] = ()
-    interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
-    silence: Silence | None = None  # the present one, None if no sign of life is expected
-    store_due_at: Seconds | None = None  # when the store's answer is due that the main thread waits for
-    ran_at: Seconds | None = None  # when a thread other than the main thread last ran
-    is_stuck: bool = False  # the rank reported that its abort did not free it
-    is_gone: bool = False
-    said_goodbye: bool = False  # the store has everything about it: it completed the call, or is excluded
-    has_left: bool = False  # it has left the call
-    is_dismissed: bool = False  # it is being ended on purpose
-    agent_lost_at: Seconds | None = None
-    are_others_seen: bool = True  # the other ranks' positions were recorded since the present finding
-    suspicion: Suspicion | None = None
-    resumed_at: Seconds | None = None  # when the observer ran again after a standstill, perhaps the rank's too
-
-    @property
-    def is_outside(self) -> bool:
-        """Return True if no limit applies to the rank's present activity. After the goodbye only hooks have one: nobody
-        waits for the rank, but its process must end."""
-        is_over = self.said_goodbye and self.doing is not Doing.HOOK
-        return self.doing is Doing.OUTSIDE or self.has_left or is_over
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -363,7 +293,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         limit = _for_occurrence(limits, observation, OUT_OF_SECTION, gap, usual)
         rows.append((OUT_OF_SECTION, observation.section_left_at, limit))
     if observation.doing is Doing.ENDING:
-        rows = [row for row in rows if not _is_learned(limits, row[0])]
+        return _rows_at_end(limits, observation, rows)
     is_set = any(_is_set(limits, section) for section in observation.open_sections)  # may be set to no limit
     is_set = is_set or observation.interrupted_at is not None or bool(_watched(rows) - defaults(limits))
     if limits.rule is not None and observation.silence is not None and not is_set:
@@ -400,11 +330,33 @@ def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Sec
     return deadlines.limit_of("silence", silence.kind), silence.since, limit
 
 
+def _rows_at_end(
+    limits: Limits, observation: Observation, rows: list[tuple[str, Seconds, Limit]]
+) -> list[tuple[str, Seconds, Limit]]:
+    """Return the limits that apply while the interpreter shuts down. rows: those that would apply in the function.
+
+    No sign of life is due any more, so the rule's limit replaces the limits between two signs, unless a set one is
+    longer. Without the rule the set limits hold to the end of the process, or nothing would notice a hang in it."""
+    rows = [row for row in rows if not _is_learned(limits, row[0])]
+    replaced, rule, silence = _watched(rows), limits.rule, observation.silence
+    if rule is None or (silence is None and not replaced):
+        return rows
+    if silence is None:  # the program has announced heartbeats and sent none
+        silence = Silence("", observation.since, rule.first, observation.since + rule.first)
+    set_limits = [limit for name, _, limit in rows if name in replaced - defaults(limits)]
+    longest = max([silence.allowed, *_moments(set_limits)])
+    kept = [row for row in rows if row[0] not in replaced]
+    return [*kept, _silence_row(limits, rule, msgspec.structs.replace(silence, allowed=longest))]
+
+
+def _moments(limits: Iterable[Limit]) -> list[Seconds]:
+    return [moment for limit in limits for moment in (limit.soft, limit.hard) if moment is not None]
+
+
 def _for_signs(limits: Limits) -> list[Seconds]:
     """Return the limits that are set between two signs of life, in seconds."""
     by_name = {HEARTBEAT: limits.heartbeat, INITIAL_HEARTBEAT: limits.initial_heartbeat, STEP: limits.step}
-    set_limits = [limit for name, limit in by_name.items() if name not in defaults(limits)]
-    return [moment for limit in set_limits for moment in (limit.soft, limit.hard) if moment is not None]
+    return _moments(limit for name, limit in by_name.items() if name not in defaults(limits))
 
 
 def is_silence_weighed(limits: Limits, observation: Observation) -> bool:
@@ -490,7 +442,7 @@ def _all(limits: Limits) -> list[Seconds]:
         *(outside.limit for outside in limits.outside.values()),
     )
     own = [] if limits.rule is None else [limits.rule.least]
-    return own + [moment for limit in fields for moment in (limit.soft, limit.hard) if moment is not None]
+    return own + _moments(fields)
 
 
 def shows_progress(limits: Limits, observation: Observation) -> bool:

@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from resilience.core.observation import Doing
 from resilience.core.restart import ENTRY
-from resilience.core.watch import Doing
 from resilience.errors import DecodeError, MonitorError
 from resilience.facts.limits import Limits
 from resilience.facts.seats import Seat
@@ -96,7 +96,6 @@ class WorkerLink:
         global _link
         if self.is_open:
             self.is_open = False
-            atexit.unregister(_program_ends)
             self.pause()
             collective_calls.note_in(None)
             self.channel.hang_up()
@@ -118,6 +117,7 @@ def _ignore(link: WorkerLink | None) -> None:
 
 _link: WorkerLink | None = None
 _lock = threading.Lock()
+_is_end_noted = False  # in this process, or in the one that forked it
 on_change: Callable[[WorkerLink | None], None] = _ignore  # `monitor.client` sets it
 
 
@@ -140,6 +140,7 @@ def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> WorkerLink:
                     "set; start the script by `resilience run`, or set the second one to a RankMonitorServer's path"
                 )
             _link = _attach(path, time.monotonic() + limit)
+            _note_the_end()
             on_change(_link)
         return _link
 
@@ -170,7 +171,6 @@ def _attach(path: str, deadline: float) -> WorkerLink:
         channel.close()
         raise
     collective_calls.note_in(side)
-    atexit.register(_program_ends, link)
     return link
 
 
@@ -234,9 +234,21 @@ def _show_stacks(channel: Channel) -> None:
             continue
 
 
-def _program_ends(link: WorkerLink) -> None:
-    if link.is_open:
-        link.page.ends()
+def _note_the_end() -> None:
+    """Have the end of the program noted before its threads are joined and its exit handlers run, which may take
+    minutes. `atexit` calls the latest handler first, so one that is registered here would run after most of them."""
+    global _is_end_noted
+    if not _is_end_noted:
+        _is_end_noted = True
+        try:
+            threading._register_atexit(_program_ends)  # type: ignore[attr-defined]
+        except (AttributeError, RuntimeError):  # not in this Python, or this program ends already
+            atexit.register(_program_ends)
+
+
+def _program_ends() -> None:
+    if _link is not None and _link.is_open:
+        _link.page.ends()
 
 
 def _forget_in_child() -> None:

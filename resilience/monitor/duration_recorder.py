@@ -18,7 +18,8 @@ import msgspec
 
 from resilience.calibration.limits_file import SeenInJob, fallback, staleness
 from resilience.calibration.recurring_phases import BEGINNING, SLOW
-from resilience.core.watch import Doing, Finding
+from resilience.core.observation import Doing
+from resilience.core.watch import Finding
 from resilience.errors import DecodeError
 from resilience.facts import deadlines
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, Start

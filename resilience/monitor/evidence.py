@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from resilience.core import hang_kind, watch
-from resilience.core.watch import Doing
+from resilience.core.observation import Doing, Observation
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
@@ -103,7 +103,7 @@ class Witness:
     def enrich(
         self,
         record: InterruptionRecord,
-        seen: watch.Observation,
+        seen: Observation,
         limits: Limits,
         process: Literal["now", "seen", "none"] = "now",
     ) -> InterruptionRecord:
@@ -179,7 +179,7 @@ class Witness:
         return True
 
     def _with_signs_of_life(
-        self, record: InterruptionRecord, view: PageView, seen: watch.Observation, limits: Limits
+        self, record: InterruptionRecord, view: PageView, seen: Observation, limits: Limits
     ) -> InterruptionRecord:
         """Add the signs of life that the page shows."""
         now = time.monotonic()

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from resilience.core.observation import Doing
 from resilience.core.silences import (
     SAME,
     PauseInSection,
@@ -23,7 +24,6 @@ from resilience.core.silences import (
     suspect,
     wait,
 )
-from resilience.core.watch import Doing
 from resilience.facts.limits import Rule
 from resilience.monitor.page import Closed, PageView
 

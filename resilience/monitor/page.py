@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from resilience.core.watch import Doing
+from resilience.core.observation import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 from resilience.facts.deadlines import NAME_BYTES, recorded_name
 from resilience.facts.encoding import text

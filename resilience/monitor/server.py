@@ -22,8 +22,9 @@ from resilience.attribution.symptoms import main_stack
 from resilience.calibration.limits_file import of_rank, raised
 from resilience.core import hang_kind, watch
 from resilience.core.limits import with_recorded_names
+from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.pace import Pace
-from resilience.core.watch import Decision, Doing, Finding, Observation, Sign, Watch, decide
+from resilience.core.watch import Decision, Finding, Watch, decide
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, events, tracebacks
 from resilience.facts.identity import Job, Origin

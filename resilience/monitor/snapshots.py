@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.core import watch
-from resilience.core.watch import Doing, Observation
+from resilience.core.observation import Doing, Observation
 from resilience.facts.identity import Origin
 from resilience.facts.limits import Limits
 from resilience.monitor.evidence import shortest

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from resilience.core import shadow, suspicion, watch
-from resilience.core.watch import Finding, Observation
+from resilience.core import shadow, suspicion
+from resilience.core.observation import Observation, Suspicion
+from resilience.core.watch import Finding
 from resilience.facts import deadlines, events
 from resilience.facts.interruptions import Hang
 from resilience.facts.limits import Learned, Limits
@@ -45,12 +46,12 @@ class Suspicions:
         self._thresholds = self._suspect = None
 
     @property
-    def confirmed(self) -> watch.Suspicion | None:
+    def confirmed(self) -> Suspicion | None:
         """The suspicion for which the rank may be ended before its limit."""
         suspect = self._suspect
         if suspect is None or not suspect.is_confirmed:
             return None
-        return watch.Suspicion(suspect.limit, suspect.began, suspect.allowed)
+        return Suspicion(suspect.limit, suspect.began, suspect.allowed)
 
     def weigh(self, limits: Limits, seen: Observation, is_ending: bool, now: float) -> None:
         """Report what limits on trial would have done, and silences that are longer than ever before.

@@ -19,8 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from resilience.core.observation import Doing, Observation
 from resilience.core.silences import Shown
-from resilience.core.watch import Doing, Observation
 from resilience.errors import DecodeError
 from resilience.facts import encoding, events
 from resilience.facts.identity import Origin

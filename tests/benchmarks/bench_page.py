@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from resilience.core.watch import Doing
+from resilience.core.observation import Doing
 from resilience.monitor import client
 from resilience.monitor.page import RING, MonitorSide, Page, RankSide
 from resilience.system import collective_calls

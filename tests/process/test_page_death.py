@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from resilience.core.watch import Doing
+from resilience.core.observation import Doing
 from resilience.errors import ConfigurationError
 from resilience.facts.seats import Seat
 from resilience.monitor import client

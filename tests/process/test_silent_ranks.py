@@ -88,6 +88,16 @@ for n in range(40):
 """
 
 
+ENDS_SLOWLY = """
+import atexit, resilience, threading
+for n in range(20):
+    resilience.heartbeat()
+    time.sleep(0.01)
+atexit.register(time.sleep, {seconds})  # as a logger that uploads, and was begun after the first heartbeat
+threading.Thread(target=time.sleep, args=({seconds},)).start()  # it is waited for before that
+"""
+
+
 @pytest.fixture
 def launch(start: Start, tmp_path: Path) -> Launch:
     return launcher(start, tmp_path)
@@ -129,7 +139,7 @@ def test_worker_that_hangs_after_a_restart_before_its_first_sign_is_ended(launch
 def test_worker_that_could_not_attach_to_its_monitor_runs_on_without_a_limit(launch: Launch) -> None:
     job = launch(COULD_NOT_ATTACH, RESILIENCE_HANG_FIRST_LIMIT="3")
     assert job.wait() == [0]
-    assert job.of(events.RankFellSilent) == []
+    assert [record for record in job.of(events.RankFellSilent) if record.origin.cycle == 1] == []
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
 
 
@@ -166,6 +176,21 @@ def test_limit_that_somebody_has_set_holds_instead(launch: Launch) -> None:
     assert job.of(events.RankFellSilent) == job.of(events.HangSuspected) == []
     (told,) = [record.event for record in job.of(events.HangsWatched)]
     assert (told.limits["step"], told.first_s) == (600.0, 1.0)
+
+
+def test_end_of_a_program_may_take_longer_than_the_limit_between_heartbeats(launch: Launch) -> None:
+    job = launch(ENDS_SLOWLY.format(seconds=4), "--ft-rank-heartbeat-timeout", "3")
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == job.of(events.HangSuspected) == []
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["completed"]
+
+
+def test_rank_that_hangs_at_the_end_of_its_program_is_ended(launch: Launch) -> None:
+    hangs = ENDS_SLOWLY.format(seconds="600 if (cycle, rank) == (0, 1) else 0")
+    job = launch(hangs, "--ft-rank-heartbeat-timeout", "2", "--ft-hang-first-limit", "5")
+    assert job.wait() == [0]
+    (found,) = job.of(events.RankFellSilent)
+    assert (found.origin.rank, found.event.limit, found.event.allowed_s) == (1, "silence", 5.0)
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from collections.abc import Generator
 from typing import Any
 
 from resilience.core import watch
+from resilience.core.observation import Doing, Observation
 from resilience.core.restart import ENTRY, Operation, Stage
-from resilience.core.watch import Doing, Observation
 from tests.restart_simulation.faults import Fail, Stall
 from tests.restart_simulation.invariants import Truth
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from resilience.core import assignment, restart, watch
+from resilience.core.observation import Doing
 from resilience.core.restart import (
     COMPLETED,
     INTERRUPTED,
@@ -33,7 +34,6 @@ from resilience.core.restart import (
     Unassigned,
     seat_key,
 )
-from resilience.core.watch import Doing
 from resilience.errors import BarrierTimeout
 from resilience.facts.interruptions import missed_completion
 from resilience.facts.seats import Seat

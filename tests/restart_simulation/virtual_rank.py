@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from resilience.core.observation import Doing
 from resilience.core.restart import COMPLETED, End, Result, Stage
-from resilience.core.watch import Doing
 from tests.restart_simulation.actors import Rank
 from tests.restart_simulation.faults import Fail, Stall
 

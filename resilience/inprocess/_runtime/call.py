@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.core import restart
+from resilience.core.observation import Doing
 from resilience.core.restart import (
     COMPLETED,
     ENTRY,
@@ -33,7 +34,6 @@ from resilience.core.restart import (
     Stage,
     WaitLimits,
 )
-from resilience.core.watch import Doing
 from resilience.errors import (
     BarrierTimeout,
     HealthCheckError,

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from resilience.core import restart
+from resilience.core.observation import Doing
 from resilience.core.restart import CompareSet
-from resilience.core.watch import Doing
 from resilience.core.watched import watched
 from resilience.errors import MonitorError, ResilienceError
 from resilience.facts import events

@@ -7,7 +7,8 @@ from collections.abc import Collection
 import pytest
 
 from resilience.calibration.recurring_phases import Course, recurring
-from resilience.core.watch import Doing, Observation, exceeded
+from resilience.core.observation import Doing, Observation
+from resilience.core.watch import exceeded
 from resilience.facts.limits import First, Limit, Limits, Outside
 from resilience.facts.phases import Phases
 

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from resilience.core import shadow
+from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.suspicion import AGAIN, STANDS, Suspect, compared, limits_of, looked_again, suspected
-from resilience.core.watch import Doing, Finding, Observation, Sign, Watch, decide
+from resilience.core.watch import Finding, Watch, decide
 from resilience.facts.interruptions import Frame, Hang
 from resilience.facts.limits import Learned, Limit, Limits
 

@@ -14,23 +14,20 @@ import msgspec
 import pytest
 
 from resilience.core import watch
+from resilience.core.observation import Doing, Observation, Sign, Suspicion
 from resilience.core.silences import Silence
 from resilience.core.watch import (
     AskRestart,
     CaptureEvidence,
     Command,
     Decision,
-    Doing,
     Finding,
     Finish,
     Kill,
     NoteUnknown,
-    Observation,
     Represent,
     SendSignal,
-    Sign,
     StandIn,
-    Suspicion,
     Watch,
 )
 from resilience.facts.limits import First, Learned, Limit, Limits, Outside, Rule
@@ -1014,6 +1011,33 @@ def test_longer_limit_that_somebody_has_set_for_signs_holds_before_the_first_one
         assert [at for at, command in commands if isinstance(command, SendSignal)] == [START + ends]
     later = watch_over(watcher, limits_of(rule=RULE, step=Limit(hard=2000.0)), silent(), until=4000.0)
     assert [at for at, command in later if isinstance(command, SendSignal)] == [START + 600.0]
+
+
+def test_only_the_rule_or_a_longer_set_limit_holds_while_the_interpreter_shuts_down(watcher: ModuleType) -> None:
+    signs = {"step_at": START, "heartbeat_at": START, "section_left_at": START, "doing": Doing.ENDING, "since": START}
+    ending = silent(**signs)  # type: ignore[arg-type]
+    announced = in_function(heartbeats_from=START, doing=Doing.ENDING, since=START + 7.0)
+    longer = msgspec.structs.replace(ending, silence=msgspec.structs.replace(OF_THE_RULE, allowed=700.0))
+    for limits, seen, ends in (
+        ({"step": Limit(hard=50.0), "heartbeat": Limit(5.0, 9.0), "out_of_section": Limit(hard=5.0)}, ending, 600.0),
+        ({"heartbeat": Limit(hard=2000.0)}, ending, 2000.0),
+        ({"out_of_section": Limit(soft=2000.0)}, ending, 2000.0),
+        ({"heartbeat": Limit(hard=2000.0), "defaults": ("heartbeat",)}, ending, 600.0),
+        ({"step": Limit(hard=2000.0), "learned": {"step": Learned(2000.0, 1.0, 2.0)}}, ending, 600.0),
+        ({"watchdog": Limit(hard=2000.0), "step": Limit(hard=50.0)}, ending, 600.0),
+        ({"step": Limit(hard=50.0)}, longer, 700.0),
+        ({}, ending, 600.0),
+        ({"initial_heartbeat": Limit(hard=50.0)}, announced, 607.0),
+        ({}, announced, None),
+    ):
+        commands = watch_over(watcher, limits_of(rule=RULE, **limits), seen, until=4000.0)
+        ended = [(at, command.finding.limit) for at, command in commands if isinstance(command, SendSignal)]
+        assert ended == ([] if ends is None else [(START + ends, "silence")])
+    # Without the rule nothing but the set limits could notice a hang.
+    own = limits_of(step=Limit(hard=50.0), heartbeat=Limit(hard=70.0), learned={"step": Learned(50.0, 1.0, 2.0)})
+    assert found(watch_over(watcher, own, ending, until=1000.0)) == {"heartbeat"}
+    both = limits_of(rule=RULE, watchdog=Limit(hard=30.0), step=Limit(hard=5.0))
+    assert found(watch_over(watcher, both, ending, until=1000.0)) == {"watchdog"}
 
 
 def test_silence_in_a_section_is_named_for_it(watcher: ModuleType) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core import watch
+from resilience.core import observation, watch
 from resilience.facts import deadlines
 from resilience.facts.deadlines import (
     DEFINITIONS,
@@ -60,11 +60,11 @@ def test_first_occurrences_are_told_apart_by_their_start(section: str, start: St
 def test_limits_that_the_watch_enforces_have_the_names_of_deadlines() -> None:
     both = Limit(1.0, 2.0)
     limits = Limits(step=both, heartbeat=both, initial_heartbeat=both, out_of_section=both, sections={"train": both})
-    running = watch.Observation(doing=watch.Doing.FUNCTION)
+    running = observation.Observation(doing=observation.Doing.FUNCTION)
     told = set()
     for signs in (
         {"step_at": 0.0, "heartbeat_at": 0.0, "section_left_at": 0.0},
-        {"heartbeats_from": 0.0, "open_sections": (watch.Sign("train", 0.0),)},
+        {"heartbeats_from": 0.0, "open_sections": (observation.Sign("train", 0.0),)},
     ):
         seen = watch.msgspec.structs.replace(running, **signs)  # type: ignore[attr-defined]
         told |= {finding.limit for finding in watch.exceeded(limits, seen, 10.0)}

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from resilience.core.observation import Doing
 from resilience.core.silences import FACTOR, START
-from resilience.core.watch import Doing
 from resilience.facts.limits import Limits, Rule
 from resilience.facts.seats import Seat
 from resilience.monitor import client, connect, messages

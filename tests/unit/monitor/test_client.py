@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.core.watch import Doing
+from resilience.core.observation import Doing
 from resilience.errors import MonitorError
 from resilience.facts.limits import Limit, Limits
 from resilience.monitor import client, connect, messages

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilience.core.watch import Doing, Finding
+from resilience.core.observation import Doing
+from resilience.core.watch import Finding
 from resilience.facts.configuration import Configuration
 from resilience.facts.identity import Job, Origin
 from resilience.facts.limits import Learned

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from resilience.core.observation import Doing
 from resilience.core.silences import START, Shown, Silence, SilencesOfKind
-from resilience.core.watch import Doing
 from resilience.facts.limits import Rule
 from resilience.facts.seats import Seat
 from resilience.monitor.listening import Listener

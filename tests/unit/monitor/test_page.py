@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.watch import Doing
+from resilience.core.observation import Doing
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError
 from resilience.facts.seats import Seat
 from resilience.monitor import client

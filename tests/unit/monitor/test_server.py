@@ -16,18 +16,9 @@ import pytest
 
 from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
+from resilience.core.observation import Doing, Observation
 from resilience.core.silences import Shown
-from resilience.core.watch import (
-    AskRestart,
-    CaptureEvidence,
-    Decision,
-    Doing,
-    Finding,
-    Observation,
-    Watch,
-    decide,
-    exceeded,
-)
+from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Finding, Watch, decide, exceeded
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import NAME_BYTES

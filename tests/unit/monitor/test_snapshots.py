@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from resilience.core.watch import Doing, Observation
+from resilience.core.observation import Doing, Observation
 from resilience.facts.identity import Origin
 from resilience.facts.limits import Limits
 from resilience.monitor.page import MonitorSide, Page
