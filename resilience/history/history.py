@@ -10,9 +10,10 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from resilience.facts import events
+from resilience.facts.identity import Origin
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory
-from resilience.history.iterations import Iteration, IterationHistory
+from resilience.history.iterations import Iteration, IterationHistory, place_at
 from resilience.history.phases import Place, RankRestart, TimedPhase
 from resilience.history.processes import Worker
 from resilience.history.rank_states import OF_STATES, RankState, excluded_by, place_of
@@ -75,50 +76,54 @@ class History:
 
     def take_all(self, records: Iterable[Record]) -> History:
         """Add all these records; return the history itself."""
-        offsets, last_mono, attempts, notes = self._offsets, self._last_mono, self.attempts, self._notes
+        handlers = self._iterations.handlers if self._has_details else {}
+        notes_or_states = OF_STATES.union(self._notes)
+        origin: Origin | None = None  # of the record before: mostly the same one, and comparing it is fast
         for record in records:  # millions of them in a large run
-            origin, event = record.origin, record.event
-            node, rank, kind = origin.node, origin.initial_rank, type(event)
-            at_ns = record.wall_ns - offsets.get(node, 0)
-            attempt = attempts.get(origin.attempt)
-            if attempt is None:
-                attempt = attempts[origin.attempt] = Attempt(at_ns)
-                self.job_id = self.job_id or origin.job_id
-            elif at_ns > attempt.last_ns:
+            if record.origin != origin:
+                origin = record.origin
+                offset, attempt, last_of_node = self._source_of(record)
+                is_launchers = origin.is_launchers
+                cycle = None if origin.role == "agent" else (origin.attempt, origin.cycle)  # it may not know its cycle
+                rank, place = origin.initial_rank, place_at(origin)
+                who = (*place[:3], -1 if rank is None else rank)
+            event, at_ns = record.event, record.wall_ns - offset
+            if at_ns > attempt.last_ns:
                 attempt.last_ns = at_ns
             elif at_ns < attempt.first_ns:
                 attempt.first_ns = at_ns
-            last_of_node = last_mono.get(node)
-            if last_of_node is None:
-                last_of_node = last_mono[node] = {}
-            is_agents = origin.role == "agent"
-            is_launchers = is_agents or origin.layer == "launcher"
-            if not is_agents:  # an agent may not know its cycle yet
-                place = (origin.attempt, origin.cycle)
-                if record.mono_ns > last_of_node.get(place, -1):
-                    last_of_node[place] = record.mono_ns
-            is_stage = (kind is _STARTED or kind is _ENDED) and not is_launchers
-            is_phase = is_stage and event.stage not in _ENTRIES  # type: ignore[union-attr]
-            if is_phase and kind is _STARTED:
-                continue  # most records are starts of phases; only their ends count
-            if (note := notes.get(kind)) is not None and (note_text := note(event)) is not None:
-                ranks = self.noted.setdefault(note_text, set())
-                if rank is not None:
-                    ranks.add(rank)
-            if rank is not None and kind in OF_STATES:
-                self.state_of(node, rank).take(record)
-                for other in excluded_by(record):
-                    self.excluded[other] = max(place_of(record), self.excluded.get(other, (0, 0, 0, 0)))
+            if cycle is not None and record.mono_ns > last_of_node.get(cycle, -1):
+                last_of_node[cycle] = record.mono_ns
+            kind = type(event)
+            is_phase = False
+            if (kind is _STARTED or kind is _ENDED) and not is_launchers and event.stage not in _ENTRIES:  # type: ignore[union-attr]
+                if kind is _STARTED:
+                    continue  # most records are starts of phases; only their ends count
+                is_phase = True
+            if kind in notes_or_states:
+                self._take_note_and_state(record, rank)
             if is_launchers:
                 self._take_of_launcher(record, at_ns)
             elif rank is not None:
-                if self._has_details:
-                    self._iterations.take(record, at_ns)
+                if (handler := handlers.get(kind)) is not None:
+                    self._iterations.is_settled = False
+                    handler(place, who, record, event, at_ns)
                 if kind in _OF_RANKS:
                     self._take_of_rank(record, rank, at_ns)
                 if kind in OF_TIMES and not is_phase:
                     self._times.take(record, rank)
         return self
+
+    def _source_of(self, record: Record) -> tuple[int, Attempt, dict[Cycle, int]]:
+        """Return what the history keeps about the origin of a record: how far its clock is ahead, its attempt, and the
+        times of its node's last records."""
+        origin = record.origin
+        offset = self._offsets.get(origin.node, 0)
+        attempt = self.attempts.get(origin.attempt)
+        if attempt is None:
+            attempt = self.attempts[origin.attempt] = Attempt(record.wall_ns - offset)
+            self.job_id = self.job_id or origin.job_id
+        return offset, attempt, self._last_mono.setdefault(origin.node, {})
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -225,6 +230,17 @@ class History:
 
     # -- records ----------------------------------------------------------------------------------
 
+    def _take_note_and_state(self, record: Record, rank: int | None) -> None:
+        note = self._notes.get(type(record.event))
+        if note is not None and (note_text := note(record.event)) is not None:
+            ranks = self.noted.setdefault(note_text, set())
+            if rank is not None:
+                ranks.add(rank)
+        if rank is not None and type(record.event) in OF_STATES:
+            self.state_of(record.origin.node, rank).take(record)
+            for other in excluded_by(record):
+                self.excluded[other] = max(place_of(record), self.excluded.get(other, (0, 0, 0, 0)))
+
     def _take_of_launcher(self, record: Record, at_ns: int) -> None:
         self.cycles.take(record, at_ns)
         origin, event = record.origin, record.event
@@ -242,27 +258,22 @@ class History:
     def _take_of_rank(self, record: Record, rank: int, at_ns: int) -> None:
         origin, event = record.origin, record.event
         place = (origin.attempt, origin.cycle, origin.call, origin.iteration or 0)
-        match event:
-            case events.IterationStarted():
-                self.ranks.begin(rank, place, at_ns)
-                self._last_call(rank)
-            case events.IterationEnded():
-                self.ranks.end(rank, place, at_ns, event.outcome)
-            case events.StageStarted(stage="run"):
-                self.cycles.take_of_wrapper(record, rank, at_ns)
-            case events.Interrupted():
-                self.cycles.take_of_wrapper(record, rank, at_ns)
-            case events.CallStarted():
+        if isinstance(event, events.IterationStarted):
+            self.ranks.begin(rank, place, at_ns)
+            self._last_call(rank)
+        elif isinstance(event, events.IterationEnded):
+            self.ranks.end(rank, place, at_ns, event.outcome)
+        elif isinstance(event, events.CallEnded):
+            last = self._last_call(rank)
+            last.outcome, last.error = event.outcome, event.error
+        elif isinstance(event, events.RankExited):
+            if not event.goodbye:
+                self._last_call(rank).is_lost = True
+        else:
+            if isinstance(event, events.CallStarted):
                 self._called(place[:3], event)
                 self._last_calls[rank] = LastCall()
-                self.cycles.take_of_wrapper(record, rank, at_ns)
-            case events.CallEnded():
-                last = self._last_call(rank)
-                last.outcome, last.error = event.outcome, event.error
-            case events.RankExited(goodbye=False):
-                self._last_call(rank).is_lost = True
-            case _:  # no other event matters here
-                pass
+            self.cycles.take_of_wrapper(record, rank, at_ns)
 
     def _last_call(self, rank: int) -> LastCall:
         last = self._last_calls.get(rank)

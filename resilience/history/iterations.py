@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from resilience.facts import events
+from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
@@ -100,6 +101,11 @@ class _Restarted(msgspec.Struct, frozen=True, gc=False):
     step: int | None = None
 
 
+def place_at(origin: Origin) -> Place:
+    """Return the iteration of a record."""
+    return (origin.attempt, origin.cycle, origin.call, AT_ENTRY if origin.iteration is None else origin.iteration)
+
+
 class IterationHistory:
     """All iterations of a job, and what is known about each rank across them."""
 
@@ -115,7 +121,9 @@ class IterationHistory:
         self._signalled: dict[_Call, tuple[Place, str]] = {}  # the first iteration, and the reason
         self._judged: set[Place] = set()
         self.is_settled = True
-        self._handlers: dict[type, Callable[[Place, _Call, Record, Any, int], None]] = {
+        # Take a record of a rank or its monitor: place, rank, record, event and time (UTC). Only the order within each
+        # rank's file matters.
+        self.handlers: dict[type, Callable[[Place, _Call, Record, Any, int], None]] = {
             events.CallEnded: self._call_ended,
             events.RankExited: self._call_ended,
             events.IterationStarted: self._iteration_started,
@@ -131,19 +139,6 @@ class IterationHistory:
             events.IncidentJudged: self._incident_judged,
             **dict.fromkeys(_RARE, self._rare),
         }
-
-    def take(self, record: Record, at_ns: int) -> None:
-        """Add a record of a rank or its monitor. Only the order within each rank's file matters. at_ns: UTC."""
-        event = record.event
-        handler = self._handlers.get(type(event))
-        if handler is None:
-            return
-        origin = record.origin
-        rank = origin.initial_rank
-        assert rank is not None
-        place = (origin.attempt, origin.cycle, origin.call, AT_ENTRY if origin.iteration is None else origin.iteration)
-        self.is_settled = False
-        handler(place, (origin.attempt, origin.cycle, origin.call, rank), record, event, at_ns)
 
     def settled(self, cycles: CycleHistory) -> dict[Place, Iteration]:
         """Return all iterations. cycles: says which ranks the launcher ended on purpose."""
@@ -203,17 +198,17 @@ class IterationHistory:
 
     def _stage_ended(self, place: Place, who: _Call, record: Record, event: events.StageEnded, at_ns: int) -> None:
         stage = event.stage
-        if stage == "run":
-            self._at(place).runs[who[3]] = (event.outcome, max(0.0, event.duration_s))
-        elif stage in _PHASES:
+        if stage in _PHASES:
             home: Place | None = place
             if stage in _ACROSS:
                 home = self._restart.get(who)
             else:
                 self._restart[who] = place
             if home is not None and event.outcome != "lost":
-                ended_ns = at_ns - round(event.ended_ago_s * 1e9)
+                ended_ns = at_ns - round(event.ended_ago_s * 1e9) if event.ended_ago_s else at_ns
                 self.phases.add(home, stage, who[3], record.origin.node, ended_ns, event.duration_s)
+        elif stage == "run":
+            self._at(place).runs[who[3]] = (event.outcome, max(0.0, event.duration_s))
         elif stage == "restart" and event.outcome == "completed":
             began = self._began.pop(who, None) or self._restart.get(who)
             if began is not None:

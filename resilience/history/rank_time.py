@@ -16,7 +16,7 @@ whole job: the job's rank-seconds are the sum over its nodes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,21 +28,6 @@ from resilience.history.processes import Worker
 Cause = Literal["startup", "restart", "hang", "rework", "idle"]
 CAUSES: tuple[Cause, ...] = ("startup", "restart", "hang", "rework", "idle")
 _State = Literal["", "startup", "work", "restart", "idle"]
-OF_TIMES = frozenset(
-    (
-        events.StageStarted,
-        events.StageEnded,
-        events.RestartEnded,
-        events.FirstStepTaken,
-        events.OutcomeSeen,
-        events.RankFellSilent,
-        events.IterationStarted,
-        events.CallStarted,
-        events.CallEnded,
-        events.RankExited,
-    )
-)
-"""Events that move a wrapped rank from one cause to another."""
 RankCall = tuple[int, int, int]
 """Attempt, cycle, initial rank."""
 
@@ -94,40 +79,51 @@ class WrappedRank:
 
     def take(self, record: Record) -> None:
         """Add a record of the rank or of its monitor."""
-        event, at = record.event, record.mono_ns
-        match event:
-            case events.StageStarted(stage="run"):
-                if not self._is_active:
-                    self._go("idle", at)
-                elif self._state != "restart":
-                    self._go("work", at)
-            case events.StageStarted(stage="restart"):
-                self._interrupted(at, None)
-            case events.StageEnded(stage="run", outcome="completed"):
-                self._go("idle", at)
-            case events.StageEnded(stage="restart", outcome="completed"):
-                self._go("work" if self._is_active else "idle", at - round(event.ended_ago_s * 1e9))
-            case events.RestartEnded(step=None):
-                self._is_step_unknown = True
-            case events.RestartEnded(step=int(step)) | events.FirstStepTaken(step=step):
-                self._went_on(step)
-            case events.OutcomeSeen():
-                self._forget_unknown()
-                self._reached = event.step if event.step is not None else self._reached
-                self._interrupted(at, event.silent_for_s)
-            case events.RankFellSilent():
-                self._interrupted(at, event.silent_for_s)
-            case events.IterationStarted(state=state):
-                self._is_active, self._is_explained = state == "active", True
-            case events.CallStarted():
-                self._begin_call()
-                self._go("startup", at)
-            case events.CallEnded(outcome=outcome):
-                self._go("" if outcome == "completed" else "idle", at)
-            case events.RankExited():
-                self._ended_ns = at
-            case _:  # no other event matters here
-                pass
+        _TAKEN_BY[type(record.event)](self, record.event, record.mono_ns)
+
+    def _stage_started(self, event: events.StageStarted, at: int) -> None:
+        if event.stage == "restart":
+            self._interrupted(at, None)
+        elif event.stage == "run" and not self._is_active:
+            self._go("idle", at)
+        elif event.stage == "run" and self._state != "restart":
+            self._go("work", at)
+
+    def _stage_ended(self, event: events.StageEnded, at: int) -> None:
+        if event.outcome == "completed" and event.stage == "run":
+            self._go("idle", at)
+        elif event.outcome == "completed" and event.stage == "restart":
+            self._go("work" if self._is_active else "idle", at - round(event.ended_ago_s * 1e9))
+
+    def _restart_ended(self, event: events.RestartEnded, at: int) -> None:
+        if event.step is None:
+            self._is_step_unknown = True
+        else:
+            self._went_on(event.step)
+
+    def _first_step_taken(self, event: events.FirstStepTaken, at: int) -> None:
+        self._went_on(event.step)
+
+    def _outcome_seen(self, event: events.OutcomeSeen, at: int) -> None:
+        self._forget_unknown()
+        self._reached = event.step if event.step is not None else self._reached
+        self._interrupted(at, event.silent_for_s)
+
+    def _fell_silent(self, event: events.RankFellSilent, at: int) -> None:
+        self._interrupted(at, event.silent_for_s)
+
+    def _iteration_started(self, event: events.IterationStarted, at: int) -> None:
+        self._is_active, self._is_explained = event.state == "active", True
+
+    def _call_started(self, event: events.CallStarted, at: int) -> None:
+        self._begin_call()
+        self._go("startup", at)
+
+    def _call_ended(self, event: events.CallEnded, at: int) -> None:
+        self._go("" if event.outcome == "completed" else "idle", at)
+
+    def _exited(self, event: events.RankExited, at: int) -> None:
+        self._ended_ns = at
 
     def spent_until(self, until: int | None) -> RankSeconds:
         """Return the rank's time by cause. until: monotonic nanoseconds; None: only intervals that have ended."""
@@ -184,6 +180,22 @@ class WrappedRank:
                 self._spent.rework += min(self._spent.productive, round(self._repeated * self._step_ns))
                 self._repeated = 0
         self._entered, self._reached = step, None
+
+
+_TAKEN_BY: dict[type[events.Event], Callable[[WrappedRank, Any, int], None]] = {
+    events.StageStarted: WrappedRank._stage_started,
+    events.StageEnded: WrappedRank._stage_ended,
+    events.RestartEnded: WrappedRank._restart_ended,
+    events.FirstStepTaken: WrappedRank._first_step_taken,
+    events.OutcomeSeen: WrappedRank._outcome_seen,
+    events.RankFellSilent: WrappedRank._fell_silent,
+    events.IterationStarted: WrappedRank._iteration_started,
+    events.CallStarted: WrappedRank._call_started,
+    events.CallEnded: WrappedRank._call_ended,
+    events.RankExited: WrappedRank._exited,
+}
+OF_TIMES = frozenset(_TAKEN_BY)
+"""Events that move a wrapped rank from one cause to another."""
 
 
 class RankTimes:

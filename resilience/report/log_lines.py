@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.attribution.incident import Incident
+from resilience.run_folder.clocks import NodeClock
 from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import line_text
 from resilience.run_folder.load import RECORDS
@@ -17,8 +18,8 @@ MOST_BYTES = 128 << 20  # of record, log and output files; a larger run needs `r
 LONGEST = 500  # characters of a line
 
 
-def lines_around(folder: Path, incidents: Sequence[Incident]) -> dict[int, list[str]]:
-    """Return the lines that programs wrote around the first incidents, by incident number.
+def lines_around(folder: Path, incidents: Sequence[Incident], clocks: tuple[NodeClock, ...]) -> dict[int, list[str]]:
+    """Return the lines that programs wrote around the first incidents, by incident number. clocks: of the run's nodes.
 
     Empty if the run is too large to read again. MOST_LINES + 1 lines mean that there are more."""
     windows = {
@@ -32,7 +33,7 @@ def lines_around(folder: Path, incidents: Sequence[Incident]) -> dict[int, list[
         until_ns=max(end for _, end in windows.values()),
     )
     lines: dict[int, list[str]] = {number: [] for number in windows}
-    for line in MergedLines(folder, choice):
+    for line in MergedLines(folder, choice, clocks):
         for number, (begin, end) in windows.items():
             if begin <= line.at_ns <= end and len(lines[number]) <= MOST_LINES:
                 speaker = f"rank {line.rank}" if line.rank is not None else line.node or line.file

@@ -51,7 +51,7 @@ from resilience.report.terminal import (
 )
 from resilience.report.throughput import throughput_of
 from resilience.run_folder.load import Reader, incomplete_in_words
-from resilience.run_folder.merge import history_of
+from resilience.run_folder.merge import clocks_of, history_of
 from resilience.system import files
 from resilience.system.render import count, date, moments, phase_name, short_path
 
@@ -68,13 +68,13 @@ class ReportPage:
 
     def __init__(self, folder: Path) -> None:
         """Read the run once."""
-        reader = Reader(folder)
-        self.history = history_of(folder, reader.records)
+        reader, clocks = Reader(folder), clocks_of(folder)
+        self.history = history_of(folder, reader.records, clocks)
         self.found = report(reader, self.history)
         self._moment = moments(self.found.started_wall_ns, self.found.last_wall_ns)
-        self.lines = lines_around(folder, self.found.incidents)
+        self.lines = lines_around(folder, self.found.incidents, clocks)
         self.lanes = lanes(self.history, self.found.incidents)
-        self.rates = throughput_of(folder)
+        self.rates = throughput_of(folder, clocks)
 
     def page(self) -> str:
         """Return the whole page."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from resilience.errors import DecodeError
 from resilience.facts.deadlines import STEP
+from resilience.run_folder.clocks import NodeClock
 from resilience.run_folder.merge import files_of, offsets_of
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Durations
@@ -32,11 +33,12 @@ class Rate(msgspec.Struct, frozen=True):
     steps_a_second: float
 
 
-def throughput_of(folder: Path) -> tuple[Rate, ...]:
-    """Return the steps per second of a run, () if no steps are recorded. Unreadable files are left out."""
+def throughput_of(folder: Path, clocks: Iterable[NodeClock]) -> tuple[Rate, ...]:
+    """Return the steps per second of a run, () if no steps are recorded. Unreadable files are left out. clocks: of the
+    run's nodes."""
     paths = files_of(folder, "timings", ".hist")
     paths = paths[:: max(1, len(paths) // MOST_FILES)]
-    offsets = offsets_of(folder) if paths else {}
+    offsets = offsets_of(clocks)
     ranks = [recorded for path in paths if (recorded := _read(path, offsets)) is not None]
     if not ranks:
         return ()

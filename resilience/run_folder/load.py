@@ -66,11 +66,7 @@ class Reader:
     @property
     def records(self) -> Iterator[Record]:
         """Yield all records, by file, in the order of each file."""
-        size = 0  # of the world: of the largest call, or cycle in which workers ran
-        known_ranks: set[int] = set()
-        workers: set[int] = set()
-        launched: set[str] = set()  # nodes whose workers an agent started
-        agents: set[str] = set()  # nodes whose agent left records
+        known = _Known()
         missing_before = len(self._missing)
         paths = _listed(self.folder / RECORDS, self._missing)
         unlisted = [] if paths else unlisted_in(self.folder, RECORDS)
@@ -79,49 +75,91 @@ class Reader:
             self._missing.append(Missing(RECORDS, "contains no record files"))
         for path in paths:
             file_records, lost = _read(path, self._missing)
-            numbers: defaultdict[_Numbering, set[int]] = defaultdict(set)
-            dropped: Counter[_Numbering] = Counter()
-            ended: dict[_Numbering, int] = {}  # losses that a monitor states at its end
-            met = 0  # ranks at the last rendezvous
-            for record in file_records:
-                origin, event = record.origin, record.event
-                numbering = _numbering(origin)
-                numbers[numbering].add(record.sequence)
-                if origin.initial_rank is not None:
-                    known_ranks.add(origin.initial_rank)
-                if origin.role == "agent":
-                    agents.add(origin.node)
-                elif origin.is_launchers:
-                    launched.add(origin.node)
-                match event:
-                    case events.CallStarted():
-                        size = max(size, event.world_size)
-                    case events.RendezvousCompleted():
-                        met = event.world_size
-                    case events.CyclePhaseStarted(phase="run"):
-                        size = max(size, met)  # all nodes have their workers: one may have left no records at all
-                    case events.WorkerStarted():
-                        workers.add(event.worker_rank)
-                    case events.TelemetryDropped(signal="record"):
-                        dropped[numbering] += event.count
-                    case events.MonitorEnded():
-                        ended[numbering] = event.dropped_records
-                    case _:  # no other event matters here
-                        pass
-                yield record
-            reported = dropped | Counter(ended)  # the larger one: both count the same losses
+            numbers, reported = known.take(file_records)
+            yield from file_records
             # A damaged line is also missing in the sequence.
             lost = max(lost, _note_gaps(f"{RECORDS}/{path.name}", numbers, reported, self._missing))
             if lost:
                 damaged[path.stem] = lost
-        absent = sorted(workers.union(range(size)) - known_ranks)
+        absent = known.absent
         if absent:  # these ranks must have existed, but left no records
             self._missing.append(Missing(RECORDS, f"no records of {named(absent)}"))
-        for node in sorted(launched - agents):  # its agent started these monitors
+        for node in sorted(known.launched - known.agents):  # its agent started these monitors
             if f"{node}-agent" not in damaged:
                 damaged[f"{node}-agent"] = 0  # it is not known how many
                 self._missing.append(Missing(RECORDS, f"no records of the agent of {node}"))
-        self.completeness = _completeness([path.stem for path in paths], damaged, known_ranks, absent)
+        self.completeness = _completeness([path.stem for path in paths], damaged, known.ranks, absent)
+
+
+class _Known:
+    """What the records say about which records exist. ranks: with records. launched: nodes whose workers an agent
+    started. agents: nodes whose agent left records."""
+
+    def __init__(self) -> None:
+        self.ranks: set[int] = set()
+        self.launched: set[str] = set()
+        self.agents: set[str] = set()
+        self._size = 0  # of the world: of the largest call, or cycle in which workers ran
+        self._workers: set[int] = set()
+
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that must have existed, but left no records."""
+        return sorted(self._workers.union(range(self._size)) - self.ranks)
+
+    def take(self, records: Sequence[Record]) -> tuple[Mapping[_Numbering, list[int]], Mapping[_Numbering, int]]:
+        """Take the records of one file. Return the sequence numbers and the reported losses, by numbering."""
+        numbers: defaultdict[_Numbering, list[int]] = defaultdict(list)
+        dropped: Counter[_Numbering] = Counter()
+        ended: dict[_Numbering, int] = {}  # losses that a monitor states at its end
+        met = 0  # ranks at the last rendezvous
+        origin: Origin | None = None  # of the record before: mostly the same one, and comparing it is fast
+        for record in records:  # millions of them in a large run
+            if record.origin != origin:
+                origin = record.origin
+                numbering = _numbering(origin)
+                add = numbers[numbering].append
+                self._take_origin(origin)
+            add(record.sequence)
+            event = record.event
+            if type(event) not in _COUNTED:
+                continue
+            match event:
+                case events.CallStarted():
+                    self._size = max(self._size, event.world_size)
+                case events.RendezvousCompleted():
+                    met = event.world_size
+                case events.CyclePhaseStarted(phase="run"):
+                    self._size = max(self._size, met)  # all nodes have their workers, also one without any records
+                case events.WorkerStarted():
+                    self._workers.add(event.worker_rank)
+                case events.TelemetryDropped(signal="record"):
+                    dropped[numbering] += event.count
+                case events.MonitorEnded():
+                    ended[numbering] = event.dropped_records
+                case _:  # no other event matters here
+                    pass
+        return numbers, dropped | Counter(ended)  # the larger one: both count the same losses
+
+    def _take_origin(self, origin: Origin) -> None:
+        if origin.initial_rank is not None:
+            self.ranks.add(origin.initial_rank)
+        if origin.role == "agent":
+            self.agents.add(origin.node)
+        elif origin.is_launchers:
+            self.launched.add(origin.node)
+
+
+_COUNTED = frozenset(
+    (
+        events.CallStarted,
+        events.RendezvousCompleted,
+        events.CyclePhaseStarted,
+        events.WorkerStarted,
+        events.TelemetryDropped,
+        events.MonitorEnded,
+    )
+)
 
 
 def completeness_of(folder: Path) -> Completeness:
@@ -291,12 +329,12 @@ def _numbering(origin: Origin) -> _Numbering:
 
 
 def _note_gaps(
-    name: str, numbers: Mapping[_Numbering, Set[int]], dropped: Mapping[_Numbering, int], missing: list[Missing]
+    name: str, numbers: Mapping[_Numbering, Sequence[int]], dropped: Mapping[_Numbering, int], missing: list[Missing]
 ) -> int:
     """Note the gaps in a file's sequence numbers; return how many records are missing.
 
     dropped: records reported as dropped. A loss after the last record leaves no gap."""
-    gaps = {numbering: max(sequence) + 1 - len(sequence) for numbering, sequence in numbers.items()}
+    gaps = {numbering: max(sequence) + 1 - len(set(sequence)) for numbering, sequence in numbers.items()}
     lost = sum(max(gap, dropped.get(numbering, 0)) for numbering, gap in gaps.items())
     if lost:
         reported = sum(dropped.values())

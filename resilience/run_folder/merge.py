@@ -64,7 +64,7 @@ class MergedLines:
             if kind == "record" and path.stem.endswith("-agent"):
                 self._note_workers(path)
         self.clocks: tuple[NodeClock, ...] = clocks_of(folder) if clocks is None else clocks
-        self._offsets = {clock.node: clock.offset_ns for clock in self.clocks}
+        self._offsets = offsets_of(self.clocks)
         self._add(files)
 
     @property
@@ -183,9 +183,9 @@ def records_of(folder: Path) -> Iterator[Record]:
             yield from records_in(path)
 
 
-def offsets_of(folder: Path) -> dict[str, int]:
+def offsets_of(clocks: Iterable[NodeClock]) -> dict[str, int]:
     """Return how far each node's clock is ahead, in nanoseconds."""
-    return {clock.node: clock.offset_ns for clock in clocks_of(folder)}
+    return {clock.node: clock.offset_ns for clock in clocks}
 
 
 def uncertainty_of(folder: Path) -> float | None:
@@ -194,9 +194,13 @@ def uncertainty_of(folder: Path) -> float | None:
     return None if largest is None else largest / 1e9
 
 
-def history_of(folder: Path, records: Iterable[Record] | None = None) -> History:
-    """Return the history of a run, in memory that does not grow with its record files. records: default: all."""
-    return History(offsets_of(folder), NOTES).take_all(records_of(folder) if records is None else records)
+def history_of(
+    folder: Path, records: Iterable[Record] | None = None, clocks: Iterable[NodeClock] | None = None
+) -> History:
+    """Return the history of a run, in memory that does not grow with its record files. records: default: all. clocks:
+    default: as the run's barriers show."""
+    offsets = offsets_of(clocks_of(folder) if clocks is None else clocks)
+    return History(offsets, NOTES).take_all(records_of(folder) if records is None else records)
 
 
 def window(incident: Incident) -> tuple[int, int] | None:

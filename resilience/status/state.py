@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,31 +20,19 @@ import msgspec
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.in_words import seconds
-from resilience.facts.records import Record, beginnings
+from resilience.facts.records import Record
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
 from resilience.history.rank_states import HEALTHY
+from resilience.status.first_read import opened
 from resilience.status.last_fault import Iteration, LastFault
 from resilience.telemetry import rank_snapshot
-from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
+from resilience.telemetry.recording import RecordTail
 
 SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as lost
 ORPHANED = 5.0  # seconds in which an agent must record the end of its workers; usually it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 LIST_EVERY = 5.0  # seconds between two searches for new files
-HEAD = 2 << 10  # bytes of a file's beginning, which describes the call
-TAIL = 12 << 10  # bytes of its end that are read first; more if they do not show the current activity
-MORE = 8  # factor by which TAIL grows
-_UNSHOWN = beginnings(
-    events.StageStarted,
-    events.StageEnded,
-    events.OutcomeSeen,
-    events.CollectivesCut,
-    events.InterruptDelivered,
-    events.RestartEnded,
-    events.FirstStepTaken,
-)
-"""Most records are of these kinds. None of them changes the state shown here."""
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
@@ -188,11 +176,10 @@ class Watcher:
         records, is_first_look = self._folder / "records", None in self._tails.values()
         for name, tail in self._tails.items():
             if tail is None:
-                self._tails[name], added = _opened(records / name)
+                self._tails[name], added = opened(records / name)
             else:
                 added = tail.added()
-            for record in added:
-                self._take(record)
+            self._take_all(added)
         if is_first_look:
             self._last_fault.look_back(self._iteration, [records / name for name in self._tails])
         return None if self._first_ns is None else self._now(now, self._first_ns)
@@ -207,27 +194,31 @@ class Watcher:
 
     # -- records --------------------------------------------------------------------------------
 
-    def _take(self, record: Record) -> None:
-        origin, event = record.origin, record.event
-        if origin.attempt < self._attempt:
-            return  # left by an earlier attempt
-        if origin.attempt > self._attempt:
-            self._begin(origin.attempt)
-        self._job_id = origin.job_id
-        self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
-        self._last_ns = max(self._last_ns, record.wall_ns)
-        self._history.take(record)
-        rank = origin.initial_rank
-        self._last_fault.take(record)
-        if isinstance(event, events.WorkerStarted):
-            self._note_cycle(event.worker_rank, origin)
-            if self._is_newest(event.worker_rank, origin):
-                self._pid[event.worker_rank] = event.worker_pid
+    def _take_all(self, records: Sequence[Record]) -> None:
+        """Add records of one file. An earlier attempt may have left some; they do not count."""
+        attempt = max((record.origin.attempt for record in records), default=self._attempt)
+        if attempt > self._attempt:
+            self._begin(attempt)
+        records = [record for record in records if record.origin.attempt == self._attempt]
+        self._history.take_all(records)
+        origin, is_newest = None, False
+        for record in records:
+            if record.origin != origin:
+                origin = record.origin
+                is_newest = self._take_origin(origin)
+            self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
+            self._last_ns = max(self._last_ns, record.wall_ns)
+            if type(record.event) in _SHOWN:
+                self._take_event(record, is_newest)
+
+    def _take_origin(self, origin: Origin) -> bool:
+        """Note where records come from. Return False if they say nothing about the present worker of a rank."""
+        self._job_id, rank = origin.job_id, origin.initial_rank
         if rank is None:
-            return
+            return False
         self._note_cycle(rank, origin)
         if not self._is_newest(rank, origin):
-            return
+            return False
         self._node[rank] = origin.node
         if origin.role == "rank" and rank not in self._left:
             self._pid[rank] = origin.pid
@@ -235,6 +226,18 @@ class Watcher:
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         if origin.iteration is not None:
             self._enter((origin.attempt, origin.cycle, origin.call, origin.iteration))
+        return True
+
+    def _take_event(self, record: Record, is_newest: bool) -> None:
+        """Add an event. is_newest: it says something about the present worker of its rank."""
+        origin, event, rank = record.origin, record.event, record.origin.initial_rank
+        self._last_fault.take(record)
+        if isinstance(event, events.WorkerStarted):
+            self._note_cycle(event.worker_rank, origin)
+            if self._is_newest(event.worker_rank, origin):
+                self._pid[event.worker_rank] = event.worker_pid
+        if rank is None or not is_newest:
+            return
         match event:
             case events.MonitorStarted() | events.CallStarted():
                 self._left.discard(rank)
@@ -388,28 +391,18 @@ class Watcher:
         return tuple(msgspec.structs.replace(by_rank[rank], pid=pids.get(rank)) for rank in sorted(by_rank))
 
 
-_TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.CycleStarted))
-"""Events after which a file shows what its rank or agent does."""
-
-
-def _opened(path: Path) -> tuple[RecordTail, list[Record]]:
-    """Return a reader of a file's new records, and its records so far: the first and the last ones."""
-    try:
-        size = path.stat().st_size
-    except OSError:
-        size = 0
-    last = TAIL
-    while HEAD + last < min(size, READ_AT_ONCE):
-        tail = RecordTail(path, last=last, without=_UNSHOWN)
-        records = tail.added(size)
-        if any(type(record.event) in _TELLING for record in records):
-            head = RecordTail(path, until=HEAD, without=_UNSHOWN)
-            records = [*head.added(size), *records]
-            tail.damaged += head.damaged
-            return tail, records
-        last *= MORE
-    tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None, without=_UNSHOWN)
-    return tail, tail.added(size)
+_SHOWN = frozenset(
+    (
+        events.Interrupted,
+        events.WorkerStarted,
+        events.MonitorStarted,
+        events.CallStarted,
+        events.CallEnded,
+        events.MonitorEnded,
+        events.RankExited,
+    )
+)
+"""Events that change the state shown here, besides what the history knows."""
 
 
 def _rank_now(rank: int, node: str, state: str, now: float, snapshot: rank_snapshot.RankSnapshot | None) -> RankNow:

@@ -21,7 +21,7 @@ from resilience.facts.events import PHASES
 from resilience.facts.identity import Job
 from resilience.history.history import History
 from resilience.run_folder.load import RECORDS
-from resilience.run_folder.merge import files_of, offsets_of, records_in
+from resilience.run_folder.merge import clocks_of, files_of, offsets_of, records_in
 from resilience.telemetry.recording import read_job
 from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent
 from resilience.telemetry.spans import SpanView
@@ -177,7 +177,7 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
 
     Source: "Trace Event Format" (Chromium) and Perfetto's "External trace formats": complete events (X),
     instants (i), flows (s, f), metadata (M)."""
-    offsets = offsets_of(folder)
+    offsets = offsets_of(clocks_of(folder))
     zero = min((_first_start(batch, offsets) for batch in spans_of(folder, parent)), default=0)
     causes = _causes(folder, parent, offsets)
     nodes: dict[str, int] = {}

@@ -14,7 +14,7 @@ from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record, from_line, to_line
 from resilience.history.history import History
-from resilience.status import last_fault, state
+from resilience.status import first_read, last_fault, state
 from resilience.status.state import FaultNow, Now, RankNow, Section, Watcher, order
 from resilience.telemetry import rank_snapshot
 from tests.support import large_run, record_streams
@@ -346,7 +346,7 @@ def test_torn_and_foreign_files_are_no_hindrance(tmp_path: Path) -> None:
 def test_damage_at_both_ends_of_a_long_file_is_counted_and_the_cut_line_is_none(tmp_path: Path) -> None:
     folder = launched([Fault("hang", 0)] * 30).write(tmp_path / "run")
     path = max((folder / "records").iterdir(), key=lambda path: path.stat().st_size)
-    assert path.stat().st_size > state.HEAD + state.TAIL
+    assert path.stat().st_size > first_read.HEAD + first_read.TAIL
     assert now_of(folder).damaged == 0
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([lines[0], b"torn", *lines[1:-2], b"\xff{", *lines[-2:]]))
@@ -388,7 +388,7 @@ def two_calls(folder: Path) -> Path:
 def test_last_fault_of_a_second_call_is_not_one_of_the_first_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "TAIL", 1 << 20)  # the faults of both calls are read
+    monkeypatch.setattr(first_read, "TAIL", 1 << 20)  # the faults of both calls are read
     now = now_of(two_calls(tmp_path / "run"), 200.0)
     assert now.failure is not None
     assert (now.failure.rank, now.failure.ago_s < 100.0) == (3, True)
@@ -443,8 +443,8 @@ def assert_same_from_ends(records: list[Record], cut: int, folder: Path, **same:
     folder = written(records[: len(records) - cut], folder / "run")
     with pytest.MonkeyPatch.context() as patched:
         whole = now_of(folder)
-        patched.setattr(state, "HEAD", 1 << 10)
-        patched.setattr(state, "TAIL", 2 << 10)
+        patched.setattr(first_read, "HEAD", 1 << 10)
+        patched.setattr(first_read, "TAIL", 2 << 10)
         patched.setattr(last_fault, "FIRST", 4 << 10)
         ends = now_of(folder)
     same["restarts_left"] = None
@@ -453,7 +453,7 @@ def assert_same_from_ends(records: list[Record], cut: int, folder: Path, **same:
 
 def test_look_at_a_large_run_reads_a_small_part_of_it(tmp_path: Path) -> None:
     folder = large_run.write(tmp_path / "run", world=100)
-    tails = [state._opened(path) for path in (folder / "records").iterdir()]
+    tails = [first_read.opened(path) for path in (folder / "records").iterdir()]
     size = sum(path.stat().st_size for path in (folder / "records").iterdir())
     read = sum(len(to_line(record)) for _, records in tails for record in records)
     assert read < size / 10
