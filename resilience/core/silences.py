@@ -180,9 +180,10 @@ def present(rule: Rule, hearing: Hearing, since: Seconds, is_ending: bool = Fals
     """Return the present silence, None if no sign is expected. since: the earliest possible start of the silence.
     is_ending: the program is over and its interpreter shuts down, about which the job's pauses say nothing."""
     if hearing.last is None:
-        begun, allowed = since + hearing.stood, START * rule.first
+        begun, allowed = since + hearing.stood, rule.first if is_ending else START * rule.first
         is_owed = hearing.is_expected
-        return Silence("", begun, allowed, begun + rule.first, is_before_first_sign=True) if is_owed else None
+        suspect_at = begun + min(rule.first, SUSPECT * allowed)
+        return Silence("", begun, allowed, suspect_at, is_before_first_sign=True) if is_owed else None
     kind = _kind(hearing.open)
     shown = hearing.shown.silences.get(kind, NONE)
     rounds = rounds_of(hearing.counts)
@@ -190,10 +191,14 @@ def present(rule: Rule, hearing: Hearing, since: Seconds, is_ending: bool = Fals
     if rounds < WARM_UP:
         longest = max(longest, hearing.start.get(kind, 0.0))
     generous = max(rule.first, SAFE * longest)
-    allowed, suspect_after = generous, min(SUSPECT * generous, max(rule.least, FACTOR * longest))
+    allowed, suspect_after = generous, SUSPECT * generous
+    if is_ending:
+        begun = max(hearing.last, since)
+        return Silence(kind, begun, allowed, begun + suspect_after, longest)
+    suspect_after = min(suspect_after, max(rule.least, FACTOR * longest))
     if rounds < 1:
         allowed, suspect_after = max(START * rule.first, generous), generous
-    is_known = not is_ending and shown.count >= ENOUGH and has_shown_its_pauses(hearing.shown)
+    is_known = shown.count >= ENOUGH and has_shown_its_pauses(hearing.shown)
     if is_known:
         learned = max(rule.least, FACTOR * shown.longest)
         allowed = learned if rounds >= WARM_UP else max(allowed, learned)

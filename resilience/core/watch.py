@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from resilience.core.observation import Doing, Observation, Sign
-from resilience.core.silences import Silence
+from resilience.core.silences import SUSPECT, Silence
 from resilience.facts import deadlines
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, of_limit, of_section
 from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
@@ -105,6 +105,7 @@ class Decision(msgspec.Struct, frozen=True):
     wake_at: Seconds | None = None
 
 
+BETWEEN_SIGNS = frozenset((STEP, HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, "ping"))
 ABORT_STUCK = "abort"  # name of the limit for a rank that its own abort could not free
 AGENT_LOST = "agent"  # name of the limit for a rank whose agent is gone
 EVIDENCE = 0.3  # most seconds between the evidence of a hung rank and the first signal to it
@@ -320,6 +321,10 @@ def _is_learned(limits: Limits, limit: str) -> bool:
     return of_limit(limit) in limits.learned or of_limit(limit) in limits.first
 
 
+def _is_learned_for(limits: Limits, section: Sign) -> bool:
+    return _is_learned(limits, deadlines.limit_of("section", section.name))
+
+
 def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
     """Return the limit of the rule, which applies if no limit is set. Before the first sign, a longer limit
     that is set between two signs replaces it."""
@@ -336,17 +341,22 @@ def _rows_at_end(
     """Return the limits that apply while the interpreter shuts down. rows: those that would apply in the function.
 
     No sign of life is due any more, so the rule's limit replaces the limits between two signs, unless a set one is
-    longer. Without the rule the set limits hold to the end of the process, or nothing would notice a hang in it."""
+    longer. Sections that threads have open keep the limits that are set for them, also no limit. Without the rule all
+    set limits hold to the end of the process, or nothing would notice a hang in it."""
+    rule, silence = limits.rule, observation.silence
     rows = [row for row in rows if not _is_learned(limits, row[0])]
-    replaced, rule, silence = _watched(rows), limits.rule, observation.silence
-    if rule is None or (silence is None and not replaced):
+    if rule is None:
         return rows
-    if silence is None:  # the program has announced heartbeats and sent none
+    kept = [row for row in rows if row[0] not in BETWEEN_SIGNS]
+    if any(_is_set(limits, section) and not _is_learned_for(limits, section) for section in observation.open_sections):
+        return kept
+    if silence is None and _watched(rows) & BETWEEN_SIGNS:  # the program has announced heartbeats and sent none
         silence = Silence("", observation.since, rule.first, observation.since + rule.first)
-    set_limits = [limit for name, _, limit in rows if name in replaced - defaults(limits)]
-    longest = max([silence.allowed, *_moments(set_limits)])
-    kept = [row for row in rows if row[0] not in replaced]
-    return [*kept, _silence_row(limits, rule, msgspec.structs.replace(silence, allowed=longest))]
+    if silence is None:
+        return kept
+    set_limits = _moments(limit for name, _, limit in rows if name in BETWEEN_SIGNS - defaults(limits))
+    silence = msgspec.structs.replace(silence, allowed=max([silence.allowed, *set_limits]))
+    return [*kept, _silence_row(limits, rule, silence)]
 
 
 def _moments(limits: Iterable[Limit]) -> list[Seconds]:
@@ -359,9 +369,15 @@ def _for_signs(limits: Limits) -> list[Seconds]:
     return _moments(limit for name, limit in by_name.items() if name not in defaults(limits))
 
 
-def is_silence_weighed(limits: Limits, observation: Observation) -> bool:
-    """Return True if the rule for silences applies to the rank's present activity, because no set limit does."""
-    return any(deadlines.limited(name).kind == "silence" for name, _, _ in in_force(limits, observation))
+def weighed_silence(limits: Limits, observation: Observation) -> Silence | None:
+    """Return the silence with the limit that ends it, if the rule applies to the rank's present activity."""
+    for name, _, limit in in_force(limits, observation):
+        if deadlines.limited(name).kind == "silence" and observation.silence is not None:
+            silence, allowed = observation.silence, limit.hard if limit.soft is None else limit.soft
+            if allowed is None or allowed <= silence.allowed:
+                return silence
+            return msgspec.structs.replace(silence, allowed=allowed, suspect_at=silence.since + SUSPECT * allowed)
+    return None
 
 
 def _watched(rows: list[tuple[str, Seconds, Limit]]) -> set[str]:

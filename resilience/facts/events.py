@@ -215,7 +215,7 @@ class HangsWatched(Event, frozen=True, tag="hangs.watched"):
 
 
 class HangSuspected(Event, frozen=True, tag="hang.suspected"):
-    """A rank has been silent for long, and no limit is set for what it does. It is ended after `allowed_s`.
+    """A rank has been silent for long, and no set limit applies to what it does. It is ended after `allowed_s`.
 
     kind: the innermost open section, empty if none is open. longest_s: the longest silence of that kind before.
     is_learned: the limit follows from longest_s; else the job has not shown its pauses yet. hang: how the rank seems to

@@ -68,6 +68,7 @@ class History:
         self.noted: dict[str, set[int]] = {}  # text -> initial ranks
         self._offsets = {} if offsets is None else offsets
         self._notes = {} if notes is None else notes
+        self._notes_or_states = OF_STATES.union(self._notes)
         self._has_details = has_details
 
     def take(self, record: Record) -> None:
@@ -77,7 +78,7 @@ class History:
     def take_all(self, records: Iterable[Record]) -> History:
         """Add all these records; return the history itself."""
         handlers = self._iterations.handlers if self._has_details else {}
-        notes_or_states = OF_STATES.union(self._notes)
+        notes_or_states = self._notes_or_states
         origin: Origin | None = None  # of the record before: mostly the same one, and comparing it is fast
         for record in records:  # millions of them in a large run
             if record.origin != origin:

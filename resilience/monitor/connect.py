@@ -118,6 +118,7 @@ def _ignore(link: WorkerLink | None) -> None:
 _link: WorkerLink | None = None
 _lock = threading.Lock()
 _is_end_noted = False  # in this process, or in the one that forked it
+_is_over = False  # the main thread has left the program
 on_change: Callable[[WorkerLink | None], None] = _ignore  # `monitor.client` sets it
 
 
@@ -140,7 +141,7 @@ def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> WorkerLink:
                     "set; start the script by `resilience run`, or set the second one to a RankMonitorServer's path"
                 )
             _link = _attach(path, time.monotonic() + limit)
-            _note_the_end()
+            _note_the_end(_link)
             on_change(_link)
         return _link
 
@@ -234,25 +235,33 @@ def _show_stacks(channel: Channel) -> None:
             continue
 
 
-def _note_the_end() -> None:
+def _note_the_end(link: WorkerLink) -> None:
     """Have the end of the program noted before its threads are joined and its exit handlers run, which may take
     minutes. `atexit` calls the latest handler first, so one that is registered here would run after most of them."""
-    global _is_end_noted
+    global _is_end_noted, _is_over
     if not _is_end_noted:
+        import concurrent.futures.thread  # noqa: F401  # what it registers, the join of its threads, then comes later
+
         _is_end_noted = True
         try:
-            threading._register_atexit(_program_ends)  # type: ignore[attr-defined]
-        except (AttributeError, RuntimeError):  # not in this Python, or this program ends already
-            atexit.register(_program_ends)
+            getattr(threading, "_register_atexit", atexit.register)(_program_ends)
+        except RuntimeError:  # this program ends already
+            _is_over = True
+    if _is_over:
+        link.page.ends()
 
 
 def _program_ends() -> None:
-    if _link is not None and _link.is_open:
-        _link.page.ends()
+    """An exception here would leave the program's threads unjoined."""
+    global _is_over
+    _is_over, link = True, _link
+    if link is not None and link.is_open:
+        link.page.ends()
 
 
 def _forget_in_child() -> None:
-    global _link, _lock
+    global _link, _lock, _is_over
+    _is_over = False
     _lock = threading.Lock()  # a thread that exists only in the parent may hold it
     if _link is not None:
         _link.forget()

@@ -306,7 +306,7 @@ class RankSide:
         words[_SEQUENCE] += 1
 
     def ends(self) -> None:
-        """Store that a watched program is over: no limit applies while the interpreter shuts down."""
+        """Store that a watched program is over and its interpreter shuts down: no sign of life is due any more."""
         if self._words[_DOING_NOW] == _DOING_NUMBER[Doing.FUNCTION]:
             self.doing(Doing.ENDING)
 

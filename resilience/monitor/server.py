@@ -644,13 +644,9 @@ class RankMonitor:
         self._listener.take(finished, view, now, is_healthy)
 
     def _weigh_silence(self, now: float) -> float | None:
-        """Report a long silence for which no limit is set. Return when to check again."""
-        silence, limits = self._observation.silence, self._watch.limits
-        if (
-            silence is None
-            or self._watch.kill_at is not None
-            or not watch.is_silence_weighed(limits, self._observation)
-        ):
+        """Report a long silence that only the rule limits. Return when to check again."""
+        silence = watch.weighed_silence(self._watch.limits, self._observation)
+        if silence is None or self._watch.kill_at is not None:
             return None
         if now < silence.suspect_at:
             return silence.suspect_at

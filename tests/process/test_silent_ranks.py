@@ -93,6 +93,8 @@ import atexit, resilience, threading
 for n in range(20):
     resilience.heartbeat()
     time.sleep(0.01)
+from concurrent.futures import ThreadPoolExecutor
+ThreadPoolExecutor().submit(time.sleep, {seconds})  # joined before other threads
 atexit.register(time.sleep, {seconds})  # as a logger that uploads, and was begun after the first heartbeat
 threading.Thread(target=time.sleep, args=({seconds},)).start()  # it is waited for before that
 """
@@ -179,7 +181,8 @@ def test_limit_that_somebody_has_set_holds_instead(launch: Launch) -> None:
 
 
 def test_end_of_a_program_may_take_longer_than_the_limit_between_heartbeats(launch: Launch) -> None:
-    job = launch(ENDS_SLOWLY.format(seconds=4), "--ft-rank-heartbeat-timeout", "3")
+    limits = ("--ft-rank-heartbeat-timeout", "3", "--ft-hang-least-limit", "1", "--ft-hang-first-limit", "60")
+    job = launch(ENDS_SLOWLY.format(seconds=4), *limits)
     assert job.wait() == [0]
     assert job.of(events.RankFellSilent) == job.of(events.HangSuspected) == []
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["completed"]

@@ -1036,8 +1036,25 @@ def test_only_the_rule_or_a_longer_set_limit_holds_while_the_interpreter_shuts_d
     # Without the rule nothing but the set limits could notice a hang.
     own = limits_of(step=Limit(hard=50.0), heartbeat=Limit(hard=70.0), learned={"step": Learned(50.0, 1.0, 2.0)})
     assert found(watch_over(watcher, own, ending, until=1000.0)) == {"heartbeat"}
+    longer_set = limits_of(rule=RULE, heartbeat=Limit(hard=2000.0))
+    longer_silence = msgspec.structs.replace(OF_THE_RULE, allowed=2000.0, suspect_at=START + 1500.0)
+    assert watcher.weighed_silence(longer_set, ending) == longer_silence
+    with_margin = limits_of(rule=msgspec.structs.replace(RULE, margin=30.0))
+    assert watcher.weighed_silence(with_margin, ending) == OF_THE_RULE
     both = limits_of(rule=RULE, watchdog=Limit(hard=30.0), step=Limit(hard=5.0))
     assert found(watch_over(watcher, both, ending, until=1000.0)) == {"watchdog"}
+
+
+def test_section_that_a_thread_has_open_keeps_its_limit_while_the_interpreter_shuts_down(watcher: ModuleType) -> None:
+    threads = silent("upload", doing=Doing.ENDING, step_at=START, open_sections=(Sign("upload", START),))
+    learned = {"upload": Learned(50.0, 1.0, 2.0)}
+    for limits, ended in (
+        ({"sections": {"upload": Limit()}, "step": Limit(hard=50.0)}, set()),
+        ({"sections": {"upload": Limit(hard=50.0)}}, {"section:upload"}),
+        ({"sections": {"upload": Limit(hard=50.0)}, "learned": learned}, {"silence:upload"}),
+        ({"sections": {"save": Limit()}}, {"silence:upload"}),
+    ):
+        assert found(watch_over(watcher, limits_of(rule=RULE, **limits), threads, until=4000.0)) == ended
 
 
 def test_silence_in_a_section_is_named_for_it(watcher: ModuleType) -> None:
@@ -1058,7 +1075,7 @@ def test_limit_that_somebody_has_set_replaces_the_rule(watcher: ModuleType) -> N
         own = limits_of(rule=RULE, **limits)
         seen = silent(**signs)  # type: ignore[arg-type]
         assert found(watch_over(watcher, own, seen, until=4000.0)) == set()
-        assert not watcher.is_silence_weighed(own, seen)
+        assert watcher.weighed_silence(own, seen) is None
 
 
 def test_warm_up_that_is_set_to_no_limit_replaces_the_rule(watcher: ModuleType) -> None:
@@ -1111,9 +1128,9 @@ def test_rule_counts_as_something_that_notices_a_lack_of_progress(watcher: Modul
 
 def test_rule_is_weighed_where_nothing_else_is(watcher: ModuleType) -> None:
     for kind in ("", "save"):
-        assert watcher.is_silence_weighed(limits_of(rule=RULE), silent(kind))
-    assert not watcher.is_silence_weighed(limits_of(), silent())
-    assert not watcher.is_silence_weighed(limits_of(rule=RULE), in_function())
+        assert watcher.weighed_silence(limits_of(rule=RULE), silent(kind)) == silent(kind).silence
+    assert watcher.weighed_silence(limits_of(), silent()) is None
+    assert watcher.weighed_silence(limits_of(rule=RULE), in_function()) is None
 
 
 def test_monitor_looks_again_before_a_learned_limit_could_end_a_rank(watcher: ModuleType) -> None:

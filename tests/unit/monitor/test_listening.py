@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilience.core.observation import Doing
-from resilience.core.silences import START, Shown, Silence, SilencesOfKind
+from resilience.core.silences import START, SUSPECT, Shown, Silence, SilencesOfKind
 from resilience.facts.limits import Rule
 from resilience.facts.seats import Seat
 from resilience.monitor.listening import Listener
@@ -167,6 +167,26 @@ def test_end_of_a_program_has_the_generous_limit(watched: Watched) -> None:
     watched.rank.ends()
     ending = watched.look()
     assert ending is not None and (ending.allowed, ending.is_learned) == (RULE.first, False)
+    assert ending.suspect_at == ending.since + SUSPECT * RULE.first
+
+
+def test_end_of_a_program_has_the_generous_limit_before_its_second_round_too(watched: Watched) -> None:
+    watched.rank.step(1)
+    running = watched.look()
+    watched.rank.ends()
+    ending = watched.look()
+    assert running is not None and running.allowed == START * RULE.first
+    assert ending is not None and ending.allowed == RULE.first
+
+
+def test_end_of_a_program_that_owes_its_first_sign_has_the_generous_limit(watched: Watched) -> None:
+    watched.listener = Listener(Shown({"": SilencesOfKind(1.0, {0: 3})}, {0: 3}))
+    running = watched.look()
+    watched.rank.ends()
+    ending = watched.look()
+    assert running is not None and running.allowed == START * RULE.first
+    assert ending is not None
+    assert (ending.allowed, ending.suspect_at) == (RULE.first, ending.since + SUSPECT * RULE.first)
 
 
 def looks_before_its_first_sign(listener: Listener, *seconds: float) -> list[bool]:
