@@ -372,9 +372,10 @@ def _for_signs(limits: Limits) -> list[Seconds]:
 def weighed_silence(limits: Limits, observation: Observation) -> Silence | None:
     """Return the silence with the limit that ends it, if the rule applies to the rank's present activity."""
     for name, _, limit in in_force(limits, observation):
-        if deadlines.limited(name).kind == "silence" and observation.silence is not None:
-            silence, allowed = observation.silence, limit.hard if limit.soft is None else limit.soft
-            if allowed is None or allowed <= silence.allowed:
+        silence = observation.silence
+        if deadlines.limited(name).kind == "silence" and silence is not None:
+            (allowed, *_) = _moments((limit,))
+            if allowed <= silence.allowed:
                 return silence
             return msgspec.structs.replace(silence, allowed=allowed, suspect_at=silence.since + SUSPECT * allowed)
     return None

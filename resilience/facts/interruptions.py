@@ -42,7 +42,7 @@ HANGS = frozenset((Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT))
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One line of a stack, innermost last."""
+    """One line of a stack, innermost last. line: 0 if it is not known; some instructions belong to no line."""
 
     file: str
     line: int

@@ -435,7 +435,7 @@ class Interrupter:
         # The first entry is the frame that caught it, at the line in its try body; if it died there,
         # that frame now stands at its `except`.
         caught = trace.tb_frame
-        line = where.f_lineno if caught is where else trace.tb_lineno
+        line = (where.f_lineno if caught is where else trace.tb_lineno) or 0  # None between two lines
         self.swallows.append(Swallow(caught.f_code.co_filename, line, caught.f_code.co_name))
 
     def _report_swallows(self) -> None:

@@ -22,7 +22,7 @@ class Place(NamedTuple):
     @property
     def where(self) -> str:
         """`file:line function`."""
-        return f"{self.frame.f_code.co_filename}:{self.frame.f_lineno} {self.frame.f_code.co_name}"
+        return f"{self.frame.f_code.co_filename}:{self.frame.f_lineno or 0} {self.frame.f_code.co_name}"
 
 
 def place_of(thread_id: int) -> Place | None:

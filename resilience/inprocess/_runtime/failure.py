@@ -194,7 +194,7 @@ def stack_of(thread: int) -> tuple[Frame, ...]:
     frames: list[Frame] = []
     while frame is not None and len(frames) < MAX_FRAMES:
         if not is_wrapper(frame.f_code.co_filename):
-            frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frames.append(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
     return tuple(reversed(frames))
 

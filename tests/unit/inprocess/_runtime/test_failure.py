@@ -5,13 +5,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
+import threading
 import traceback
+from types import FunctionType
 
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from resilience.errors import RankShouldRestart
-from resilience.facts.interruptions import FaultOrigin
+from resilience.facts.encoding import from_json, to_json
+from resilience.facts.interruptions import FaultOrigin, Frame
 from resilience.inprocess._runtime import failure
 
 
@@ -145,3 +148,18 @@ def test_parts_of_a_group_are_told() -> None:
     group = builtins.ExceptionGroup("two", [ValueError("a"), KeyError("b")])
     causes = failure.describe(group).causes
     assert [(cause.relation, cause.type) for cause in causes] == [("part", "ValueError"), ("part", "KeyError")]
+
+
+def test_instruction_without_a_line_costs_no_record() -> None:
+    """A frame that is looked at between two lines has none, and a record with such a stack was not decoded."""
+    seen = []
+
+    def look() -> None:
+        assert sys._getframe().f_lineno is None
+        seen.append(failure.stack_of(threading.get_ident()))
+
+    FunctionType(look.__code__.replace(co_linetable=b""), globals(), closure=look.__closure__)()
+    (stack,) = seen
+    (frame,) = (frame for frame in stack if frame.function == "look")
+    assert frame.line == 0
+    assert from_json(to_json(frame), Frame) == frame
