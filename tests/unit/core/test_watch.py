@@ -1039,6 +1039,7 @@ def test_only_the_rule_or_a_longer_set_limit_holds_while_the_interpreter_shuts_d
     longer_set = limits_of(rule=RULE, heartbeat=Limit(hard=2000.0))
     longer_silence = msgspec.structs.replace(OF_THE_RULE, allowed=2000.0, suspect_at=START + 1500.0)
     assert watcher.weighed_silence(longer_set, ending) == longer_silence
+    assert watcher.weighed_silence(limits_of(rule=RULE, initial_heartbeat=Limit(hard=50.0)), announced) is None
     with_margin = limits_of(rule=msgspec.structs.replace(RULE, margin=30.0))
     assert watcher.weighed_silence(with_margin, ending) == OF_THE_RULE
     both = limits_of(rule=RULE, watchdog=Limit(hard=30.0), step=Limit(hard=5.0))
