@@ -9,13 +9,14 @@ from collections.abc import Collection
 
 import msgspec
 
+from resilience.facts.in_words import seconds
 from resilience.history.history import History
 from resilience.history.rank_time import RankSeconds
 
 
 class Times(msgspec.Struct, frozen=True):
     """Seconds of the whole job: rank-seconds divided by the number of ranks. productive_s and all causes add up to
-    total_s."""
+    total_s. unknown_s: more seconds, of running workers that have shown no progress: they load, or send no signals."""
 
     total_s: float
     productive_s: float
@@ -25,19 +26,21 @@ class Times(msgspec.Struct, frozen=True):
     rework_s: float
     idle_s: float = 0.0
     ranks: int = 0
+    unknown_s: float = 0.0
 
     @property
     def ettr(self) -> float | None:
-        """Return the productive share of the time, None if there was no time."""
-        return self.productive_s / self.total_s if self.total_s > 0 else None
+        """Return the productive share of the known time. None if there was none, or if no worker has shown progress."""
+        is_known = self.total_s > 0 and (self.productive_s > 0 or self.unknown_s == 0)
+        return self.productive_s / self.total_s if is_known else None
 
 
 def times(history: History, without: Collection[int] = ()) -> Times:
     """Return where the time of a job went. without: ranks to leave out because records are missing."""
-    by_rank = {rank: seconds for rank, seconds in history.spent().items() if rank not in without}
+    by_rank = {rank: of_rank for rank, of_rank in history.spent().items() if rank not in without}
     spent = RankSeconds()
-    for seconds in by_rank.values():
-        spent.add(seconds)
+    for of_rank in by_rank.values():
+        spent.add(of_rank)
     unit = max(1, len(by_rank)) * 1e9
     return Times(
         total_s=spent.total / unit,
@@ -48,4 +51,10 @@ def times(history: History, without: Collection[int] = ()) -> Times:
         rework_s=spent.rework / unit,
         idle_s=spent.idle / unit,
         ranks=len(by_rank),
+        unknown_s=spent.unknown / unit,
     )
+
+
+def unknown_in_words(spent: Times) -> str:
+    """Return how much time may have been productive or start-up."""
+    return f"{seconds(spent.unknown_s)} without a signal of progress since the workers' start"

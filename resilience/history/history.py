@@ -241,6 +241,8 @@ class History:
             self.state_of(record.origin.node, rank).take(record)
             for other in excluded_by(record):
                 self.excluded[other] = max(place_of(record), self.excluded.get(other, (0, 0, 0, 0)))
+                if isinstance(record.event, events.RankStoodInFor):  # a lost node's time ends with its last record
+                    self._times.excluded(other, record, self._offsets)
 
     def _take_of_launcher(self, record: Record, at_ns: int) -> None:
         self.cycles.take(record, at_ns)

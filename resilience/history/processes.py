@@ -48,6 +48,16 @@ class Worker:
         self.signalled_ns = 0  # UTC, of its monitor's first signal; 0 if there was none
         self.called_ns: int | None = None  # when a Wrapper's function was called
 
+    @property
+    def has_shown_progress(self) -> bool:
+        """True if it sent a signal of progress, or called a Wrapper's function."""
+        return self.progress is not None or self.called_ns is not None
+
+    @property
+    def has_completed(self) -> bool:
+        """True if it ended by itself with exit status 0."""
+        return self.exit is not None and self.exit.expected and self.exit.code == 0
+
     def is_stopped(self, ran_until: int | None) -> bool:
         """Return True if the agent ended it on purpose. ran_until: end of the cycle's run, None if it still runs."""
         if self.exit is None or not self.exit.expected:

@@ -7,6 +7,10 @@ them wait for the silent one. A spare is idle, and so is a rank that finished be
 rank is idle as long as its node is on record. Repeated work is rework, at the earlier speed. If no step is reported,
 rework is unknown and counts as zero.
 
+A worker of the launcher without a signal of progress may be loading, or its program sends none. While it runs, its time
+is unknown. If its cycle fails, it has worked since its start. But if its rank showed progress in an earlier cycle, it
+was still loading.
+
 The time of a lost node counts up to its last record. A node that was not in the job's previous cycle waits at no cost
 until that cycle has failed. Its own records do not say when that was, so its metrics count its whole wait.
 
@@ -15,7 +19,7 @@ whole job: the job's rank-seconds are the sum over its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Literal
 
 import msgspec
@@ -33,7 +37,8 @@ RankCall = tuple[int, int, int]
 
 
 class RankSeconds(msgspec.Struct):
-    """Time of ranks in nanoseconds. work: includes the time lost to hangs and to rework."""
+    """Time of ranks in nanoseconds. work: includes the time lost to hangs and to rework. unknown: of running workers
+    that have shown no progress, since their start; no part of the total."""
 
     work: int = 0
     startup: int = 0
@@ -41,6 +46,7 @@ class RankSeconds(msgspec.Struct):
     hang: int = 0
     rework: int = 0
     idle: int = 0
+    unknown: int = 0
 
     @property
     def total(self) -> int:
@@ -61,7 +67,8 @@ class WrappedRank:
     def __init__(self, node: str) -> None:
         self.node = node
         self._spent = RankSeconds()
-        self._ended_ns: int | None = None  # when its process ended
+        self._ended_ns: int | None = None  # when its process ended, or the others went on without it
+        self._clock_ns = 0  # UTC minus monotonic time of its last record
         self.since = 0  # start of its present state
         self._state: _State = ""
         self._is_active = True
@@ -79,6 +86,7 @@ class WrappedRank:
 
     def take(self, record: Record) -> None:
         """Add a record of the rank or of its monitor."""
+        self._clock_ns = record.wall_ns - record.mono_ns
         _TAKEN_BY[type(record.event)](self, record.event, record.mono_ns)
 
     def _stage_started(self, event: events.StageStarted, at: int) -> None:
@@ -124,6 +132,13 @@ class WrappedRank:
 
     def _exited(self, event: events.RankExited, at: int) -> None:
         self._ended_ns = at
+
+    def excluded(self, by: Record, offsets: Mapping[str, int]) -> None:
+        """Note that the others went on without this rank. It may have died together with its monitor."""
+        if self._ended_ns is None and self._state:
+            here, there = by.origin.node, self.node
+            wall_ns = by.wall_ns - offsets.get(here, 0) + offsets.get(there, 0)
+            self._ended_ns = by.mono_ns if here == there else wall_ns - self._clock_ns
 
     def spent_until(self, until: int | None) -> RankSeconds:
         """Return the rank's time by cause. until: monotonic nanoseconds; None: only intervals that have ended."""
@@ -204,6 +219,7 @@ class RankTimes:
 
     def __init__(self) -> None:
         self._wrapped: dict[RankCall, WrappedRank] = {}
+        self._excluded: dict[RankCall, tuple[Record, Mapping[str, int]]] = {}  # the record that says so, and offsets
 
     def take(self, record: Record, rank: int) -> None:
         """Add a record of a rank in a wrapped function, or of its monitor."""
@@ -214,21 +230,31 @@ class RankTimes:
             wrapped = self._wrapped[key] = WrappedRank(origin.node)
         wrapped.take(record)
 
+    def excluded(self, rank: int, record: Record, offsets: Mapping[str, int]) -> None:
+        """Note that the others went on without a rank. record: of another rank's monitor, perhaps on another node, and
+        perhaps read before those of the rank. offsets: how far each node's clock is ahead, in nanoseconds."""
+        self._excluded.setdefault((record.origin.attempt, record.origin.cycle, rank), (record, offsets))
+
     def spent(self, cycles: CycleHistory, until: Callable[[str, Cycle], int | None]) -> dict[int, RankSeconds]:
         """Return each rank's time by cause, by initial rank.
 
         until: returns the end of the count of a node's cycle in monotonic nanoseconds; if None, only ended intervals
         count."""
+        for key in self._excluded.keys() & self._wrapped.keys():
+            self._wrapped[key].excluded(*self._excluded[key])
         by_rank: dict[int, RankSeconds] = {}
         launched: set[RankCall] = set()
         for node, parts in cycles.nodes.items():
+            signalling: set[int] = set()  # ranks that showed progress on this node in an earlier cycle
             for place in sorted(place for place, part in parts.items() if part.started is not None):
-                visit = _Visit(cycles, node, place, until(node, place))
-                for rank, worker in parts[place].workers.items():
+                workers = parts[place].workers
+                visit = _Visit(cycles, node, place, until(node, place), signalling)
+                for rank, worker in workers.items():
                     launched.add((*place, rank))
                     wrapped = self._wrapped.get((*place, rank))
                     earlier = None if visit.before is None else self._wrapped.get((*visit.before, rank))
                     by_rank.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
+                signalling = signalling | {rank for rank, worker in workers.items() if worker.has_shown_progress}
         for key, wrapped in self._wrapped.items():
             if key not in launched:
                 by_rank.setdefault(key[2], RankSeconds()).add(wrapped.spent_until(until(wrapped.node, key[:2])))
@@ -236,11 +262,11 @@ class RankTimes:
 
 
 class _Visit:
-    """One node in one cycle. until: end of the count in monotonic nanoseconds. before: the cycle from which the node
-    was restarted into this one."""
+    """One node in one cycle. until: end of the count in monotonic nanoseconds. signalling: ranks that showed progress
+    in an earlier cycle. before: the cycle from which the node was restarted into this one."""
 
-    def __init__(self, cycles: CycleHistory, node: str, place: Cycle, until: int | None) -> None:
-        self._part = cycles.part(node, place)
+    def __init__(self, cycles: CycleHistory, node: str, place: Cycle, until: int | None, signalling: Set[int]) -> None:
+        self._part, self._signalling = cycles.part(node, place), signalling
         self.before = cycles.before(node, place)
         self._before = None if self.before is None else cycles.part(node, self.before)
         failed = self._part.failed_at
@@ -257,12 +283,19 @@ class _Visit:
             return spent
         inside = wrapped if worker.called_ns is not None else None
         at_work = worker.called_ns if inside is not None else None if worker.progress is None else worker.progress[0]
-        if at_work is None and self._end is not None and self._part.failed_at is not None:
-            at_work = worker.started_ns  # a program without signals of progress counts as working from its start
+        until = worker.started_ns
+        if at_work is None and self._end is not None:
+            if rank in self._signalling and not worker.has_completed:
+                until = self._end  # it has not come as far as in an earlier cycle
+            elif self._part.failed_at is not None:
+                at_work = worker.started_ns
+            else:
+                spent.unknown = max(0, self._end - until)
         since = worker.started_ns if self._since is None else self._since
         if earlier is not None:
             since = max(since, earlier.since)
-        until = worker.started_ns if at_work is None else at_work if self._end is None else min(at_work, self._end)
+        if at_work is not None:
+            until = at_work if self._end is None else min(at_work, self._end)
         waited = max(0, until - since)
         if inside is not None:
             spent = inside.spent_until(self._end)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from resilience.attribution.advice import ranks_in_words
-from resilience.attribution.cost import Times
+from resilience.attribution.cost import Times, unknown_in_words
 from resilience.attribution.waterfall import Waterfall
 from resilience.facts.in_words import seconds
 from resilience.facts.markup import escape
@@ -257,7 +257,8 @@ def times_figure(times: Times) -> str:
         f"{''.join(parts)}</svg>"
     )
     ettr = "" if times.ettr is None else f'<p class="dim">Effective training time ratio (ETTR): {times.ettr:.1%}</p>'
-    return f"{bar}<table>{''.join(rows)}</table>{ettr}"
+    unknown = f'<p class="dim">Not in the table: {unknown_in_words(times)}</p>' if times.unknown_s else ""
+    return f"{bar}<table>{''.join(rows)}</table>{ettr}{unknown}"
 
 
 # -- one restart -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from resilience.attribution.advice import named, ranks_in_words
+from resilience.attribution.cost import unknown_in_words
 from resilience.attribution.culprits import RULES
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import main_stack
@@ -159,12 +160,16 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
     spent = condensed.times
     if spent is None:
         yield from field("time", TIMES_UNKNOWN, width, "yellow", indent=2)
+    if spent is not None and spent.ettr is None and spent.unknown_s:
+        yield from field("time", f"productive share unknown: {unknown_in_words(spent)}", width, indent=2)
     if spent is None or spent.ettr is None:
         return
     lost = {"start-up": spent.startup_s, "restarts": spent.restart_s, "silence": spent.hang_s}
     lost |= {"rework": spent.rework_s, "idle": spent.idle_s}
     parts = ", ".join(f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005)
     text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
+    if spent.unknown_s >= WORTH * spent.total_s:
+        text += f"; {unknown_in_words(spent)}"
     if not condensed.completeness.is_whole:
         text += f" (of {count(spent.ranks, 'rank')})"
     yield from field("time", text, width, indent=2)

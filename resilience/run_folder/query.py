@@ -113,7 +113,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     ),
     "phases": ("incident", "layer", "phase", "node", "rank", "ts", "duration_s"),
     "restarts": ("layer", "attempt", "cycle", "call", "iteration", "rank", "duration_s"),
-    "seconds": ("rank", "work_s", "startup_s", "restart_s", "hang_s", "rework_s", "idle_s"),
+    "seconds": ("rank", "work_s", "startup_s", "restart_s", "hang_s", "rework_s", "idle_s", "unknown_s"),
 }
 
 

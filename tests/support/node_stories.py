@@ -87,8 +87,10 @@ class NodeStory:
             self.agent(node, met, events.RendezvousCompleted(group + number, size, size, "deterministic", "h:1"), cycle)
             self.agent(node, met, events.CycleStarted(why, cycle, 10), cycle)
 
-    def spawn(self, node: str, at: float, ranks: Iterable[int], step: int | None = 0, cycle: int = 0) -> None:
-        """The node starts its workers, each of which makes its first step a second later."""
+    def spawn(
+        self, node: str, at: float, ranks: Iterable[int], step: int | None = 0, cycle: int = 0, signs: bool = True
+    ) -> None:
+        """The node starts its workers, each of which makes its first step a second later, if it gives signs at all."""
         self.agent(node, at, events.CyclePhaseStarted("spawn"), cycle)
         for local_rank, rank in enumerate(ranks):
             pid = 1000 * (cycle + 1) + rank
@@ -96,7 +98,7 @@ class NodeStory:
             self.monitor(node, rank, at + 0.1, events.MonitorStarted(pid), cycle)
         self.agent(node, at + SPAWNED_S, events.CyclePhaseEnded("spawn", "completed", SPAWNED_S), cycle)
         self.agent(node, at + SPAWNED_S, events.CyclePhaseStarted("run"), cycle)
-        for rank in ranks:
+        for rank in ranks if signs else ():
             stepped = events.WorkerProgressed("step", STEPPED_S, step)
             self.monitor(node, rank, at + 0.1 + STEPPED_S, stepped, cycle)
 

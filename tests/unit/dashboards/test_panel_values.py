@@ -179,6 +179,15 @@ STORIES = (
         ),
     ),
     Story(
+        "a program runs for hours and sends no signal of progress",
+        {
+            of(BEGAN): "0x400",
+            of(PRODUCTIVE): "0x400",
+            of("resilience_lost_seconds_total", 'cause="startup"'): "4x400",
+        },
+        (Shown("overview: Goodput", 300, {}), Shown("fleet: Lowest goodput", 300, {})),
+    ),
+    Story(
         "a node has both an endpoint and a file for node-exporter",
         by_two_targets(
             {

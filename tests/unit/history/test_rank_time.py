@@ -20,6 +20,7 @@ from tests.support import launch_streams, record_streams
 from tests.support.agreement import LOST, PRODUCTIVE, assert_same_seconds, seconds_counted
 from tests.support.launch_streams import launched
 from tests.support.nested_streams import nested
+from tests.support.node_stories import NodeStory
 from tests.support.record_streams import job
 
 
@@ -118,6 +119,78 @@ def test_import_of_a_launched_worker_is_start_up_and_not_productive() -> None:
         sum(launch_streams.LEG_S[leg] for leg in ("gate", "rendezvous", "spawn")) + 0.4, abs=0.01
     )
     assert spent.productive_s == pytest.approx(0.0, abs=0.001)
+
+
+def _crash_while_loading(cycles: int, seconds: float) -> NodeStory:
+    """A job works for 98 s; then its worker fails while it loads, again and again."""
+    story = NodeStory()
+    story.join("a", 0, 1, size=1)
+    story.start("a", 1.0)
+    story.exited("a", 100.0, 0, 1, False)
+    story.stop("a", 100.0, "failed", ran=98.0, step=90, failed_node="a")
+    now = 100.2
+    for cycle in range(1, cycles + 1):
+        story.join("a", now, now + 1, cycle=cycle, why="failure", size=1)
+        story.spawn("a", now + 1, [0], cycle=cycle, signs=False)
+        story.exited("a", now + seconds, 0, 1, False, cycle)
+        story.stop("a", now + seconds, "failed", cycle, ran=seconds - 1, failed_node="a")
+        now += seconds + 0.2
+    return story
+
+
+def test_time_in_which_a_program_that_has_shown_progress_before_loads_in_vain_is_lost() -> None:
+    records = _crash_while_loading(3, 300.0).records
+    spent = times(History().take_all(records))
+    assert spent.productive_s == pytest.approx(98.0, abs=1.0)
+    assert spent.restart_s == pytest.approx(900.0, abs=5.0)
+    assert_same_seconds(records)
+
+
+def test_time_of_a_restarted_worker_that_still_loads_is_lost_while_it_loads() -> None:
+    told = _crash_while_loading(1, 300.0).records
+    records = [each for each in told if not (each.origin.cycle == 1 and isinstance(each.event, _ENDS))]
+    view = MetricView(lambda: max(each.mono_ns for each in records) + 3600 * 10**9)
+    for record in records:
+        view.take(record)
+    assert view.samples()[LOST, ("restart",)] > 3600
+
+
+_ENDS = (events.WorkerExited, events.CycleEnded, events.CyclePhaseEnded)
+
+
+def test_running_program_without_signals_has_unknown_time_and_no_productive_share() -> None:
+    records = [each for each in launched(signs=False).records if not isinstance(each.event, (*_ENDS, events.JobEnded))]
+    history, later = History().take_all(records), max(each.mono_ns for each in records) + 36_000 * 10**9
+    spent = history.spent(lambda _: later)
+    assert all(of_rank.unknown / 1e9 == pytest.approx(36_000, rel=0.01) for of_rank in spent.values())
+    assert sum(of_rank.work for of_rank in spent.values()) == 0
+    assert times(history).ettr is None
+
+
+@pytest.mark.parametrize("node", ["here", "elsewhere"])
+def test_place_of_a_rank_that_died_with_its_monitor_is_idle(node: str) -> None:
+    """Nobody but a monitor of another rank can say so; on another node it has another monotonic clock."""
+    told = record_streams.job([record_streams.Fault("kill", 1, 0)], world=4)
+    exited = next(n for n, each in enumerate(told.files[1]) if isinstance(each.event, events.RankExited))
+    stood_in = [each for each in told.files[1] if isinstance(each.event, events.RankStoodInFor)]
+    by = next(each.origin for each in told.files[0] if each.origin.role == "monitor")
+    apart = 0 if node == "here" else 5 * 10**14
+    others = [
+        msgspec.structs.replace(
+            each,
+            sequence=900 + each.sequence,
+            mono_ns=each.mono_ns + apart,
+            origin=msgspec.structs.replace(
+                by, iteration=each.origin.iteration, node=by.node if node == "here" else "another"
+            ),
+        )
+        for each in stood_in
+    ]
+    whole = History().take_all(told.records).spent()[1]
+    both = [*told.files[0], *others, *told.files[1][:exited], *told.files[2], *told.files[3]]
+    spent = History().take_all(both).spent()[1]
+    assert spent.idle > 0
+    assert spent.work / 1e9 == pytest.approx(whole.work / 1e9, abs=2.0)
 
 
 def test_work_that_is_done_again_is_lost_by_every_rank() -> None:
