@@ -2,10 +2,11 @@
 
 A rank's time begins with its attempt and ends with its call or its process. It is start-up until the rank works for the
 first time: it entered its function or showed progress. It is restart from the moment its node knew of an interruption
-until the rank's first progress. Silence before that moment is a hang of every rank that was at work, because all of
-them wait for the silent one. A spare is idle, and so is a rank that finished before the others. The place of a dead
-rank is idle as long as its node is on record. Repeated work is rework, at the earlier speed. If no step is reported,
-rework is unknown and counts as zero.
+until the rank's first progress. If another launcher restarts a Wrapper's job, it is restart from the node's last record
+of the earlier cycle until the rank enters its function. Silence before an interruption is a hang of every rank that was
+at work, because all of them wait for the silent one. A spare is idle, and so is a rank that finished before the others.
+The place of a dead rank is idle as long as its node is on record. Repeated work is rework, at the earlier speed. If no
+step is reported, rework is unknown and counts as zero.
 
 A worker of the launcher without a signal of progress may be loading, or its program sends none. While it runs, its time
 is unknown. If its cycle fails, it has worked since its start. But if its rank showed progress in an earlier cycle, it
@@ -68,6 +69,7 @@ class WrappedRank:
         self.node = node
         self._spent = RankSeconds()
         self._ended_ns: int | None = None  # when its process ended, or the others went on without it
+        self.began_ns = 0  # its first call
         self._clock_ns = 0  # UTC minus monotonic time of its last record
         self.since = 0  # start of its present state
         self._state: _State = ""
@@ -124,6 +126,7 @@ class WrappedRank:
         self._is_active, self._is_explained = event.state == "active", True
 
     def _call_started(self, event: events.CallStarted, at: int) -> None:
+        self.began_ns = self.began_ns or at
         self._begin_call()
         self._go("startup", at)
 
@@ -255,9 +258,17 @@ class RankTimes:
                     earlier = None if visit.before is None else self._wrapped.get((*visit.before, rank))
                     by_rank.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
                 signalling = signalling | {rank for rank, worker in workers.items() if worker.has_shown_progress}
-        for key, wrapped in self._wrapped.items():
-            if key not in launched:
-                by_rank.setdefault(key[2], RankSeconds()).add(wrapped.spent_until(until(wrapped.node, key[:2])))
+        earlier_ends: dict[tuple[int, int, str], int | None] = {}  # attempt, rank, node -> end of its earlier cycle
+        for key in sorted(self._wrapped.keys() - launched):
+            wrapped = self._wrapped[key]
+            end, place = until(wrapped.node, key[:2]), (key[0], key[2], wrapped.node)
+            spent = wrapped.spent_until(end)
+            earlier_end = earlier_ends.get(place)
+            if earlier_end is not None:  # another launcher has restarted it
+                spent.restart += spent.startup + max(0, wrapped.began_ns - earlier_end)
+                spent.startup = 0
+            earlier_ends[place] = end
+            by_rank.setdefault(key[2], RankSeconds()).add(spent)
         return by_rank
 
 

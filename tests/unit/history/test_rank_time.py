@@ -167,6 +167,27 @@ def test_running_program_without_signals_has_unknown_time_and_no_productive_shar
     assert times(history).ettr is None
 
 
+def test_time_between_two_cycles_of_another_launcher_is_restart() -> None:
+    """torchrun starts the workers again 300 s after their last record."""
+    once = record_streams.job(world=2).records
+    later = max(record.mono_ns for record in once) - min(record.mono_ns for record in once) + 300 * 10**9
+    again = [
+        msgspec.structs.replace(
+            record,
+            origin=msgspec.structs.replace(record.origin, cycle=1),
+            mono_ns=record.mono_ns + later,
+            wall_ns=record.wall_ns + later,
+        )
+        for record in once
+    ]
+    one, both = times(History().take_all(once)), times(History().take_all([*once, *again]))
+    assert one.restart_s == 0
+    assert both.restart_s == pytest.approx(300.0 + one.startup_s, abs=0.01)
+    assert both.startup_s == pytest.approx(one.startup_s)
+    assert both.productive_s == pytest.approx(2 * one.productive_s)
+    assert_same_seconds([*once, *again])
+
+
 @pytest.mark.parametrize("node", ["here", "elsewhere"])
 def test_place_of_a_rank_that_died_with_its_monitor_is_idle(node: str) -> None:
     """Nobody but a monitor of another rank can say so; on another node it has another monotonic clock."""
