@@ -261,13 +261,13 @@ class RankTimes:
         earlier_ends: dict[tuple[int, int, str], int | None] = {}  # attempt, rank, node -> end of its earlier cycle
         for key in sorted(self._wrapped.keys() - launched):
             wrapped = self._wrapped[key]
-            end, place = until(wrapped.node, key[:2]), (key[0], key[2], wrapped.node)
+            end, seat = until(wrapped.node, key[:2]), (key[0], key[2], wrapped.node)
             spent = wrapped.spent_until(end)
-            earlier_end = earlier_ends.get(place)
+            earlier_end = earlier_ends.get(seat)
             if earlier_end is not None:  # another launcher has restarted it
                 spent.restart += spent.startup + max(0, wrapped.began_ns - earlier_end)
                 spent.startup = 0
-            earlier_ends[place] = end
+            earlier_ends[seat] = end
             by_rank.setdefault(key[2], RankSeconds()).add(spent)
         return by_rank
 
