@@ -109,8 +109,9 @@ class _Aim(msgspec.Struct, frozen=True):
     def of(cls, runs: Sequence[ObservedRun], target: Target) -> _Aim:
         """Divide the target among all deadlines of these runs. Half of it is kept for first occurrences."""
         observed = max(run.ranks for run in runs)
+        future = target.ranks or max(max(run.ranks, run.world_size) for run in runs)
         names = {name for run in runs for name in run.deadlines}
-        return cls(target, observed, target.ranks or observed, target.false_alarms / (2 * len(names)))
+        return cls(target, observed, future, target.false_alarms / (2 * len(names)))
 
     def p(self, every: float) -> float:
         """Return the accepted false-alarm probability of one occurrence. every: mean seconds between occurrences."""

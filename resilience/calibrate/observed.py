@@ -153,8 +153,9 @@ class ObservedDeadline(msgspec.Struct):
 
 
 class ObservedRun(msgspec.Struct):
-    """One run. seconds: total observed time. groups: for deadlines whose ranks differ, the observations of each group
-    (`calibration.rank_groups`), by its name."""
+    """One run. ranks: with timings. seconds: total observed time. groups: for deadlines whose ranks differ, the
+    observations of each group (`calibration.rank_groups`), by its name. world_size: ranks of the job, 0 if unknown.
+    began_at: wall seconds, 0 if unknown."""
 
     name: str
     configuration: Configuration
@@ -162,6 +163,8 @@ class ObservedRun(msgspec.Struct):
     seconds: float
     deadlines: dict[str, ObservedDeadline]
     groups: dict[str, dict[str, ObservedDeadline]] = {}
+    world_size: int = 0
+    began_at: float = 0.0
 
 
 def warm_up(deadline: str, observed: Sequence[ObservedDeadline]) -> int:
@@ -179,6 +182,8 @@ def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:
     tops = Tops.of(chain.from_iterable(deadline.placed(first, run) for run, deadline in enumerate(observed)))
     if all(deadline.is_whole for deadline in observed):
         return fitting.pooled(series, tops)
+    if not tops.places:  # the files of single values are lost: nobody knows whether the slow ones were one episode
+        tops = Tops(together=max(1, sum(deadline.n for deadline in observed)))
     counts: Counter[float] = Counter()
     medians, drifts, halves = [], [], []
     for deadline, values in zip(observed, series, strict=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
 from resilience.calibration.fitting import Cut
+from resilience.calibration.recurring_phases import BEGINNING
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.telemetry import durations
@@ -20,6 +21,7 @@ from resilience.telemetry import durations
 COLUMNS = ("run", "section", "rank", "i", "seconds")
 ENDS = ("ok", "cut", "killed", "hang")
 DIGITS = 18  # at most, of an occurrence's number; Python refuses to read thousands of them
+LONGEST = 1e9  # seconds: 30 years
 BOM = "\ufeff"
 
 
@@ -28,9 +30,16 @@ def read_table(path: Path) -> list[ObservedRun]:
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     cuts: dict[tuple[str, str], list[tuple[int, Cut]]] = defaultdict(list)
     ranks: dict[str, set[str]] = defaultdict(set)
+    numbers: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for line, row in _rows(path):
         run, section, rank = row["run"], row["section"], row["rank"]
         number, seconds = _integer(path, line, row["i"]), _seconds(path, line, row["seconds"])
+        if number in numbers[run, section, rank]:
+            raise ConfigurationError(
+                f"{path}:{line}: run {run!r}, section {section!r}, rank {rank!r} has an i of {number} before this "
+                "line; number the occurrences on after a restart, or name it as another run"
+            )
+        numbers[run, section, rank].add(number)
         ranks[run].add(rank)
         if row["end"] == "ok":
             by_number = values[run, section]
@@ -67,6 +76,7 @@ def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> O
         kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
         n=len(series),
         max_s=max(series, default=0.0),
+        is_from_beginning=min(numbers, default=0) <= BEGINNING,
         cuts=[ObservedCut(cut, bisect_left(numbers, number), "cold") for number, cut in cuts],
     )
 
@@ -124,6 +134,6 @@ def _seconds(path: Path, line: int, text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0.0 <= seconds < math.inf:
-        raise ConfigurationError(f"{path}:{line}: seconds is {text!r}, expected a finite number from 0")
+    if not 0.0 <= seconds <= LONGEST:
+        raise ConfigurationError(f"{path}:{line}: seconds is {text!r}, expected a number from 0 to {LONGEST:g}")
     return max(seconds, 1e-9)  # a clock with millisecond resolution may show 0

@@ -18,12 +18,12 @@ import msgspec
 
 from resilience.calibrate.cuts import Verdicts
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
+from resilience.calibrate.rank_files import Rank, RankFile, by_rank
 from resilience.calibrate.tables import read_table
 from resilience.calibration import rank_groups
 from resilience.calibration.fitting import FEWEST
 from resilience.calibration.limits_file import SourceFile
 from resilience.calibration.rank_groups import RankPace
-from resilience.calibration.recurring_phases import BEGINNING
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts.deadlines import Start
 from resilience.system import files
@@ -63,8 +63,8 @@ def read(paths: Sequence[Path], sections: frozenset[str] = frozenset(), progress
 
 
 def _read(paths: Sequence[Path], sections: frozenset[str], progress: Progress | None) -> Input:
-    timings_files: list[_RankFile] = []
-    tables: list[ObservedRun] = []
+    timings_files: list[RankFile] = []
+    tables: list[Path] = []
     sources: list[Path] = []
     notes: list[str] = []
     for number, path in enumerate(paths):
@@ -73,15 +73,15 @@ def _read(paths: Sequence[Path], sections: frozenset[str], progress: Progress | 
         if path.resolve() in {earlier.resolve() for earlier in paths[:number]}:
             notes.append(f"{path} is given twice; it counts once")
         elif path.is_dir():
-            timings_of_path, runs, files_of_path = _folder(path / "timings" if (path / "timings").is_dir() else path)
+            folder = path / "timings" if (path / "timings").is_dir() else path
+            timings_of_path, tables_of_path, files_of_path = _folder(folder, notes)
             timings_files += timings_of_path
-            tables += runs
+            tables += tables_of_path
             sources += files_of_path
         elif path.name.endswith(TABLES):
-            tables += read_table(path)
-            sources.append(path)
+            tables.append(path)
         elif path.suffix == ".hist":
-            timings_of_path, files_of_path = _files([path])
+            timings_of_path, files_of_path = _files([path], notes)
             timings_files += timings_of_path
             sources += files_of_path
         else:
@@ -93,13 +93,25 @@ def _read(paths: Sequence[Path], sections: frozenset[str], progress: Progress | 
             )
     if progress is not None:
         progress("", len(paths), len(paths))
-    runs = [*_runs(timings_files, notes), *tables]
+    tables = _distinct(tables, notes)
+    sources += tables
+    runs = [*_runs(timings_files, notes), *(run for table in tables for run in read_table(table))]
     unmatched = sorted(sections - {name for run in runs for name in run.deadlines})
     for run in runs:
         if sections:
             run.deadlines = {name: deadline for name, deadline in run.deadlines.items() if name in sections}
     read_from = [SourceFile(str(file), files.sha256(file)) for file in sources]
     return Input(runs, read_from, [*notes, *_unfinished(sources)], unmatched)
+
+
+def _distinct(tables: Sequence[Path], notes: list[str]) -> list[Path]:
+    """Return the tables, each content once, in the order of their names: a table does not say when a run began."""
+    by_content: dict[str, Path] = {}
+    for path in sorted(tables, key=lambda path: (path.name, str(path))):
+        earlier = by_content.setdefault(files.sha256(path), path)
+        if earlier is not path:
+            notes.append(f"{path} has the same content as {earlier}; it counts once")
+    return list(by_content.values())
 
 
 def _unfinished(sources: Sequence[Path]) -> list[str]:
@@ -139,87 +151,21 @@ def _has_ended(records: Sequence[str]) -> bool:
 # -- run folders -----------------------------------------------------------------------------------
 
 
-class _RankFile(msgspec.Struct):
-    """The histograms of one rank on one node, and where its single values are."""
-
-    state: durations.Durations
-    path: Path
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.path.parent.parent
-
-
-class _Rank(msgspec.Struct):
-    """One initial rank of a run, which has a file on each node that it ran on, in the order of their beginnings."""
-
-    number: int
-    files: list[_RankFile]
-
-    @property
-    def deadlines(self) -> list[str]:
-        return sorted({deadline for file in self.files for deadline in file.state.deadlines})
-
-    @property
-    def seconds(self) -> float:
-        """Return the observed time. A file of a node to which the rank returned covers the time between as well."""
-        total, until = 0.0, -math.inf
-        for state in (file.state for file in self.files):
-            end = state.began_at + state.seconds
-            total += max(0.0, end - max(state.began_at, until))
-            until = max(until, end)
-        return total
-
-    @property
-    def is_from_beginning(self) -> bool:
-        """Return True if this rank's steps show that its run did not continue from a checkpoint."""
-        first_step = self.files[0].state.first_step
-        return first_step is not None and first_step <= BEGINNING
-
-    def series(self, deadline: str) -> list[durations.Series]:
-        """Return the histograms of all its files."""
-        return [file.state.deadlines[deadline] for file in self.files if deadline in file.state.deadlines]
-
-    def total(self, deadline: str) -> Histogram:
-        """Return all its durations; not to be changed."""
-        of_files = [series.total for series in self.series(deadline)]
-        if len(of_files) == 1:
-            return of_files[0]
-        total = Histogram()
-        for histogram in of_files:
-            total.merge(histogram)
-        return total
-
-    def periods(self, deadline: str) -> list[tuple[float, durations.Period]]:
-        """Return its periods with settled durations and their ends (wall seconds), in order."""
-        periods = [
-            (file.state.began_at + (number + 1) * file.state.period_s, period)
-            for file in self.files
-            if deadline in file.state.deadlines
-            for number, period in file.state.deadlines[deadline].periods.items()
-            if period.settled
-        ]
-        return sorted(periods, key=lambda entry: entry[0])
-
-
-def _by_rank(files: Sequence[_RankFile]) -> list[_Rank]:
-    """Return the ranks of one run."""
-    by_number: dict[int, list[_RankFile]] = defaultdict(list)
-    for file in sorted(files, key=lambda file: file.state.began_at):
-        by_number[file.state.header.rank].append(file)
-    return [_Rank(number, files_of_rank) for number, files_of_rank in by_number.items()]
-
-
-def _folder(folder: Path) -> tuple[list[_RankFile], list[ObservedRun], list[Path]]:
+def _folder(folder: Path, notes: list[str]) -> tuple[list[RankFile], list[Path], list[Path]]:
+    """Return the files of ranks in a folder, its tables, and the paths of all files that were read."""
     names = sorted(folder.iterdir())  # not glob, which shows an unreadable folder as empty
     histograms = [path for path in names if path.suffix == ".hist"]
-    if histograms:
-        timings_files, read_files = _files(histograms)
-        return timings_files, [], read_files
     tables = [path for path in names if path.name.endswith(TABLES)]
+    unreadable = [path for path in names if path.name.endswith(f".hist{durations.UNREADABLE}")]
+    notes += [f"{path} was damaged when the run continued it, and is left out" for path in unreadable]
+    if histograms:
+        timings_files, read_files = _files(histograms, notes)
+        notes += [
+            f"{path} is not read, because its folder contains timings files; name it to include it" for path in tables
+        ]
+        return timings_files, [], read_files
     if tables:
-        return [], [run for table in tables for run in read_table(table)], tables
+        return [], tables, []
     run = folder.parent if folder.name == "timings" else folder
     if _has_just_begun(run):
         raise ConfigurationError(
@@ -231,9 +177,9 @@ def _folder(folder: Path) -> tuple[list[_RankFile], list[ObservedRun], list[Path
     )
 
 
-def _files(paths: Sequence[Path]) -> tuple[list[_RankFile], list[Path]]:
+def _files(paths: Sequence[Path], notes: list[str]) -> tuple[list[RankFile], list[Path]]:
     """Read the histograms of ranks."""
-    timings_files: list[_RankFile] = []
+    timings_files: list[RankFile] = []
     used: list[Path] = []
     for path in paths:
         try:
@@ -241,15 +187,19 @@ def _files(paths: Sequence[Path]) -> tuple[list[_RankFile], list[Path]]:
         except DecodeError as error:
             raise ConfigurationError(f"{path}: {error}; not a timings file, or damaged") from error
         single = path.with_suffix(".jsonl")
-        timings_files.append(_RankFile(state, single))
-        used += [path, *([single] if single.exists() else [])]
+        timings_files.append(RankFile(state, single))
+        used.append(path)
+        if single.exists():
+            used.append(single)
+        elif any(series.total.count for series in state.deadlines.values()):
+            notes.append(f"{single} is missing: when its durations occurred, and the first ones, are unknown")
     return timings_files, used
 
 
-def _runs(timings_files: Sequence[_RankFile], notes: list[str]) -> list[ObservedRun]:
+def _runs(timings_files: Sequence[RankFile], notes: list[str]) -> list[ObservedRun]:
     """Combine the files of each rank and the ranks of each run. Name and launch identify a run: the folders of several
     nodes are one run, and a copied or repeated folder counts once."""
-    by_run: dict[tuple[str, str], dict[tuple[str, int, float], _RankFile]] = defaultdict(dict)
+    by_run: dict[tuple[str, str], dict[tuple[str, int, float], RankFile]] = defaultdict(dict)
     for file in timings_files:
         header = file.state.header
         known_files = by_run[header.run, header.launch]
@@ -258,15 +208,16 @@ def _runs(timings_files: Sequence[_RankFile], notes: list[str]) -> list[Observed
             known_files[key] = file
         elif known_files[key].folder != file.folder:
             notes.append(f"{file.folder} contains run {header.run} again; it counts once")
-    ranks = [_by_rank(list(members.values())) for members in by_run.values()]
+    ranks = [by_rank(list(members.values())) for members in by_run.values()]
     groups = _groups(ranks)
-    return [_run(name, members, groups, notes) for (name, _), members in zip(by_run, ranks, strict=True)]
+    runs = [_run(name, members, groups, notes) for (name, _), members in zip(by_run, ranks, strict=True)]
+    return sorted(runs, key=lambda run: (run.began_at, run.name))
 
 
 _Groups = dict[str, list[tuple[int, ...]]]  # by deadline, where there is more than one
 
 
-def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
+def _groups(runs: Sequence[Sequence[Rank]]) -> _Groups:
     """Return the groups of similar ranks of each deadline over all runs. A rank that some runs lack is in no group."""
     medians: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     longest: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -279,10 +230,10 @@ def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
                     settled = (period.settled_max for _, period in rank.periods(deadline))
                     longest[deadline][rank.number].append(max(settled, default=0.0))
     by_deadline: _Groups = {}
-    for deadline, by_rank in medians.items():
+    for deadline, rank_medians in medians.items():
         paces = {
             rank: RankPace(geometric_mean(pace_medians), min(longest[deadline][rank]) if len(runs) > 1 else 0.0)
-            for rank, pace_medians in by_rank.items()
+            for rank, pace_medians in rank_medians.items()
             if len(pace_medians) == len(runs) and min(pace_medians) > 0.0
         }
         groups = rank_groups.split(paces)
@@ -291,7 +242,7 @@ def _groups(runs: Sequence[Sequence[_Rank]]) -> _Groups:
     return by_deadline
 
 
-def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> ObservedRun:
+def _run(name: str, ranks: list[Rank], groups: _Groups, notes: list[str]) -> ObservedRun:
     headers = [file.state.header for rank in ranks for file in rank.files]
     names = sorted({deadline for rank in ranks for deadline in rank.deadlines})
     gathered = {deadline: _Gathered.of(deadline, ranks) for deadline in names}
@@ -314,10 +265,18 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> Ob
     if (observed_s := max(rank.seconds for rank in ranks)) <= 0.0:  # no rate of occurrences is known
         path = ranks[0].files[0].path.with_suffix(".hist")
         raise ConfigurationError(f"{path}: damaged: it has durations, but no observed time; copy it again, or omit it")
+    world_size = max(header.world_size for header in headers)
+    if len(ranks) < world_size:
+        notes.append(
+            f"{ranks[0].files[0].folder}: {len(ranks)} of {world_size} ranks have timings; the others recorded none, "
+            "or their files are elsewhere"
+        )
     return ObservedRun(
         name=name,
         configuration=headers[0].configuration,
-        ranks=max(len(ranks), *(header.world_size for header in headers)),
+        ranks=len(ranks),
+        world_size=world_size,
+        began_at=min(file.state.began_at for rank in ranks for file in rank.files),
         seconds=observed_s,
         deadlines={deadline: collected.observed() for deadline, collected in gathered.items()},
         groups={
@@ -328,7 +287,7 @@ def _run(name: str, ranks: list[_Rank], groups: _Groups, notes: list[str]) -> Ob
     )
 
 
-def _among(ranks: Sequence[_Rank], members: tuple[int, ...]) -> list[_Rank]:
+def _among(ranks: Sequence[Rank], members: tuple[int, ...]) -> list[Rank]:
     return [rank for rank in ranks if rank.number in members]
 
 
@@ -350,7 +309,7 @@ class _Gathered(msgspec.Struct):
     cuts: list[ObservedCut] = []
 
     @classmethod
-    def of(cls, deadline: str, ranks: Sequence[_Rank]) -> _Gathered:
+    def of(cls, deadline: str, ranks: Sequence[Rank]) -> _Gathered:
         """Add up the histograms of all ranks."""
         totals = [rank.total(deadline) for rank in ranks]
         body = Histogram()
@@ -408,7 +367,7 @@ class _Gathered(msgspec.Struct):
         )
 
 
-def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts, notes: list[str]) -> None:
+def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts, notes: list[str]) -> None:
     """Align a rank's single values with those of the others, and find its missing large values. gathered: by deadline,
     all collections that this rank belongs to."""
     large = {
@@ -439,7 +398,7 @@ def _gather(rank: _Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: 
                     collected.missing[number] = max(collected.missing.get(number, 0), count)
 
 
-def _single_values(file: _RankFile, notes: list[str]) -> Iterator[tuple[_Place, Start, durations.Value]]:
+def _single_values(file: RankFile, notes: list[str]) -> Iterator[tuple[_Place, Start, durations.Value]]:
     """Yield the single values of a file, each with its start; note how many are cut off. Raises: ConfigurationError."""
     place: _Place = (0, 0, 0)
     earlier: Counter[tuple[int, int]] = Counter()  # each call of a wrapped function begins with iteration 0

@@ -174,6 +174,8 @@ def fit_pool(
     timeout, cap_warnings = _capped(timeout, top, max_timeout)
     if cap_warnings and status in ("ok", "tentative") and timeout < level:
         status, reason = "provisional", f"max_timeout {max_timeout:g} s is below the {level:.4g} s that p needs"
+    elif cap_warnings and status == "short":
+        status, reason = "provisional", f"max_timeout {max_timeout:g} s is below the limit that few durations allow"
     return Timeout(
         timeout_s=timeout,
         status=status,

@@ -18,6 +18,7 @@ from resilience.calibrate import backtest as calibrate_backtest
 from resilience.calibrate import plot as calibrate_plot
 from resilience.calibrate import timings
 from resilience.calibrate.limits import DEFAULT, Target, calibrate, unlike
+from resilience.calibrate.tables import LONGEST
 from resilience.calibration.differences import differences
 from resilience.calibration.fitting import FEWEST, unlike_runs
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
@@ -32,6 +33,7 @@ from resilience.system.render import Line, cut, say, say_json, show, table, widt
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 DEFAULT_FORMAT = "resilience"
+LEAST_TARGET = 1e-9  # false alarms; fewer cannot be told from none
 MOST_DIGITS = 18  # of a number; Python refuses to read thousands of them
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
@@ -177,9 +179,9 @@ def _check_backtest(arguments: argparse.Namespace) -> None:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    if not 0.0 < arguments.target_false_alarms < math.inf:
+    if not LEAST_TARGET <= arguments.target_false_alarms < math.inf:
         raise ConfigurationError(
-            f"--target-false-alarms is {arguments.target_false_alarms:g}, expected a number above 0"
+            f"--target-false-alarms is {arguments.target_false_alarms:g}, expected a number from {LEAST_TARGET:g}"
         )
     if arguments.ranks < 0:
         raise ConfigurationError(f"--ranks is {arguments.ranks}, expected 1 or more")
@@ -421,8 +423,10 @@ def duration(text: str) -> float:
         value = float(match[1]) * UNITS[match[2] or "s"] if match else -1.0
     except ValueError:
         value = -1.0
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0; write 90, 90s, 5m, 12h or 30d")
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{cut(text, 40)!r} is not a duration above 0 and below 30 years; write 90, 90s, 5m, 12h or 30d"
+        )
     return value
 
 

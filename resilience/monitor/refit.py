@@ -52,13 +52,19 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
             by_section[name][run] = buckets
     fitted: dict[str, float] = {}
     for name, runs in sorted(by_section.items()):
-        pool = _pool([runs[run] for run in sorted(runs)], ranks)
+        pool = _pool([runs[run] for run in sorted(runs, key=_begun)], ranks)
         every = seconds / max(1.0, pool.n / max(1, ranks))
         p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
         answer = fit_pool(pool, p)
         if answer.status == "ok" and answer.timeout_s is not None:
             fitted[section_of(name) or name] = answer.timeout_s
     return fitted
+
+
+def _begun(run: str) -> tuple[int, str]:
+    """Return the sort key of a run's name that puts a later attempt of a job behind an earlier one."""
+    job_id = Settings.from_environment().job_id
+    return (attempt_of(run, job_id) or 0) if job_id is not None else 0, run
 
 
 def _own_histograms(rank: int) -> list[Durations]:

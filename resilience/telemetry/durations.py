@@ -362,7 +362,8 @@ class Recorder:
             return True
         if not self._find_earlier(limit):
             return False
-        self._state.seconds = max(0.0, at - self._state.began_at)
+        spent = max((running.total.sum for running in self._state.deadlines.values()), default=0.0)
+        self._state.seconds = max(spent, at - self._state.began_at)  # the clock may have been set back
         for name, running in self._running.items():
             self._update_median(name, running)
         self._forget_written()

@@ -329,6 +329,64 @@ def test_folder_and_table_give_the_same_answer_for_the_same_data(tmp_path: Path,
     assert of_folder.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
 
 
+@pytest.mark.parametrize("first", [0, 5000])
+def test_table_that_begins_late_has_no_short_limit_from_the_beginning(tmp_path: Path, first: int) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{run},train,0,{first + i},{s!r}" for run in range(3) for i, s in enumerate(steps(120, run, 2.0))]
+    path.write_text("\n".join(["run,section,rank,i,seconds", *rows]) + "\n")
+    assert (limits(path, target=MONTHLY).deadlines["train"].outside is not None) == (first == 0)
+
+
+def test_files_of_single_values_that_are_lost_are_noted_and_give_no_rate(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        values = steps(8000, seed)
+        values[3000:3020] = [0.5] * 20
+        folders.append(record(tmp_path / f"run{seed}", [("cold", values)]))
+        for file in (tmp_path / f"run{seed}" / "timings").glob("*.jsonl"):
+            file.unlink()
+    observed = timings.read(folders)
+    assert sum(note.endswith("are unknown") for note in observed.notes) == 2
+    assert calibrate(observed, SOON).deadlines["train"].status == "provisional"
+
+
+def test_ranks_without_timings_are_noted_and_the_rate_is_that_of_all_ranks(tmp_path: Path) -> None:
+    some = tmp_path / "some"
+    for rank in range(2):
+        record(some, [("cold", steps(5000, rank))], rank=rank, world=4)
+    (some / "timings" / "n-2.hist.unreadable").write_text("{")
+    observed = timings.read([some])
+    assert any("2 of 4 ranks have timings" in note for note in observed.notes)
+    assert any("n-2.hist.unreadable was damaged" in note for note in observed.notes)
+    (run,) = observed.runs
+    found = calibrate(observed, SOON)
+    assert (run.ranks, found.ranks) == (2, 4)
+
+
+def test_table_beside_timings_files_is_named_as_not_read(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", [("cold", steps(300, 1))])
+    table(folder / "timings" / "t.csv", [steps(300, 2)])
+    assert any("t.csv is not read" in note for note in timings.read([folder]).notes)
+
+
+def test_clock_that_was_set_back_costs_no_run(tmp_path: Path) -> None:
+    header = Header("run", "n", 0, 1, CONFIGURATION, "run")
+    recorder = Recorder(tmp_path / "run", header, 10_000.0)
+    recorder.started("cold", 10_000.0)
+    for seconds in steps(3000, 1):
+        recorder.add("train", seconds, 3000.0)
+    recorder.close(3000.0)
+    (run,) = timings.read([tmp_path / "run"]).runs
+    assert run.seconds == pytest.approx(300.0, rel=0.05)
+
+
+def test_short_limit_that_is_capped_is_provisional(tmp_path: Path) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", steps(700, seed))]) for seed in range(2)]
+    assert limits(*folders, target=MONTHLY).deadlines["train"].status == "short"
+    capped = limits(*folders, target=msgspec.structs.replace(MONTHLY, max_timeout=0.15)).deadlines["train"]
+    assert capped.status == "provisional"
+
+
 def test_one_episode_of_stalls_in_a_recorded_run_is_one_event(tmp_path: Path) -> None:
     folders = []
     for seed in range(2):
@@ -377,7 +435,7 @@ def test_rank_that_moves_between_nodes_has_all_its_occurrences(tmp_path: Path) -
     known = run.deadlines["train"]
     assert known.n == 450 and not known.is_whole
     assert sum(known.counts(0).values()) == pytest.approx(450, rel=0.01)
-    assert run.ranks == 2
+    assert (run.ranks, run.world_size) == (1, 2)
 
 
 def test_rank_that_moves_away_and_back_is_observed_for_as_long_as_the_run(tmp_path: Path) -> None:

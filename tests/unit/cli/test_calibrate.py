@@ -382,6 +382,8 @@ def test_run_is_named_by_its_job_as_for_the_other_commands(
         ("run,name,rank,i,seconds\n", "t.csv:1: the columns are run,name"),
         ("run,section,rank,i,seconds,end\n0,step,0,0,1,gone\n", "t.csv:2: end is 'gone'"),
         ("run,section,rank,i,seconds\n", "contains no durations"),
+        ("run,section,rank,i,seconds\n0,a,0,0,1\n0,a,0,0,2\n", "t.csv:3: run '0', section 'a', rank '0' has an i of 0"),
+        ("run,section,rank,i,seconds\n0,a,0,0,1e308\n", "t.csv:2: seconds is '1e308', expected a number from 0"),
     ],
 )
 def test_bad_table_is_named_with_its_line_and_nothing_is_written(
@@ -394,13 +396,46 @@ def test_bad_table_is_named_with_its_line_and_nothing_is_written(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "1e-322"])
 def test_target_that_is_no_number_of_false_alarms_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
 ) -> None:
     path = table(tmp_path / "t.csv", 100)
     assert main(["calibrate", str(path), f"--target-false-alarms={value}"]) == 2
     assert "--target-false-alarms is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--horizon", "--min-timeout", "--max-timeout"])
+def test_duration_beyond_any_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["calibrate", str(table(tmp_path / "t.csv", 100)), option, "9" * 400])
+    assert "is not a duration above 0 and below 30 years" in capsys.readouterr().err
+
+
+def test_tables_that_are_copies_count_once_and_their_order_on_the_command_line_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "f").mkdir()
+    one = table(tmp_path / "f" / "t.csv", 6000, runs=1)
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(one.read_bytes())
+    printed = []
+    for paths in ([one], [tmp_path / "f", one], [one, copy], [copy, one], [tmp_path / "f", copy]):
+        main(["calibrate", *map(str, paths), "--json", "--pool"])
+        out, err = capsys.readouterr()
+        printed.append({name: each["n"] for name, each in json.loads(out)["deadlines"].items()})
+        assert ("counts once" in err) == (len(paths) > 1)
+    assert all(each == printed[0] for each in printed)
+    slow = [str(table(tmp_path / f"{name}.csv", 6000, runs=1, seed=n)) for n, name in enumerate("abce")]
+    for path in slow[2:]:
+        lines = Path(path).read_text().splitlines()
+        lines[400:420] = [f"{line.rsplit(',', 1)[0]},3.0" for line in lines[400:420]]
+        Path(path).write_text("\n".join(lines) + "\n")
+    answers = []
+    for order in (slow, slow[2:] + slow[:2]):
+        main(["calibrate", *order, "--json", "--pool"])
+        answers.append(json.loads(capsys.readouterr().out)["deadlines"])
+    assert answers[0] == answers[1]
 
 
 def test_truncated_archive_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,7 +446,7 @@ def test_truncated_archive_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_different_configurations_are_pooled_only_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [str(table(tmp_path / name)) for name in ("a.csv", "b.csv")]
+    paths = [str(table(tmp_path / name, seed=seed)) for seed, name in enumerate(("a.csv", "b.csv"))]
     assert main(["calibrate", *paths]) == 2
     assert "--pool" in capsys.readouterr().err
     assert main(["calibrate", *paths, "--pool"]) == 3
