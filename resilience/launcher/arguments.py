@@ -101,7 +101,8 @@ class Options:
     join_timeout: float = dataclasses.field(
         default=600.0,
         metadata={
-            "help": "seconds that a node waits for a place in the job, and that a cycle waits for enough nodes",
+            "help": "seconds that a node waits for a place, or for enough other nodes, while no cycle runs; a spare "
+            "of a running cycle waits without a limit",
             "bounds": Bounds("seconds", is_above_0=True),
         },
     )
