@@ -52,7 +52,7 @@ from resilience.launcher.output.destinations import (
     NamedLogs,
     RunFolderLogs,
 )
-from resilience.launcher.preflight import Devices, Gate, PeriodicCheck, PreflightCheck, checks
+from resilience.launcher.preflight import CommandCheck, Devices, Gate, PeriodicCheck, PreflightCheck, checks
 from resilience.launcher.rendezvous.conf import keys_without_effect
 from resilience.launcher.rendezvous.handler import Handler
 from resilience.launcher.rendezvous.job_store import KINDS, kind_of
@@ -238,7 +238,8 @@ def be_quiet(is_quiet: bool) -> bool:
 
 def gate_checks(options: Options, folder: Path, handler: Handler) -> list[PreflightCheck]:
     """Return the preflight checks that run before each cycle."""
-    return checks(folder, options.min_free_disk_mb, handler.probe, options.health_check, options.exclude_on_full_disk)
+    command = CommandCheck(options.health_check, options.health_check_timeout) if options.health_check else None
+    return checks(folder, options.min_free_disk_mb, handler.probe, command, options.exclude_on_full_disk)
 
 
 def connect_rendezvous(

@@ -231,7 +231,7 @@ def test_node_has_the_checks_it_was_given(tmp_path: Path) -> None:
     def names(*arguments: object) -> list[str]:
         return [check.name for check in preflight.checks(tmp_path, *arguments)]  # type: ignore[arg-type]
 
-    assert names(100, fail, "true") == ["disk", "store", "gpu", "command"]
+    assert names(100, fail, CommandCheck("true")) == ["disk", "store", "gpu", "command"]
     assert names(0, fail, None) == ["store", "gpu"]
 
 
