@@ -28,6 +28,7 @@ from resilience.core.elapsed import Elapsed
 from resilience.errors import error_in_words
 from resilience.facts import encoding
 from resilience.facts.masking import masked_text
+from resilience.launcher.arguments import Options
 from resilience.system.health import nvml
 
 LOOK = 0.02  # seconds between polls of a request to stop
@@ -259,17 +260,11 @@ class CommandCheck:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def checks(
-    folder: Path,
-    least_mb: int,
-    ask_store: Callable[[], object],
-    command: CommandCheck | None,
-    excludes_on_full_disk: bool = False,
-) -> list[PreflightCheck]:
-    """Return the checks of a node. folder: of the run; least_mb: MiB, 0 to skip the disk check."""
+def checks(folder: Path, ask_store: Callable[[], object], options: Options) -> list[PreflightCheck]:
+    """Return the checks that a node runs before each cycle. folder: of the run; ask_store: as in `Store`."""
     node_checks: list[PreflightCheck] = [Store(ask_store), Devices()]
-    if least_mb:
-        node_checks.insert(0, Disk(folder, least_mb, is_warning=not excludes_on_full_disk))
-    if command is not None:
-        node_checks.append(command)
+    if options.min_free_disk_mb:
+        node_checks.insert(0, Disk(folder, options.min_free_disk_mb, is_warning=not options.exclude_on_full_disk))
+    if options.health_check:
+        node_checks.append(CommandCheck(options.health_check, options.health_check_timeout))
     return node_checks
