@@ -45,9 +45,9 @@ LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
 
 class Terms(msgspec.Struct, frozen=True):
     """The settings that all agents of a job share. least, most: nodes of a cycle; join_limit: seconds to wait for a
-    place; last_call: seconds that the first cycle waits for more nodes than it needs; interval: seconds between two
-    looks of an agent at others, and between its counts unless its limits need more of them; lost_after: seconds of
-    silence after which an agent is lost."""
+    place while no cycle runs; last_call: seconds that the first cycle waits for more nodes than it needs; interval:
+    seconds between two looks of an agent at others, and between its counts unless its limits need more of them;
+    lost_after: seconds of silence after which an agent is lost."""
 
     least: int
     most: int
@@ -111,13 +111,12 @@ class Rendezvous:
         last = yield from self.newest()
         if last.closed:
             return _closed(last)
-        deadline = (yield ReadClock()) + self.terms.join_limit
         self._arrived_at = yield from self._log.append(Arrived(seat, last.cycle))
         self._seat = seat
         if self.gathering.last.cycle != last.cycle:
             self.gathering = membership.begin(last)
         while True:
-            formation = yield from self._await_formation(deadline, why_not_continued)
+            formation = yield from self._await_formation(why_not_continued)
             if isinstance(formation, Refusal):
                 return formation
             if formation.closed:
@@ -131,7 +130,7 @@ class Rendezvous:
             yield from self._arrive_again()
 
     def _await_formation(
-        self, deadline: Seconds, why_not_continued: Question[More]
+        self, why_not_continued: Question[More]
     ) -> Generator[Operation | More, Any, Membership | Refusal]:
         """Wait for the next cycle's membership. Lead if no other agent does."""
         number = self.gathering.last.cycle + 1
@@ -140,8 +139,13 @@ class Rendezvous:
         began = now = yield ReadClock()
         heard, looks, is_told = 0, 0, True  # heard: notices that this agent has read for its present leader
         look_at = now + self.terms.interval if self._notices == heard else now
-        while now < deadline and not (yield IsInterrupted()):
+        deadline = began + self.terms.join_limit
+        while not (yield IsInterrupted()):
             is_time = now >= look_at  # for events without a hint
+            if (is_time or now >= deadline) and (yield from self._is_spare()):
+                deadline = now + self.terms.join_limit
+            if now >= deadline:
+                break
             if is_time:
                 look_at, looks = now + self.terms.interval, looks + 1
             leads = leader == self.id
@@ -170,6 +174,13 @@ class Rendezvous:
             is_told = yield AwaitKey(awaited, min(NOTICE, look_at - now))
             now = yield ReadClock()
         return (yield from self._stop_waiting(number))
+
+    def _is_spare(self) -> Protocol[bool]:
+        """Return True if the last cycle still has nodes, and this agent is none of them."""
+        if self.gathering.last.rank_of(self.id) is None and self.gathering.last.seats:
+            yield from self.read()
+            return bool(self.gathering.missing)
+        return False
 
     def _stop_waiting(self, number: int) -> Protocol[Refusal]:
         terms, known = self.terms, self.gathering

@@ -27,8 +27,8 @@ class HealthCheck(ABC):
 
 
 class CudaHealthCheck(HealthCheck):
-    """Waits until the CUDA device has finished its work, at most `timeout`. Then waits once more: the first
-    wait may end without an error although earlier work broke the device.
+    """Waits twice until the CUDA device has finished its work, each time at most `timeout`, so 60 s by default: the
+    first wait may end without an error although earlier work broke the device.
 
     The device is that of LOCAL_RANK, or the current one. Does nothing if this process has not used CUDA.
     Raises: TimeoutError, or the device's own error; ConfigurationError."""

@@ -75,7 +75,8 @@ class Wrapper:
         notices an event that it has to poll for. Most events wake it at once.
     progress_watchdog_interval: how often the main thread has to prove that it runs bytecode.
     soft_timeout: silence after which all ranks restart. hard_timeout: silence after which the rank is
-        terminated, and killed `termination_grace_time` later; also the limit of each hook.
+        terminated, and killed `termination_grace_time` later; also the limit of each hook. Under `resilience run` with
+        the policy any-failed (its default) the rank is killed at once.
     heartbeat_timeout: silence of a whole node after which its ranks count as lost.
     barrier_timeout, completion_timeout: how long ranks wait for each other.
     last_call_wait: longest wait for the records of other ranks after a fault.

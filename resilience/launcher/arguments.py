@@ -101,7 +101,8 @@ class Options:
     join_timeout: float = dataclasses.field(
         default=600.0,
         metadata={
-            "help": "seconds that a node waits for a place in the job, and that a cycle waits for enough nodes",
+            "help": "seconds that a node waits for a place, or for enough other nodes, while no cycle runs; a spare "
+            "of a running cycle waits without a limit",
             "bounds": Bounds("seconds", is_above_0=True),
         },
     )
@@ -141,7 +142,14 @@ class Options:
     )
     failure_window: float = dataclasses.field(default=3600.0, metadata={"help": "length of that window in seconds"})
     health_check: str | None = dataclasses.field(
-        default=None, metadata={"help": "command that must exit with 0 on this node before each cycle"}
+        default=None, metadata={"help": "command that must exit with 0 on this node; each cycle waits for it"}
+    )
+    health_check_timeout: float = dataclasses.field(
+        default=60.0,
+        metadata={
+            "help": "seconds that this command may take; then it is killed with its process group, and the node leaves",
+            "bounds": Bounds("seconds", is_above_0=True),
+        },
     )
     min_free_disk_mb: int = dataclasses.field(
         default=100,

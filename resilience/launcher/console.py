@@ -4,7 +4,7 @@ The console is a sink beside the record file: events for people become a line on
 `--ft-log-level` on. One node prints what all nodes know, because a job's terminal shows the lines of all nodes. A
 restart is one line, written when the new cycle runs: by then the records of all ranks show which rank failed first. If
 the next cycle does not start soon, a line says what it waits for. If the reader is too slow, lines are dropped; the
-agent never waits for it. `--quiet` switches everything off."""
+agent never waits for it. With `--quiet` only lost output, and why the launcher cannot start, are printed."""
 
 from __future__ import annotations
 

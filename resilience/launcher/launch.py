@@ -40,7 +40,7 @@ from resilience.facts.limits import Limits, Rule
 from resilience.facts.masking import masked
 from resilience.launcher import telling
 from resilience.launcher.agent import Agent
-from resilience.launcher.arguments import LARGEST, Command, Options
+from resilience.launcher.arguments import LARGEST, Command
 from resilience.launcher.console import Console, note, say
 from resilience.launcher.cycle_supervisor import CycleSupervisor
 from resilience.launcher.event_reporter import NodeEvents
@@ -52,7 +52,7 @@ from resilience.launcher.output.destinations import (
     NamedLogs,
     RunFolderLogs,
 )
-from resilience.launcher.preflight import Devices, Gate, PeriodicCheck, PreflightCheck, checks
+from resilience.launcher.preflight import Devices, Gate, PeriodicCheck, checks
 from resilience.launcher.rendezvous.conf import keys_without_effect
 from resilience.launcher.rendezvous.handler import Handler
 from resilience.launcher.rendezvous.job_store import KINDS, kind_of
@@ -137,7 +137,7 @@ def launch(command: Command) -> int:
             zygote,
             drain,
             signals,
-            Gate(gate_checks(command.options, folder, handler)),
+            Gate(checks(folder, handler.probe, command.options)),
             PeriodicCheck(Devices(), command.config.node_health_check_interval),
             command.options,
             limits_of(command, settings, folder, reporter),
@@ -234,11 +234,6 @@ def be_quiet(is_quiet: bool) -> bool:
     if is_quiet:
         os.environ[f"{PREFIX}QUIET"] = "1"
     return is_quiet
-
-
-def gate_checks(options: Options, folder: Path, handler: Handler) -> list[PreflightCheck]:
-    """Return the preflight checks that run before each cycle."""
-    return checks(folder, options.min_free_disk_mb, handler.probe, options.health_check, options.exclude_on_full_disk)
 
 
 def connect_rendezvous(

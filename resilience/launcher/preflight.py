@@ -28,12 +28,13 @@ from resilience.core.elapsed import Elapsed
 from resilience.errors import error_in_words
 from resilience.facts import encoding
 from resilience.facts.masking import masked_text
+from resilience.launcher.arguments import Options
 from resilience.system.health import nvml
 
 LOOK = 0.02  # seconds between polls of a request to stop
 LONGEST_GAP = 0.2  # seconds that a gap between two such polls counts; in a longer one, this process was stopped
 LOOKS = 10  # least number of looks within a check's limit while workers run; a longer gap counts as one of them
-DISK_LIMIT, STORE_LIMIT, DEVICE_LIMIT, COMMAND_LIMIT = 10.0, 30.0, 30.0, 60.0  # seconds
+DISK_LIMIT, STORE_LIMIT, DEVICE_LIMIT = 10.0, 30.0, 30.0  # seconds
 DISK_WARNING_LIMIT = 1.0  # seconds; a mere warning may not delay a cycle longer
 LAST = 500  # characters of a command's output in the report
 # The kernel kills the shell when the agent's waiting thread ends, for whatever reason.
@@ -222,7 +223,7 @@ class CommandCheck:
     name = "command"
     is_warning = False
 
-    def __init__(self, command: str, limit: float = COMMAND_LIMIT) -> None:
+    def __init__(self, command: str, limit: float = 60.0) -> None:
         self._text, self.limit = command, limit
         self._process: subprocess.Popen[bytes] | None = None
         self._is_given_up = False
@@ -259,17 +260,11 @@ class CommandCheck:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def checks(
-    folder: Path,
-    least_mb: int,
-    ask_store: Callable[[], object],
-    command: str | None,
-    excludes_on_full_disk: bool = False,
-) -> list[PreflightCheck]:
-    """Return the checks of a node. folder: of the run; least_mb: MiB, 0 to skip the disk check."""
+def checks(folder: Path, ask_store: Callable[[], object], options: Options) -> list[PreflightCheck]:
+    """Return the checks that a node runs before each cycle. folder: of the run; ask_store: as in `Store`."""
     node_checks: list[PreflightCheck] = [Store(ask_store), Devices()]
-    if least_mb:
-        node_checks.insert(0, Disk(folder, least_mb, is_warning=not excludes_on_full_disk))
-    if command:
-        node_checks.append(CommandCheck(command))
+    if options.min_free_disk_mb:
+        node_checks.insert(0, Disk(folder, options.min_free_disk_mb, is_warning=not options.exclude_on_full_disk))
+    if options.health_check:
+        node_checks.append(CommandCheck(options.health_check, options.health_check_timeout))
     return node_checks

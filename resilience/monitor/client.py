@@ -148,7 +148,7 @@ class section:  # noqa: N801  reads as a statement: `with resilience.section("da
     """Names a part of the program. Sections may nest and overlap; each is timed. If a limit is set for its name, the
     section has that limit.
 
-    Raises: ConfigurationError if a section of this name is already open."""
+    Raises: ConfigurationError if a section of this name, or 64 sections, are already open."""
 
     __slots__ = ("_name", "_opened", "_page")
 

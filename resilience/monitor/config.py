@@ -186,8 +186,8 @@ class FaultToleranceConfig:
         default=False,
         metadata=_metadata(
             _yes_or_no,
-            "end a rank before its learned limit once it is later than ever before, stands still outside a collective, "
-            "and all other ranks of its node wait in one",
+            "end a rank before its learned limit once its silence is 1.25 times its longest healthy one, it stands "
+            "still outside a collective, and all other ranks of its node wait in one",
         ),
     )
     num_warmup_iterations: int = dataclasses.field(

@@ -130,7 +130,7 @@ class RankMonitorClient:
     def start_section(self, section: str) -> None:
         """Open a section. Sections may nest and overlap.
 
-        Raises: RankMonitorClientError if it is already open, or this client is not initialized."""
+        Raises: RankMonitorClientError if it or 64 others are already open, or this client is not initialized."""
         page = self._page
         if page is None:
             raise self._not_ready()

@@ -11,10 +11,12 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from resilience.launcher import preflight
+from resilience.launcher.arguments import Options
 from resilience.launcher.preflight import CommandCheck, Devices, Disk, Gate, PeriodicCheck, PreflightFailure, Store
 from resilience.system.health import nvml
 from tests.process.children import child
@@ -228,11 +230,11 @@ def test_command_ends_with_an_agent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_node_has_the_checks_it_was_given(tmp_path: Path) -> None:
-    def names(*arguments: object) -> list[str]:
-        return [check.name for check in preflight.checks(tmp_path, *arguments)]  # type: ignore[arg-type]
+    def names(**options: Any) -> list[str]:
+        return [check.name for check in preflight.checks(tmp_path, fail, Options(**options))]
 
-    assert names(100, fail, "true") == ["disk", "store", "gpu", "command"]
-    assert names(0, fail, None) == ["store", "gpu"]
+    assert names(health_check="true") == ["disk", "store", "gpu", "command"]
+    assert names(min_free_disk_mb=0) == ["store", "gpu"]
 
 
 # -- patrol -------------------------------------------------------------------------------------------

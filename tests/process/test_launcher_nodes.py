@@ -186,18 +186,6 @@ def test_f_newcomer_waits_and_joins_when_a_place_becomes_free(launch: Launch) ->
     assert whys(job, 0, 2) == [["first", "failure"], ["first"]]
 
 
-def test_f_newcomer_that_finds_no_place_in_time_leaves_and_disturbs_nobody(launch: Launch) -> None:
-    job = launch(WAIT, per_agent=({}, {}, {"PET_RDZV_CONF": "is_host=0,join_timeout=1"}))
-    for number in range(2):
-        job.worker_pid(number)
-    late = job.more()
-    assert late.wait() == [1]
-    assert "node node2 found no place within 1 s (join_timeout)" in late.output(stream=2)
-    go(job)
-    assert job.wait() == [0, 0]
-    assert whys(job, 0, 1, 2) == [["first"], ["first"], []]
-
-
 def test_f_spare_ends_as_the_job_does(launch: Launch) -> None:
     job = launch("await_file('go')\nsys.exit(7)", "--max-restarts", "0")
     for number in range(2):

@@ -50,6 +50,15 @@ def test_unhealthy_node_runs_nothing_leaves_and_says_why(launch: Launch) -> None
     assert "the fan is broken" in job.output(stream=2)
 
 
+def test_node_whose_health_check_does_not_end_within_its_limit_leaves(launch: Launch) -> None:
+    hangs = ("--health-check", "exec sleep 600", "--health-check-timeout", "0.5")
+    job = launch("say('ran')", *hangs, nodes="1", agents=1)
+    assert job.wait() == [95]
+    (record,) = job.of(events.NodeUnhealthy)
+    assert (record.event.check, record.event.detail) == ("command", "no answer within 0.5 s")
+    assert not list(job.folder.glob("ran.*"))
+
+
 def test_node_that_falls_ill_between_cycles_leaves_and_the_other_goes_on(launch: Launch, tmp_path: Path) -> None:
     job = launch(
         """

@@ -106,6 +106,48 @@ def test_agent_that_finds_no_place_waits_for_the_next_cycle_as_a_spare() -> None
     assert run.store.data["log/count"] == "1"  # as a spare it has arrived already
 
 
+def spare_of(run: Run, **changes: Any) -> Rendezvous:
+    """Return the agent `own`, which comes as the nodes a and b run cycle 0; another spare leads."""
+    run.writes(Arrived(seat("a")), Arrived(seat("b")))
+    formed(run, Membership(), "a", "b")
+    led(run, 1)
+    return agent(run, "own", msgspec.structs.replace(TERMS, join_limit=60.0, **changes))
+
+
+def test_spare_waits_as_long_as_a_cycle_runs_even_if_it_was_stopped_for_longer_than_its_limit() -> None:
+    run = Run()
+    own = spare_of(run)
+    at(run, 500.0, lambda: setattr(run, "now", 1000.0))
+    run.interrupted_at = 2000.0
+    found = join(run, own)
+    assert isinstance(found, Refusal) and found.kind == "closed"  # it was told to stop
+    assert run.now >= 2000.0
+
+
+def test_spare_gives_up_if_no_cycle_forms_within_its_limit_after_the_last_one() -> None:
+    run = Run()
+    own = spare_of(run)
+    at(run, 500.0, lambda: run.writes(Left("a"), Left("b", is_lost=True)))
+    found = join(run, own)
+    assert isinstance(found, Refusal) and found.kind == "late"
+    assert 500.0 + 60.0 - TERMS.interval <= run.now <= 500.0 + 60.0 + TERMS.interval
+
+
+def test_each_cycle_that_forms_without_a_spare_gives_it_its_whole_limit_again() -> None:
+    run = Run()
+    own = spare_of(run)
+
+    def another_cycle() -> None:
+        formed(run, own.gathering.last, "a", "b", spares=(seat("own"),))
+        led(run, 2)
+        run.writes(Left("a"), Left("b"))
+
+    at(run, 50.0, another_cycle)
+    found = join(run, own)
+    assert isinstance(found, Refusal) and found.kind == "late"
+    assert run.now >= 50.0 + 60.0
+
+
 def test_excluded_node_is_refused_before_it_arrives_and_while_it_waits() -> None:
     run = Run()
     led(run)

@@ -165,6 +165,25 @@ def test_surplus_node_waits_and_ends_with_the_job() -> None:
     assert (signalled.cycles, signalled.ends) == (1, ("completed", "completed", "preempted"))
 
 
+def test_spare_waits_longer_than_its_limit_and_takes_the_place_of_a_lost_node() -> None:
+    """The workers run five times as long as a node waits for a place while no cycle runs."""
+    long = {"work": 300.0, "comes": (0.0, 0.2, 3.0), "terms": msgspec.structs.replace(TERMS, most=2)}
+    assert run(**long).ends == ("completed",) * 3
+    report = run(Crash(1, at=200.0), **long)
+    assert (report.cycles, report.ends) == (2, ("completed", "killed", "completed"))
+    late = run(**(long | {"comes": (0.0, 0.2, 15.0), "terms": TERMS}), rules=HELPED)
+    assert (late.cycles, late.ends) == (1, ("completed",) * 3)
+
+
+def test_spare_of_which_the_whole_cycle_is_lost_gives_up_at_its_limit() -> None:
+    terms = msgspec.structs.replace(TERMS, most=2)
+    faults, comes = (Crash(0, at=200.0), Crash(1, at=200.0)), (0.0, 0.2, 3.0)
+    job = Job(Schedule(1, comes, terms, RULES, faults, work=300.0, node_hosts_store=False))
+    assert job.run().ends == ("killed", "killed", "failed")
+    verdict = job.agents[2].verdict
+    assert verdict is not None and "node node2 found no place within 60 s" in verdict.detail
+
+
 def test_workers_that_end_long_before_the_others_end_the_job() -> None:
     assert run(Hangs(1, 0), rules=HELPED).ends == ("failed",) * 3
 
