@@ -31,7 +31,8 @@ class WorkerLink:
     """The worker's end: `page` for signs of life, `send` for messages. Once closed, messages are dropped.
 
     rank, world_size, limits: as the monitor knows them. is_armed: the worker has announced heartbeats, so its limits
-    apply whatever it does."""
+    apply whatever it does. is_open: messages are sent. is_closed: this process has ended the monitoring; a forked child
+    has not."""
 
     def __init__(self, page: RankSide, channel: Channel, welcome: messages.Welcome) -> None:
         self.page = page
@@ -42,6 +43,7 @@ class WorkerLink:
         self.is_armed = False
         self.is_paused = False
         self.is_open = True
+        self.is_closed = False
         self.dropped = 0
         self._has_progressed = False
         page.on_progress = self._progressed
@@ -52,11 +54,14 @@ class WorkerLink:
         self.dropped += not is_sent
         return is_sent
 
-    def arm(self) -> None:
-        """Announce heartbeats: the limit of the first one counts from now on, also within a Wrapper's call."""
+    def arm(self) -> bool:
+        """Announce heartbeats: the limit of the first one counts from now on, also within a Wrapper's call. Return
+        False if the monitor could not be reached; an earlier announcement stays in force."""
         if self.is_paused:
             self.resume()
-        self.is_armed = self.send(messages.Armed(time.monotonic()))
+        is_sent = self.send(messages.Armed(time.monotonic()))
+        self.is_armed |= is_sent
+        return is_sent
 
     def limit(self, limits: Limits) -> bool:
         """Apply these limits from now on. Return False if the monitor could not be reached."""
@@ -95,7 +100,7 @@ class WorkerLink:
         releases the page, whose mutex it has locked."""
         global _link
         if self.is_open:
-            self.is_open = False
+            self.is_open, self.is_closed = False, True
             self.pause()
             collective_calls.note_in(None)
             self.channel.hang_up()

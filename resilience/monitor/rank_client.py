@@ -61,6 +61,10 @@ class RankMonitorClient:
     Signs of life and sections may come from any thread. Methods that calculate limits are collectives over all ranks
     if torch.distributed is initialised.
 
+    Signs of life and sections raise no error when the monitor is lost: the training continues, and another monitor
+    takes over under `resilience run`. They raise RankMonitorClientError if this client did not begin, or if a client
+    of this process has ended the monitoring. In a forked child, which is not the rank, they do nothing.
+
     hb_timeouts, section_timeouts: the limits in force, as far as this rank knows them. cfg: the settings of the rank's
     monitor; None until monitoring begins. Settings that concern only the launcher have their defaults there."""
 
@@ -68,7 +72,6 @@ class RankMonitorClient:
         self.cfg: FaultToleranceConfig | None = None
         self.hb_timeouts = HeartbeatTimeouts()
         self.section_timeouts = SectionTimeouts()
-        self._page: RankSide | None = None
         self._link: connect.WorkerLink | None = None
         self._announced_ns = 0
 
@@ -104,9 +107,10 @@ class RankMonitorClient:
         self.cfg = from_limits(base)
         state = calculation.over(calculation.configured(base), self._state)
         self._announced_ns = time.monotonic_ns()
-        self._link, self._page = link, link.page
+        self._link = link
         self._enforce(state, base)
-        link.arm()
+        if not link.arm() and not link.is_armed:
+            warnings.warn("the rank's monitor does not read: the first heartbeat has no limit", stacklevel=2)
 
     def shutdown_workload_monitoring(self) -> None:
         """Leave the monitor: no limit applies any more. The end of the process is still noticed. No effect if this
@@ -114,7 +118,7 @@ class RankMonitorClient:
         link = self._link
         if link is None:
             return
-        self._link = self._page = None
+        self._link = None
         link.page.leave_all()
         link.close()
 
@@ -122,18 +126,13 @@ class RankMonitorClient:
 
     def send_heartbeat(self) -> None:
         """Send a sign of life. Raises: RankMonitorClientError if this client is not initialized."""
-        page = self._page
-        if page is None:
-            raise self._not_ready()
-        page.heartbeat()
+        self._page().heartbeat()
 
     def start_section(self, section: str) -> None:
         """Open a section. Sections may nest and overlap.
 
         Raises: RankMonitorClientError if it is already open, or this client is not initialized."""
-        page = self._page
-        if page is None:
-            raise self._not_ready()
+        page = self._page()
         try:
             page.enter(section)
         except ConfigurationError as error:
@@ -151,7 +150,7 @@ class RankMonitorClient:
 
     def end_all_sections(self) -> None:
         """Close every open section. Raises: RankMonitorClientError if this client is not initialized."""
-        self._require_link().page.leave_all()
+        self._page().leave_all()
 
     # -- limits ---------------------------------------------------------------------------------
 
@@ -255,10 +254,15 @@ class RankMonitorClient:
     def _state(self) -> ClientLimits:
         return ClientLimits(self.hb_timeouts, self.section_timeouts)
 
-    def _leave(self, section: str, failed: bool) -> None:
-        page = self._page
-        if page is None:
+    def _page(self) -> RankSide:
+        """Return where signs of life are stored, whether a monitor reads them or not."""
+        link = self._link
+        if link is None or link.is_closed:
             raise self._not_ready()
+        return link.page
+
+    def _leave(self, section: str, failed: bool) -> None:
+        page = self._page()
         try:
             page.leave(section, failed)
         except ConfigurationError as error:
@@ -308,7 +312,9 @@ class RankMonitorClient:
         return self._link
 
     def _not_ready(self) -> RankMonitorClientError:
-        return RankMonitorClientError("this client is not initialized; call init_workload_monitoring() first")
+        is_ended = self._link is not None and self._link.is_closed
+        reason = ": another client of this process has ended the monitoring" if is_ended else ""
+        return RankMonitorClientError(f"this client is not initialized{reason}; call init_workload_monitoring() first")
 
 
 def _recorded_names(sections: Collection[str]) -> list[str]:

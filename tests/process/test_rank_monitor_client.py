@@ -192,7 +192,7 @@ for _ in range(2):
     if rank == 0:
         spend("save", 0.3)
     client.send_heartbeat()
-own = {name: taken * 1e-9 for name, taken in client._page.longest.items()}
+own = {name: taken * 1e-9 for name, taken in client._link.page.longest.items()}
 assert client.calculate_and_set_hb_timeouts()
 assert client.calculate_and_set_section_timeouts()
 dist.destroy_process_group()

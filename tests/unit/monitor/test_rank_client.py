@@ -161,6 +161,43 @@ def test_what_needs_a_monitor_is_refused_before_and_after(
         call(begun)
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_what_needs_a_monitor_is_refused_after_another_client_has_closed_the_link(
+    call: Callable[[RankMonitorClient], object], monitor: Monitor, begun: RankMonitorClient
+) -> None:
+    other = RankMonitorClient()
+    other.init_workload_monitoring()
+    other.shutdown_workload_monitoring()
+    with pytest.raises(RankMonitorClientError, match=r"another client.* has ended .*call init_workload_monitoring\(\)"):
+        call(begun)
+    assert monitor.side.read().heartbeat_at is None
+
+
+def test_rank_goes_on_without_an_error_when_its_monitor_is_gone(monitor: Monitor, begun: RankMonitorClient) -> None:
+    monitor.channel.close()
+    begun.send_heartbeat()
+    begun.start_section("step")
+    begun.end_section("step")
+    begun.start_section("save")
+    begun.discard_section("save")
+    begun.end_all_sections()
+    assert begun.is_initialized
+
+
+def test_signs_of_life_of_a_forked_child_go_nowhere_and_are_no_error(
+    monitor: Monitor, begun: RankMonitorClient
+) -> None:
+    """A data loader's worker may use the client that it has inherited."""
+    monitor.link.forget()  # as in the child
+    monitor.link.page.let_go()
+    begun.send_heartbeat()
+    begun.start_section("load")
+    begun.end_section("load")
+    begun.end_all_sections()
+    assert not begun.is_initialized
+    assert monitor.side.read().heartbeat_at is None
+
+
 def test_end_of_what_has_not_begun_or_has_ended_does_nothing(begun: RankMonitorClient) -> None:
     RankMonitorClient().shutdown_workload_monitoring()
     for _ in range(2):
@@ -371,6 +408,12 @@ def test_heartbeats_that_came_before_the_announcement_do_not_make_a_limit_of_not
     seen(monitor, first=begun._announced_ns - SECOND, gap=3)
     begun.calculate_and_set_hb_timeouts()
     assert begun.hb_timeouts.initial == 12.0
+
+
+def test_announcement_that_a_monitor_does_not_get_is_a_warning(monitor: Monitor) -> None:
+    monitor.channel.close()
+    with pytest.warns(UserWarning, match="the first heartbeat has no limit"):
+        RankMonitorClient().init_workload_monitoring()
 
 
 def test_monitor_that_does_not_read_does_not_stop_the_rank(monitor: Monitor, begun: RankMonitorClient) -> None:
