@@ -73,9 +73,9 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
 
 
 class Armed(msgspec.Struct, frozen=True, tag="armed"):
-    """The rank announced heartbeats: the limit of the first one applies. at: monotonic seconds."""
+    """The rank announced heartbeats: the limit of the first one applies. at: monotonic seconds; None withdraws it."""
 
-    at: float
+    at: float | None
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):

@@ -30,7 +30,7 @@ from resilience.facts.limits import Learned, Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 from resilience.facts.records import Record
 from resilience.facts.seats import Seat
-from resilience.monitor import messages, page, server
+from resilience.monitor import client, messages, page, server
 from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import Closed, MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
@@ -301,6 +301,11 @@ class Worker:
         link, dump = messages.Attachment(self.pid, is_locked=False, limits=limits), os.memfd_create("dump")
         self.monitor.attach(link, shared, theirs, dump, is_new)
 
+    @property
+    def channel(self) -> Channel:
+        """The end of the program that has attached last."""
+        return self._channels[-1]
+
     def close(self) -> None:
         self.monitor._release()
         for channel in self._channels:
@@ -522,6 +527,105 @@ def test_no_first_signal_is_expected_of_a_program_on_a_new_node(tmp_path: Path) 
     ours.close()
     theirs.close()
     assert silence is None
+
+
+STRICT = Limits(
+    sections={"step": Limit(hard=60.0), "epoch": Limit(hard=7200.0)},
+    heartbeat=Limit(hard=60.0),
+    initial_heartbeat=Limit(hard=60.0),
+    out_of_section=Limit(hard=60.0),
+)
+
+
+class ProgramInWrapper:
+    """A program that sends heartbeats to the launcher's monitor and calls a Wrapper's function."""
+
+    def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("_page", None), ("_wrapper_page", None), ("_launcher_link", None)):
+            monkeypatch.setattr(client, name, value)
+        self.monitor, self.page = worker.monitor, worker.attach()
+        welcome = messages.Welcome(rank=0, world_size=1, limits=STRICT)
+        self.link = WorkerLink(self.page, worker.channel, welcome)
+        self.link.resume()
+        client._link_changed(self.link)
+
+    def call(self) -> None:
+        client.activate(RankSide(Page.create()))
+        client.function_entered()
+
+    def exceeded_in_an_hour(self) -> list[str]:
+        self.monitor._receive()
+        found = exceeded(STRICT, self.monitor._observe(), time.monotonic() + 3600.0)
+        return sorted(finding.limit for finding in found)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgramInWrapper]:
+    worker = Worker(tmp_path, STRICT)
+    yield ProgramInWrapper(worker, monkeypatch)
+    worker.close()
+
+
+@pytest.mark.parametrize("is_announced_before", [True, False])
+def test_nothing_that_an_interruption_left_behind_ends_the_rank_later(
+    program: ProgramInWrapper, is_announced_before: bool
+) -> None:
+    if is_announced_before:
+        program.link.arm()
+    program.call()
+    if not is_announced_before:
+        program.link.arm()
+    program.page.heartbeat()
+    program.page.enter("step")
+    assert program.exceeded_in_an_hour() == ["heartbeat", "section:step"]
+    client.function_interrupted()
+    assert program.exceeded_in_an_hour() == []
+    assert program.page.open_sections == () and program.page.longest == {}
+    client.function_interrupted()
+    client.function_entered()
+    assert program.exceeded_in_an_hour() == (["initial_heartbeat"] if is_announced_before else [])
+    program.page.enter("step")  # it may be opened again
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat", "section:step"]
+    program.page.heartbeat()
+    program.page.leave("step")
+    assert program.exceeded_in_an_hour() == ["heartbeat", "out_of_section"]
+    assert program.page.longest_gap == 0  # none reaches across the restart
+    assert program.page.on_progress is None or program.page.on_progress == program.link._progressed
+
+
+def test_rank_that_waits_as_a_spare_after_an_interruption_owes_no_heartbeats(program: ProgramInWrapper) -> None:
+    program.link.arm()
+    program.call()
+    program.page.heartbeat()
+    client.function_interrupted()
+    program.page.heartbeat()  # from a thread that has outlived the function
+    assert program.exceeded_in_an_hour() == []
+    client.deactivate()  # the call is over, and the program owes them again
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
+
+
+def test_program_that_announces_heartbeats_again_after_an_interruption_is_watched_from_then_on(
+    program: ProgramInWrapper,
+) -> None:
+    program.call()
+    program.link.arm()
+    client.function_interrupted()
+    client.function_entered()
+    program.link.arm()
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
+
+
+def test_section_in_which_a_wrapper_is_called_stays_open_over_an_interruption(program: ProgramInWrapper) -> None:
+    program.page.enter("epoch")
+    program.link.arm()
+    program.call()
+    program.page.enter("step")
+    client.function_interrupted()
+    assert program.page.open_sections == ("epoch",)
+    client.function_entered()
+    assert [entry.name for entry in program.monitor._page.read().open_sections] == ["epoch"]
+    client.deactivate()
+    program.page.leave("epoch")
 
 
 class Outlet:
