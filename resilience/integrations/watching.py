@@ -271,10 +271,13 @@ class Watching:
         names = {STEP} if self._steps >= FEWEST_STEPS else set()
         names |= closed & ({SETUP, VALIDATION, CHECKPOINT} if ranks["resumed"] else {VALIDATION, CHECKPOINT})
         has_outside = is_complete and (is_last or ranks["epochs"] > 1)
-        if names:
-            watched.calculate_and_set_section_timeouts(sorted(names), has_outside, True, method="fit")
-        if is_complete and ranks["resumed"]:
-            watched.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
+        try:
+            if names:
+                watched.calculate_and_set_section_timeouts(sorted(names), has_outside, True, method="fit")
+            if is_complete and ranks["resumed"]:
+                watched.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
+        except RankMonitorClientError as error:  # the program has limits for very many sections
+            self._logger.warning("calculated limits are not in force: %s", error)
         self._log(f"limits: {watched.hb_timeouts}, {watched.section_timeouts}")
         self._store_limits(watched)
 

@@ -20,7 +20,7 @@ from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, Se
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError, RankMonitorClientError
 from resilience.facts.deadlines import OUT_OF_SECTION, of_section, recorded_name
 from resilience.facts.limits import Limits
-from resilience.monitor import connect, refit
+from resilience.monitor import connect, messages, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
 from resilience.monitor.page import RankSide
 from resilience.system import rank_reductions
@@ -89,8 +89,9 @@ class RankMonitorClient:
         """Attach to the rank's monitor and announce heartbeats: the limit of the first one starts now.
 
         Limits loaded before are in force from now on. num_warmup_iters: replaces the setting
-        `num_warmup_iterations` for this rank. Raises: RankMonitorClientError without a monitor, or if this client is
-        already initialized; ConfigurationError for a number below 0."""
+        `num_warmup_iterations` for this rank. Raises: RankMonitorClientError without a monitor, if this client is
+        already initialized, or if the loaded limits are too long for a message; ConfigurationError for a number below
+        0."""
         if num_warmup_iters is not None:
             num_warmup_iters = checked(FIELDS["num_warmup_iterations"], num_warmup_iters)
         if self.is_initialized:
@@ -104,11 +105,10 @@ class RankMonitorClient:
         base = link.limits
         if num_warmup_iters is not None:
             base = msgspec.structs.replace(base, warmup_occurrences=num_warmup_iters)
+        self._enforce(link, calculation.over(calculation.configured(base), self._state), base)
         self.cfg = from_limits(base)
-        state = calculation.over(calculation.configured(base), self._state)
         self._announced_ns = time.monotonic_ns()
         self._link = link
-        self._enforce(state, base)
         if not link.arm() and not link.is_armed:
             warnings.warn("the rank's monitor does not read: the first heartbeat has no limit", stacklevel=2)
 
@@ -167,7 +167,7 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(ClientLimits(hb_timeouts, self.section_timeouts))
+        self._enforce(link, ClientLimits(hb_timeouts, self.section_timeouts))
         return True
 
     def calculate_and_set_timeouts(self, skip_if_not_ready: bool = False) -> bool:
@@ -209,7 +209,7 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(ClientLimits(self.hb_timeouts, section_timeouts))
+        self._enforce(link, ClientLimits(self.hb_timeouts, section_timeouts))
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,12 +220,13 @@ class RankMonitorClient:
         """Apply the limits of a checkpoint, now or when monitoring begins.
 
         Calculated limits are in force then; the others keep the job's present configuration. The state of a client of
-        nvidia-resiliency-ext is converted. Raises: ConfigurationError if `state` is not a client's state."""
-        loaded = calculation.from_plain(state)
-        if not self.is_initialized:
+        nvidia-resiliency-ext is converted. Raises: ConfigurationError if `state` is not a client's state;
+        RankMonitorClientError if the limits are too long for a message."""
+        loaded, link = calculation.from_plain(state), self._link
+        if link is None or not link.is_open:
             self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
         else:
-            self._enforce(calculation.over(self._state, loaded))
+            self._enforce(link, calculation.over(self._state, loaded))
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -268,14 +269,21 @@ class RankMonitorClient:
         except ConfigurationError as error:
             raise RankMonitorClientError(str(error), section=section) from error
 
-    def _enforce(self, state: ClientLimits, base: Limits | None = None) -> None:
+    def _enforce(self, link: connect.WorkerLink, state: ClientLimits, base: Limits | None = None) -> None:
         """Set these limits, here and in the monitor. If the monitor does not read, the rank continues.
 
-        base: all other limits, by default those in force."""
+        base: all other limits, by default those in force. Raises: RankMonitorClientError if they are too long for a
+        message; then nothing changes."""
+        new_limits = calculation.with_state(link.limits if base is None else base, state)
+        is_new = new_limits != link.limits
+        size = messages.bytes_of(new_limits) if is_new else 0
+        if size > messages.MOST_LIMITS:
+            raise RankMonitorClientError(
+                f"the new limits have {size} bytes, the maximum is {messages.MOST_LIMITS}; the old ones stay in force: "
+                f"set limits of fewer sections than {len(new_limits.sections)}"
+            )
         self.hb_timeouts, self.section_timeouts = state.hb_timeouts, state.section_timeouts
-        assert self._link is not None
-        new_limits = calculation.with_state(self._link.limits if base is None else base, state)
-        if new_limits != self._link.limits and not self._link.limit(new_limits):
+        if is_new and not link.limit(new_limits):
             warnings.warn("the rank's monitor did not accept new limits; the old ones stay in force", stacklevel=3)
 
     def _observed(self, link: connect.WorkerLink) -> Observed:

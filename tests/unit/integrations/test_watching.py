@@ -132,6 +132,16 @@ def test_training_goes_on_unwatched_once_the_program_has_ended_the_monitoring(to
     one.complete()
 
 
+def test_limits_that_cannot_be_set_do_not_stop_training(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = begun(tmp_path)
+    FakeClient.refuses.add("limits")
+    steps(one)
+    assert "calculated limits are not in force: the new limits have 70000 bytes" in caplog.text
+    assert calculated() == [] and told[-1] == "beat"
+
+
 def test_training_begun_again_is_a_new_one(told: list[str], tmp_path: Path) -> None:
     one = begun(tmp_path)
     one.begin_step(0)

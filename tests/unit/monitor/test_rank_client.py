@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
+from resilience.core.limits import ClientLimits, HeartbeatTimeouts, SectionTimeouts, to_plain
 from resilience.core.restart import ENTRY
 from resilience.errors import ConfigurationError, ConfigurationTypeError, RankMonitorClientError
 from resilience.facts.deadlines import NAME_BYTES
@@ -423,6 +423,31 @@ def test_monitor_that_does_not_read_does_not_stop_the_rank(monitor: Monitor, beg
         assert begun.calculate_and_set_hb_timeouts()
     assert begun.hb_timeouts.subsequent == 12.0
     begun.send_heartbeat()
+
+
+MANY = {f"validation/{number:04}": 3 for number in range(4000)}
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_limits_too_long_for_a_message_are_an_error_with_its_size_and_change_nothing(
+    monitor: Monitor, begun: RankMonitorClient, is_loaded: bool
+) -> None:
+    sections = SectionTimeouts(dict.fromkeys(MANY, 9.0), None, frozenset(MANY))
+    before, state = begun.state_dict(), to_plain(ClientLimits(section_timeouts=sections))
+    seen(monitor, outside=2, **MANY)
+    with pytest.raises(RankMonitorClientError, match=r"have \d{5,6} bytes, the maximum is 61440; the old ones stay"):
+        begun.load_state_dict(state) if is_loaded else begun.calculate_and_set_section_timeouts()
+    assert (begun.state_dict(), monitor.link.limits, monitor.hear()) == (before, LIMITS, [])
+
+
+def test_client_whose_loaded_limits_are_too_long_for_a_message_does_not_begin(monitor: Monitor) -> None:
+    made = RankMonitorClient()
+    sections = SectionTimeouts(dict.fromkeys(MANY, 9.0), None, frozenset(MANY))
+    made.load_state_dict(to_plain(ClientLimits(section_timeouts=sections)))
+    with pytest.raises(RankMonitorClientError, match="bytes, the maximum is 61440"):
+        made.init_workload_monitoring()
+    assert not made.is_initialized and made.cfg is None
+    assert (monitor.hear(), monitor.link.is_armed) == ([], False)
 
 
 # -- state --------------------------------------------------------------------------------------------
