@@ -148,7 +148,8 @@ def config_page() -> str:
         "Each setting is a field of `FaultToleranceConfig`, a key of the mapping `fault_tolerance` in a YAML file, and "
         "a flag of `resilience run`, with the same name and the same values. The page "
         "[heartbeats, sections, limits](fault_tolerance.md) describes how they work. Timeouts are in seconds; `none` "
-        "never fires.\n\n"
+        "never fires, and an empty value means the same. Flags override the file that `--ft-cfg-path` names, and the "
+        "file overrides the defaults.\n\n"
     )
     lines = ["# Config\n", MADE, head, "| key | flag | value | default | meaning |\n|---|---|---|---|---|\n"]
     for field in FIELDS.values():

@@ -199,6 +199,7 @@ def with_state(limits: Limits, state: ClientLimits) -> Limits:
             },
         },
         outside={deadline: outside for deadline, outside in limits.outside.items() if deadline not in calculated},
+        learned={deadline: learned for deadline, learned in limits.learned.items() if deadline not in calculated},
         warmup={name: limit for name, limit in limits.warmup.items() if of_section(name) not in replaced},
         warmup_heartbeat=None if HEARTBEAT in calculated & limits.first.keys() else limits.warmup_heartbeat,
         defaults=() if state.hb_timeouts.were_calculated else limits.defaults,

@@ -84,7 +84,12 @@ class Watching:
     @property
     def is_initialized(self) -> bool:
         """Return True if a monitor watches."""
-        return self._client is not None
+        return self._watched is not None
+
+    @property
+    def _watched(self) -> RankMonitorClient | None:
+        """Return the client, None if there is no monitor or the program has ended the monitoring by another client."""
+        return self._client if self._client is not None and self._client.is_initialized else None
 
     # -- beginning and end ----------------------------------------------------------------------
 
@@ -166,9 +171,10 @@ class Watching:
         if name in self._open:
             return
         self._open[name] = False
-        if self._client is not None:
+        watched = self._watched
+        if watched is not None:
             try:
-                self._client.start_section(name)
+                watched.start_section(name)
             except RankMonitorClientError as error:  # the program has a section of this name; training continues
                 self._logger.warning("section %r is not watched this time: %s", name, error)
             else:
@@ -191,9 +197,10 @@ class Watching:
 
     def _leave(self, name: str, failed: bool = False) -> None:
         is_shown = self._open.pop(name)
-        if self._client is None or not is_shown:
+        watched = self._watched
+        if watched is None or not is_shown:
             return
-        leave = self._client.discard_section if failed else self._client.end_section
+        leave = watched.discard_section if failed else watched.end_section
         try:
             leave(name)
         except RankMonitorClientError:
@@ -219,8 +226,9 @@ class Watching:
 
     def beat(self) -> None:
         """Send a sign of life."""
-        if self._client is not None:
-            self._client.send_heartbeat()
+        watched = self._watched
+        if watched is not None:
+            watched.send_heartbeat()
 
     def begin_epoch(self) -> None:
         """Note that an epoch begins."""
@@ -251,8 +259,8 @@ class Watching:
         """Calculate the possible limits, and store them. A collective: all ranks call it at the same steps."""
         if not self._calculates or environment.monitor_socket() is None:
             return
-        ranks = rank_reductions.over_ranks(self._progress())
-        if ranks["unwatched"] or self._client is None or not (ranks["new"] or is_last):
+        ranks, watched = rank_reductions.over_ranks(self._progress()), self._watched
+        if ranks["unwatched"] or watched is None or not (ranks["new"] or is_last):
             return
         self._is_due = False
         self._has_trial = bool(ranks["on trial"])
@@ -263,17 +271,20 @@ class Watching:
         names = {STEP} if self._steps >= FEWEST_STEPS else set()
         names |= closed & ({SETUP, VALIDATION, CHECKPOINT} if ranks["resumed"] else {VALIDATION, CHECKPOINT})
         has_outside = is_complete and (is_last or ranks["epochs"] > 1)
-        if names:
-            self._client.calculate_and_set_section_timeouts(sorted(names), has_outside, True, method="fit")
-        if is_complete and ranks["resumed"]:
-            self._client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
-        self._log(f"limits: {self._client.hb_timeouts}, {self._client.section_timeouts}")
-        self._store_limits(self._client)
+        try:
+            if names:
+                watched.calculate_and_set_section_timeouts(sorted(names), has_outside, True, method="fit")
+            if is_complete and ranks["resumed"]:
+                watched.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
+        except RankMonitorClientError as error:  # the program has limits for very many sections
+            self._logger.warning("calculated limits are not in force: %s", error)
+        self._log(f"limits: {watched.hb_timeouts}, {watched.section_timeouts}")
+        self._store_limits(watched)
 
     def _progress(self) -> dict[str, float]:
         """Return what this rank has seen. What any rank has seen decides for all, because all calculate or none."""
         return {
-            "unwatched": float(self._client is None),
+            "unwatched": float(self._watched is None),
             "new": float(self._is_due),
             "on trial": float(bool(self._on_trial)),
             "resumed": float(self.is_resumed),

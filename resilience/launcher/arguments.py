@@ -166,6 +166,12 @@ class Options:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 bounds: Bounds = field.metadata.get("bounds", SECONDS if "float" in str(field.type) else COUNT)
                 bounds.check(field.name, value)
+            if value == "" and field.name != "calibration_key":  # an empty key is none
+                raise ConfigurationError(
+                    f"{flag(field.name)} is '', expected a text that is not empty; leave the option out for its default"
+                )
+        if "" in self.preload:
+            raise ConfigurationError("--preload is '', expected the name of a module; leave the option out for none")
         if self.preload and self.cold:
             raise ConfigurationError("--preload has no effect with --cold: a fresh interpreter imports for itself")
         if self.exclude_on_full_disk and not self.min_free_disk_mb:
@@ -254,7 +260,7 @@ def parser() -> argparse.ArgumentParser:
         "--ft_cfg_path",
         "--ft-cfg_path",
         metavar="FILE",
-        help="YAML file with a `fault_tolerance` mapping",
+        help="YAML file with a `fault_tolerance` mapping; the flags below override it",
     )
     add_arguments(limit_group)
     foreign_group = torchrun_parser.add_argument_group("options of ft_launcher", argparse.SUPPRESS)

@@ -282,7 +282,10 @@ class _MonitorSlot:
         if self._assigned is None or message.worker_pid != self._assigned.worker_pid:
             close_all(fds)
             return
-        self._assigned = msgspec.structs.replace(self._assigned, link=message.link)
+        # One copy: a message to the next monitor may not have room for two.
+        limits = self._assigned.limits if message.link.limits is None else message.link.limits
+        link = msgspec.structs.replace(message.link, limits=None)
+        self._assigned = msgspec.structs.replace(self._assigned, link=link, limits=limits)
         if fds:
             close_all(self._link_fds)
             self._link_fds = fds

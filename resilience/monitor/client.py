@@ -22,14 +22,19 @@ _page: RankSide | None = None  # page for signs of life
 _wrapper_page: RankSide | None = None  # a Wrapper's page
 _launcher_link: connect.WorkerLink | None = None  # link to the launcher's monitor
 _has_looked_for_link = False  # True once a link was looked for
+_outer_sections: tuple[str, ...] = ()  # the program opened them before a Wrapper's call, at the launcher's monitor
+_is_announced_before = False  # the program announced heartbeats before a Wrapper's call
 
 
 def activate(page: RankSide) -> None:
     """Send signs of life to a Wrapper's page from now on. The Wrapper's monitor applies its limits to them. The
     launcher's monitor applies its own only if the program sends heartbeats to it directly."""
-    global _page, _wrapper_page
-    if _launcher_link is not None and not _launcher_link.is_armed:
-        _launcher_link.pause()
+    global _page, _wrapper_page, _outer_sections, _is_announced_before
+    link = _launcher_link
+    _outer_sections = () if link is None else link.page.open_sections
+    _is_announced_before = link is not None and link.is_armed
+    if link is not None and not link.is_armed:
+        link.pause()
     _page = _wrapper_page = page
     collective_calls.note_in(page)
 
@@ -39,13 +44,36 @@ def deactivate() -> None:
     global _page, _wrapper_page
     if _launcher_link is not None and not _launcher_link.is_armed:
         _launcher_link.resume()
+    elif _launcher_link is not None and _launcher_link.is_paused:  # an interruption has ended the call
+        _launcher_link.arm()
     _wrapper_page = None
     _page = None if _launcher_link is None else _launcher_link.page
     collective_calls.note_in(_page)
 
 
+def function_interrupted() -> None:
+    """Note that a Wrapper's function is over and did not complete. Until it is called again and the program announces
+    heartbeats, the launcher's monitor applies no limit, and nothing that the function left open counts."""
+    link = _launcher_link
+    if link is not None and not link.is_paused:
+        link.interrupt(_outer_sections)
+
+
+def function_entered() -> None:
+    """Note that a Wrapper's function is called. If an interruption has ended an announcement from before the Wrapper's
+    call, it holds again from now on; one of the function itself from its next sign of life on."""
+    link = _launcher_link
+    if link is None or not link.is_paused or not link.is_armed:
+        return
+    if _is_announced_before:
+        link.arm()
+    else:
+        link.await_sign()
+
+
 def _link_changed(link: connect.WorkerLink | None) -> None:
-    global _page, _launcher_link, _has_looked_for_link
+    global _page, _launcher_link, _has_looked_for_link, _outer_sections, _is_announced_before
+    _outer_sections, _is_announced_before = (), False  # of another page
     _launcher_link, _has_looked_for_link = link, True
     if _wrapper_page is None:
         _page = None if link is None else link.page

@@ -69,6 +69,8 @@ def _timeouts(value: Any) -> dict[str, float | None]:
         raise TypeError(type(value).__name__)
     if not all(isinstance(name, str) and name for name in value):
         raise ValueError("named sections")
+    if any(isinstance(limit, str) and not limit.strip() for limit in value.values()):
+        raise ValueError("a limit of each section")
     return {name: _timeout(limit) for name, limit in value.items()}
 
 

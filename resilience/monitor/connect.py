@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from resilience.core.observation import Doing
 from resilience.core.restart import ENTRY
@@ -31,7 +31,8 @@ class WorkerLink:
     """The worker's end: `page` for signs of life, `send` for messages. Once closed, messages are dropped.
 
     rank, world_size, limits: as the monitor knows them. is_armed: the worker has announced heartbeats, so its limits
-    apply whatever it does."""
+    apply whatever it does. is_open: messages are sent. is_closed: this process has ended the monitoring; a forked child
+    has not."""
 
     def __init__(self, page: RankSide, channel: Channel, welcome: messages.Welcome) -> None:
         self.page = page
@@ -42,8 +43,10 @@ class WorkerLink:
         self.is_armed = False
         self.is_paused = False
         self.is_open = True
+        self.is_closed = False
         self.dropped = 0
         self._has_progressed = False
+        self._reporting: Callable[[str], None] | None = None  # what the page calls once a sign has been awaited
         page.on_progress = self._progressed
 
     def send(self, message: messages.FromRank) -> bool:
@@ -52,11 +55,16 @@ class WorkerLink:
         self.dropped += not is_sent
         return is_sent
 
-    def arm(self) -> None:
-        """Announce heartbeats: the limit of the first one counts from now on, also within a Wrapper's call."""
-        if self.is_paused:
+    def arm(self) -> bool:
+        """Announce heartbeats: the limit of the first one counts from now on, also within a Wrapper's call. Return
+        False if the monitor could not be reached; an earlier announcement stays in force."""
+        if self.is_paused and self.is_armed:
+            self._continue()
+        elif self.is_paused:
             self.resume()
-        self.is_armed = self.send(messages.Armed(time.monotonic()))
+        is_sent = self.send(messages.Armed(time.monotonic()))
+        self.is_armed |= is_sent
+        return is_sent
 
     def limit(self, limits: Limits) -> bool:
         """Apply these limits from now on. Return False if the monitor could not be reached."""
@@ -84,6 +92,35 @@ class WorkerLink:
         self.is_paused = True
         self.page.doing(Doing.OUTSIDE)
 
+    def interrupt(self, outer: Collection[str]) -> None:
+        """Pause until the next announcement, because an interruption has ended what the program announced. Sections
+        that it left open are closed, all but those in `outer`, in which the program still is."""
+        for name in self.page.open_sections:
+            if name not in outer:
+                self.page.leave_if_open(name, failed=True)
+        self._stop_awaiting()
+        self.pause()
+        self.send(messages.Armed(None))
+
+    def await_sign(self) -> None:
+        """Announce heartbeats again with the next sign of life, unless the program does it before."""
+        self._reporting, self.page.on_progress = self.page.on_progress, self._first_sign
+
+    def _first_sign(self, sign: str) -> None:
+        self.arm()
+        if self.page.on_progress is not None:
+            self.page.on_progress(sign)
+
+    def _continue(self) -> None:
+        self._stop_awaiting()
+        self.is_paused = False
+        self.page.forget_signs()
+        self.page.doing(Doing.FUNCTION)
+
+    def _stop_awaiting(self) -> None:
+        if self.page.on_progress == self._first_sign:
+            self.page.on_progress = self._reporting
+
     def resume(self) -> None:
         """Apply limits again from now on, without regard to anything earlier."""
         self.is_paused = False
@@ -95,7 +132,7 @@ class WorkerLink:
         releases the page, whose mutex it has locked."""
         global _link
         if self.is_open:
-            self.is_open = False
+            self.is_open, self.is_closed = False, True
             self.pause()
             collective_calls.note_in(None)
             self.channel.hang_up()

@@ -20,6 +20,7 @@ from resilience.facts.records import Record
 from resilience.system.channel import LIMIT
 
 DESCRIPTION = 2000  # characters of a request's description that are passed on
+MOST_LIMITS = LIMIT - 4096  # bytes of limits that a rank sets itself: the agent sends them on, together with paths
 
 # -- rank to monitor -----------------------------------------------------------------------------
 
@@ -73,9 +74,9 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
 
 
 class Armed(msgspec.Struct, frozen=True, tag="armed"):
-    """The rank announced heartbeats: the limit of the first one applies. at: monotonic seconds."""
+    """The rank announced heartbeats: the limit of the first one applies. at: monotonic seconds; None withdraws it."""
 
-    at: float
+    at: float | None
 
 
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
@@ -143,12 +144,13 @@ class OpenMonitor(msgspec.Struct, frozen=True, tag="open"):
 
 class Attachment(msgspec.Struct, frozen=True, tag="link"):
     """A monitor's knowledge of its rank's attachment, with which another monitor can continue. `pid`: of the attached
-    process. heartbeats_from: monotonic seconds, the same clock in all processes of a host."""
+    process. heartbeats_from: monotonic seconds, the same clock in all processes of a host. limits: those that the rank
+    has set itself; the agent keeps them in `Assigned.limits`."""
 
     pid: int
     is_locked: bool
     heartbeats_from: float | None = None
-    limits: Limits | None = None  # limits that the rank has set itself
+    limits: Limits | None = None
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
@@ -338,6 +340,11 @@ _to_agent = reader(ToAgent, "msgpack")
 def encode(message: FromRank | ToRank | FromAgent | ToAgent) -> bytes:
     """Return the message as one datagram."""
     return to_msgpack(message)
+
+
+def bytes_of(limits: Limits) -> int:
+    """Return how many bytes of a message the limits take."""
+    return len(to_msgpack(limits))
 
 
 def with_fitting_limits(message: WithLimits) -> tuple[WithLimits, str]:

@@ -358,6 +358,20 @@ class RankSide:
         words[_OPEN:_RING] = _NO_SECTIONS
         words[_SEQUENCE] += 1
 
+    def forget_signs(self) -> None:
+        """Clear the signs of life so far: no limit counts from them, and no gap reaches across this moment. Sections
+        that are open stay so."""
+        words = self._words
+        head = words[_HEAD]
+        index = _RING + head % RING * _RING_WORDS
+        words[index] = _IS_BEGINNING
+        words[index + 1] = words[_ITERATION]
+        words[index + 2] = time.monotonic_ns()
+        words[_HEAD] = head + 1
+        words[_SEQUENCE] |= 1
+        words[_SIGNS] = _NO_SIGNS
+        words[_SEQUENCE] += 1
+
     def collectives(self) -> list[CollectiveEntry]:
         """Return the last collectives of this iteration, in the monitor's form. Any thread."""
         page = self._page

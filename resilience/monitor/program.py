@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -51,7 +51,9 @@ class Program:
         self._agent_lost_at: float | None = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque(maxlen=OUTBOX)
         self._worker: WorkerMonitor | None = None
-        self._shown_silences: tuple[int | None, Shown] = None, Shown()  # by which rank, and which
+        self._watched_rank: int | None = None  # by the last worker, which has shown what follows
+        self._shown_silences = Shown()
+        self._raised: Mapping[str, float] = {}
         self._titled_rank: int | None = None  # the rank in the process title
         self._next: deque[tuple[messages.Assigned, list[int]]] = deque()
         self._dismissed: set[int] = set()  # pids among the next workers
@@ -89,9 +91,17 @@ class Program:
             self._titled_rank = rank
             titles.name(f"res-monitor {rank}")
             titles.show([f"resilience-monitor: rank {rank} on {assigned.origin.node}"])
-        shown = self._shown_silences[1] if self._shown_silences[0] == rank else None
+        if self._watched_rank != rank:
+            self._watched_rank, self._shown_silences, self._raised = rank, Shown(), {}
         worker = self._worker = WorkerMonitor(
-            assigned, process, self._selector, self.tell, self._agent_lost_at, self._look_at_agent, shown
+            assigned,
+            process,
+            self._selector,
+            self.tell,
+            self._agent_lost_at,
+            self._look_at_agent,
+            self._shown_silences,
+            self._raised,
         )
         if assigned.link is not None:
             self._resume(worker, assigned, assigned.link, fds)
@@ -107,7 +117,7 @@ class Program:
                 worker.apply(channel)
         worker.run()
         self._worker = None
-        self._shown_silences = rank, worker.shown
+        self._shown_silences, self._raised = worker.shown, worker.raised
         outliving = [*self._loader_workers, worker.loader_workers]
         self._loader_workers = [workers for workers in outliving if workers.is_waiting]
         del worker

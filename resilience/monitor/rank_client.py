@@ -20,7 +20,7 @@ from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, Se
 from resilience.errors import ConfigurationError, ConfigurationTypeError, MonitorError, RankMonitorClientError
 from resilience.facts.deadlines import OUT_OF_SECTION, of_section, recorded_name
 from resilience.facts.limits import Limits
-from resilience.monitor import connect, refit
+from resilience.monitor import connect, messages, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
 from resilience.monitor.page import RankSide
 from resilience.system import rank_reductions
@@ -61,6 +61,10 @@ class RankMonitorClient:
     Signs of life and sections may come from any thread. Methods that calculate limits are collectives over all ranks
     if torch.distributed is initialised.
 
+    Signs of life and sections raise no error when the monitor is lost: the training continues, and another monitor
+    takes over under `resilience run`. They raise RankMonitorClientError if this client did not begin, or if a client
+    of this process has ended the monitoring. In a forked child, which is not the rank, they do nothing.
+
     hb_timeouts, section_timeouts: the limits in force, as far as this rank knows them. cfg: the settings of the rank's
     monitor; None until monitoring begins. Settings that concern only the launcher have their defaults there."""
 
@@ -68,7 +72,6 @@ class RankMonitorClient:
         self.cfg: FaultToleranceConfig | None = None
         self.hb_timeouts = HeartbeatTimeouts()
         self.section_timeouts = SectionTimeouts()
-        self._page: RankSide | None = None
         self._link: connect.WorkerLink | None = None
         self._announced_ns = 0
 
@@ -86,8 +89,9 @@ class RankMonitorClient:
         """Attach to the rank's monitor and announce heartbeats: the limit of the first one starts now.
 
         Limits loaded before are in force from now on. num_warmup_iters: replaces the setting
-        `num_warmup_iterations` for this rank. Raises: RankMonitorClientError without a monitor, or if this client is
-        already initialized; ConfigurationError for a number below 0."""
+        `num_warmup_iterations` for this rank. Raises: RankMonitorClientError without a monitor, if this client is
+        already initialized, or if the loaded limits are too long for a message; ConfigurationError for a number below
+        0."""
         if num_warmup_iters is not None:
             num_warmup_iters = checked(FIELDS["num_warmup_iterations"], num_warmup_iters)
         if self.is_initialized:
@@ -101,12 +105,12 @@ class RankMonitorClient:
         base = link.limits
         if num_warmup_iters is not None:
             base = msgspec.structs.replace(base, warmup_occurrences=num_warmup_iters)
+        self._enforce(link, calculation.over(calculation.configured(base), self._state), base)
         self.cfg = from_limits(base)
-        state = calculation.over(calculation.configured(base), self._state)
         self._announced_ns = time.monotonic_ns()
-        self._link, self._page = link, link.page
-        self._enforce(state, base)
-        link.arm()
+        self._link = link
+        if not link.arm() and not link.is_armed:
+            warnings.warn("the rank's monitor does not read: the first heartbeat has no limit", stacklevel=2)
 
     def shutdown_workload_monitoring(self) -> None:
         """Leave the monitor: no limit applies any more. The end of the process is still noticed. No effect if this
@@ -114,7 +118,7 @@ class RankMonitorClient:
         link = self._link
         if link is None:
             return
-        self._link = self._page = None
+        self._link = None
         link.page.leave_all()
         link.close()
 
@@ -122,18 +126,13 @@ class RankMonitorClient:
 
     def send_heartbeat(self) -> None:
         """Send a sign of life. Raises: RankMonitorClientError if this client is not initialized."""
-        page = self._page
-        if page is None:
-            raise self._not_ready()
-        page.heartbeat()
+        self._page().heartbeat()
 
     def start_section(self, section: str) -> None:
         """Open a section. Sections may nest and overlap.
 
         Raises: RankMonitorClientError if it or 64 others are already open, or this client is not initialized."""
-        page = self._page
-        if page is None:
-            raise self._not_ready()
+        page = self._page()
         try:
             page.enter(section)
         except ConfigurationError as error:
@@ -151,7 +150,7 @@ class RankMonitorClient:
 
     def end_all_sections(self) -> None:
         """Close every open section. Raises: RankMonitorClientError if this client is not initialized."""
-        self._require_link().page.leave_all()
+        self._page().leave_all()
 
     # -- limits ---------------------------------------------------------------------------------
 
@@ -168,7 +167,7 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(ClientLimits(hb_timeouts, self.section_timeouts))
+        self._enforce(link, ClientLimits(hb_timeouts, self.section_timeouts))
         return True
 
     def calculate_and_set_timeouts(self, skip_if_not_ready: bool = False) -> bool:
@@ -210,7 +209,7 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(ClientLimits(self.hb_timeouts, section_timeouts))
+        self._enforce(link, ClientLimits(self.hb_timeouts, section_timeouts))
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,12 +220,13 @@ class RankMonitorClient:
         """Apply the limits of a checkpoint, now or when monitoring begins.
 
         Calculated limits are in force then; the others keep the job's present configuration. The state of a client of
-        nvidia-resiliency-ext is converted. Raises: ConfigurationError if `state` is not a client's state."""
-        loaded = calculation.from_plain(state)
-        if not self.is_initialized:
+        nvidia-resiliency-ext is converted. Raises: ConfigurationError if `state` is not a client's state;
+        RankMonitorClientError if the limits are too long for a message."""
+        loaded, link = calculation.from_plain(state), self._link
+        if link is None or not link.is_open:
             self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
         else:
-            self._enforce(calculation.over(self._state, loaded))
+            self._enforce(link, calculation.over(self._state, loaded))
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -255,23 +255,35 @@ class RankMonitorClient:
     def _state(self) -> ClientLimits:
         return ClientLimits(self.hb_timeouts, self.section_timeouts)
 
-    def _leave(self, section: str, failed: bool) -> None:
-        page = self._page
-        if page is None:
+    def _page(self) -> RankSide:
+        """Return where signs of life are stored, whether a monitor reads them or not."""
+        link = self._link
+        if link is None or link.is_closed:
             raise self._not_ready()
+        return link.page
+
+    def _leave(self, section: str, failed: bool) -> None:
+        page = self._page()
         try:
             page.leave(section, failed)
         except ConfigurationError as error:
             raise RankMonitorClientError(str(error), section=section) from error
 
-    def _enforce(self, state: ClientLimits, base: Limits | None = None) -> None:
+    def _enforce(self, link: connect.WorkerLink, state: ClientLimits, base: Limits | None = None) -> None:
         """Set these limits, here and in the monitor. If the monitor does not read, the rank continues.
 
-        base: all other limits, by default those in force."""
+        base: all other limits, by default those in force. Raises: RankMonitorClientError if they are too long for a
+        message; then nothing changes."""
+        new_limits = calculation.with_state(link.limits if base is None else base, state)
+        is_new = new_limits != link.limits
+        size = messages.bytes_of(new_limits) if is_new else 0
+        if size > messages.MOST_LIMITS:
+            raise RankMonitorClientError(
+                f"the new limits have {size} bytes, the maximum is {messages.MOST_LIMITS}; the old ones stay in force: "
+                f"set limits of fewer sections than {len(new_limits.sections)}"
+            )
         self.hb_timeouts, self.section_timeouts = state.hb_timeouts, state.section_timeouts
-        assert self._link is not None
-        new_limits = calculation.with_state(self._link.limits if base is None else base, state)
-        if new_limits != self._link.limits and not self._link.limit(new_limits):
+        if is_new and not link.limit(new_limits):
             warnings.warn("the rank's monitor did not accept new limits; the old ones stay in force", stacklevel=3)
 
     def _observed(self, link: connect.WorkerLink) -> Observed:
@@ -308,7 +320,9 @@ class RankMonitorClient:
         return self._link
 
     def _not_ready(self) -> RankMonitorClientError:
-        return RankMonitorClientError("this client is not initialized; call init_workload_monitoring() first")
+        is_ended = self._link is not None and self._link.is_closed
+        reason = ": another client of this process has ended the monitoring" if is_ended else ""
+        return RankMonitorClientError(f"this client is not initialized{reason}; call init_workload_monitoring() first")
 
 
 def _recorded_names(sections: Collection[str]) -> list[str]:

@@ -318,16 +318,12 @@ class RankMonitor:
         """Write this rank's records to `folder` from now on, and apply these limits."""
         unlearned = limits.unlearned and msgspec.structs.replace(limits.unlearned, rule=limits.rule)
         self._unlearned = unlearned and with_recorded_names(unlearned)
-        limits = self._usable(of_rank(limits, origin.initial_rank, origin.world_size))
-        self._watch = Watch(limits=limits)
-        self.suspicions.expect(limits)
-        if self._raised:
-            self.suspicions.forget()
         self._folder = folder
         if self._recorder is None:
             self._recorder = DurationRecorder(folder, origin)
             self._recorder.process_started(origin.cycle, self._is_cold)
-        self._recorder.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
+        self._watch = Watch()
+        self.limit(of_rank(limits, origin.initial_rank, origin.world_size))
         self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
@@ -339,13 +335,19 @@ class RankMonitor:
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
 
-    def _usable(self, limits: Limits) -> Limits:
-        """Return the limits with the names of the rank's sections. A limit that no longer fits stays replaced, although
-        the sender does not know that."""
+    def limit(self, limits: Limits) -> None:
+        """Apply these limits from now on. A learned limit that no longer fits stays replaced, although the sender does
+        not know that."""
         limits = with_recorded_names(limits)
         for name, longer in self._raised.items():
-            limits = raised(limits, name, longer)
-        return limits
+            if name in limits.learned:
+                limits = raised(limits, name, longer)
+        self._watch = msgspec.structs.replace(self._watch, limits=limits)
+        self.suspicions.expect(limits)
+        if self._raised:
+            self.suspicions.forget()
+        if self._recorder is not None:
+            self._recorder.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
 
     @property
     def _name(self) -> str:

@@ -13,8 +13,9 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,6 @@ from resilience.errors import DecodeError
 from resilience.facts import encoding, events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit, InterruptionRecord
-from resilience.facts.limits import Limits
 from resilience.monitor import messages
 from resilience.monitor.duration_recorder import Position
 from resilience.monitor.listening import Listener
@@ -43,10 +43,12 @@ Tell = Callable[[messages.ToAgent, Sequence[int]], None]
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What a monitor leaves in the page for its successor. tail: number of the page's entries that it has read."""
+    """What a monitor leaves in the page for its successor. tail: number of the page's entries that it has read.
+    raised: learned limits that no longer fit, and the longer ones in their place."""
 
     tail: int
     position: Position
+    raised: dict[str, float] = {}
 
 
 _note = encoding.reader(_Note, "msgpack")
@@ -101,13 +103,15 @@ class WorkerMonitor(RankMonitor):
         agent_lost_at: float | None = None,
         look_at_agent: Callable[[], None] = lambda: None,
         shown: Shown | None = None,
+        raised: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: silences
-        that earlier workers of this rank have shown."""
+        that earlier workers of this rank have shown. raised: learned limits that did not fit them."""
         unattached_page = Page.create()  # until a program attaches
         self._agent = AgentOutlet(tell, rank.pid)
         self._agent.are_others_seen = assigned.is_adopted  # no agent can observe them
         super().__init__(MonitorSide(unattached_page), None, rank, self._agent, None, selector)
+        self._raised = dict(raised)
         self._tell = tell
         self._assigned = assigned
         self._link: messages.Attachment | None = None
@@ -166,9 +170,10 @@ class WorkerMonitor(RankMonitor):
         """Return the silences that the job has shown on this rank."""
         return self._listener.shown
 
-    def limit(self, limits: Limits) -> None:
-        """Apply these limits from now on."""
-        self._watch = msgspec.structs.replace(self._watch, limits=self._usable(limits))
+    @property
+    def raised(self) -> Mapping[str, float]:
+        """Return the learned limits that no longer fit, and the longer ones in their place, in seconds by deadline."""
+        return self._raised
 
     def dismiss(self) -> None:
         """Note that the worker is ended on purpose."""
@@ -309,6 +314,8 @@ class WorkerMonitor(RankMonitor):
         except DecodeError:
             return
         self._page.continue_at(note.tail)
+        self._raised |= note.raised
+        self.limit(self._watch.limits)
         lost = 0 if self._recorder is None else self._recorder.continue_from(note.position)
         if lost:
             self.emit(events.TelemetryDropped("timing", "the lost monitor had not written them", lost))
@@ -316,7 +323,7 @@ class WorkerMonitor(RankMonitor):
     def _fold_timings(self, now: float) -> PageView:
         view = super()._fold_timings(now)
         if self._recorder is not None:
-            self._page.leave_note(encoding.to_msgpack(_Note(self._page.tail, self._recorder.position)))
+            self._page.leave_note(encoding.to_msgpack(_Note(self._page.tail, self._recorder.position, self._raised)))
         return view
 
     def _detach(self) -> None:

@@ -286,14 +286,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_section_timeout_seconds",
         "gauge",
-        "The limit of a section, of the strictest rank; source: config or calibrated.",
+        "The limit of a section, of the strictest rank; source: config (set or calculated) or calibrated.",
         ("section", "source"),
         source="rank snapshots",
     ),
     Metric(
         "resilience_heartbeat_timeout_seconds",
         "gauge",
-        "The limit between two heartbeats, of the strictest rank; source: config or calibrated.",
+        "The limit between two heartbeats, of the strictest rank; source: config (set or calculated) or calibrated.",
         ("source",),
         source="rank snapshots",
     ),

@@ -103,6 +103,36 @@ def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_advised_in
     assert [(each.verdict.first, each.kind) for each in report(load(job.job.run)).incidents] == [(1, "terminated")]
 
 
+INTERRUPTED_IN_A_SECTION = """
+from resilience.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+
+def misbehave(iteration):
+    if iteration == 0:
+        client.init_workload_monitoring()
+        client.send_heartbeat()
+        client.start_section("step")
+        raise ValueError("bad batch")
+    until = time.monotonic() + 4.0
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    client.start_section("step")
+    client.end_section("step")
+    client.shutdown_workload_monitoring()
+    say("healthy")
+"""
+
+
+def test_section_and_heartbeats_that_an_exception_interrupted_do_not_end_the_healthy_rank(launch: Launch) -> None:
+    limits = ("--ft-rank-section-timeouts", "step:2", "--ft-rank-heartbeat-timeout", "2")
+    job = launch(INTERRUPTED_IN_A_SECTION + TRAIN, *limits, "--ft-initial-rank-heartbeat-timeout", "2")
+    for rank in range(2):
+        job.await_worker(f"healthy.0.{rank}")
+    go(job)
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == []
+
+
 def test_limits_of_the_launcher_that_are_shorter_than_the_wrappers_are_told(launch: Launch) -> None:
     job = launch(PLAIN, "--ft-restart-policy", "min-healthy", "--ft-rank-heartbeat-timeout", "59")
     go(job)

@@ -152,6 +152,28 @@ def test_calculated_limit_is_enforced(one: Node) -> None:
     assert record.event.allowed_s == calculated < 60.0
 
 
+def test_monitor_that_replaces_a_lost_one_enforces_a_calculated_limit_beside_many_others(one: Node) -> None:
+    """The limits take more than half of a message."""
+    code = (
+        "client.start_section('step'); time.sleep(0.3); client.end_section('step')\n"
+        "client.calculate_and_set_section_timeouts(['step'], calc_out_of_section=False)\n"
+        "print(client.section_timeouts.section['step'], flush=True); input()\n"
+        "client.start_section('step'); input()"
+    )
+    sections = {f"validation of data set number {number:03}": 600.0 for number in range(800)}
+    worker = one.start(BEGIN + code, limits(rank_section_timeouts=sections))
+    calculated = float(await_line(worker))
+    one.hear(messages.Connected, where=lambda said: said.link.limits is not None)
+    lost = one.monitors.pid(0)
+    assert lost is not None
+    os.kill(lost, signal.SIGKILL)
+    one.wait_until(lambda: one.monitors.pid(0) != lost and one.monitors.is_monitored(0))
+    let_on(worker)
+    assert found(one) == "section:step"
+    (record,) = one.records(events.RankFellSilent)
+    assert record.event.allowed_s == calculated
+
+
 def test_loaded_limit_is_enforced(one: Node) -> None:
     state = {"section_timeouts": {"section": {"step": 0.5}, "calculated_sections": ["step"]}}
     code = (
@@ -192,7 +214,7 @@ for _ in range(2):
     if rank == 0:
         spend("save", 0.3)
     client.send_heartbeat()
-own = {name: taken * 1e-9 for name, taken in client._page.longest.items()}
+own = {name: taken * 1e-9 for name, taken in client._link.page.longest.items()}
 assert client.calculate_and_set_hb_timeouts()
 assert client.calculate_and_set_section_timeouts()
 dist.destroy_process_group()

@@ -412,8 +412,10 @@ class CallWrapper:
         return self._hook_before("health_check", hook, lambda hook: hook(self._state, None))
 
     def _call_function(self) -> Result:
-        from resilience.telemetry import workload  # the session has loaded nearly all of it
+        from resilience.monitor import client  # the session has loaded it, and nearly all of the other one
+        from resilience.telemetry import workload
 
+        client.function_entered()
         self._entered = self._state.iteration
         self._reporter.entering()
         restore(self._modes)  # an interruption may have prevented a context manager from doing it
@@ -426,6 +428,7 @@ class CallWrapper:
             return Result(End.RETURNED)
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
+            client.function_interrupted()
             if self._was_interrupted(error):
                 return Result(End.INTERRUPTED)
             return self._failed(error, "run", failure.origin_of(error, is_cutting))
@@ -477,6 +480,9 @@ class CallWrapper:
 
     def _abort(self) -> Result:
         """Let the watcher finish, then drop the remaining groups. The main thread has left the function."""
+        from resilience.monitor import client
+
+        client.function_interrupted()  # it may have returned on this rank, or failed before it was called
         self._watcher.left()
         self._session.page.doing(Doing.HOOK, "abort")
         self._reporter.interrupted(self._await_noticed())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from resilience.core import limits
 from resilience.core.limits import ClientLimits, HeartbeatTimeouts, Observed, SectionTimeouts, with_recorded_names
 from resilience.errors import ConfigurationError, RankMonitorClientError
-from resilience.facts.deadlines import EARLY
-from resilience.facts.limits import First, Limit, Limits, Outside
+from resilience.facts.deadlines import EARLY, HEARTBEAT, OUT_OF_SECTION
+from resilience.facts.limits import First, Learned, Limit, Limits, Outside
 from resilience.facts.phases import Phases
 
 SEEN = Observed(first_heartbeat=20.0, heartbeat_gap=4.0, outside=2.0, sections={"step": 3.0, "save": 30.0})
@@ -183,6 +183,16 @@ def test_calculated_limit_does_not_bring_back_the_warm_up_limit_that_a_learned_o
     after = limits.with_state(learned, slower)
     assert (after.warmup, after.warmup_heartbeat) == ({"save": short}, None)
     assert limits.with_state(warm_up, slower).warmup == warm_up.warmup  # in force before, so it stays
+
+
+def test_calculated_limit_is_no_learned_one_any_more() -> None:
+    """Else it would count as calibrated, and as stale once durations do not agree with the calibrated ones."""
+    learned = {name: Learned(9.0, 1.0, 2.0) for name in ("work", "save", OUT_OF_SECTION, HEARTBEAT)}
+    sections = SectionTimeouts({"work": 20.0, "save": 9.0}, None, frozenset({"work"}))
+    changed = limits.with_state(Limits(learned=learned), ClientLimits(section_timeouts=sections))
+    assert changed.learned.keys() == {"save", OUT_OF_SECTION, HEARTBEAT}
+    heartbeats = ClientLimits(HeartbeatTimeouts(9.0, 9.0, were_calculated=True))
+    assert limits.with_state(changed, heartbeats).learned.keys() == {"save", OUT_OF_SECTION}
 
 
 def test_calculated_limit_of_a_checkpoint_replaces_the_one_of_first_occurrences() -> None:

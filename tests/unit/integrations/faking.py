@@ -14,7 +14,7 @@ class FakeClient:
 
     made: ClassVar[list[FakeClient]] = []
     told: ClassVar[list[str]] = []
-    refuses: ClassVar[set[str]] = set()  # names of sections that the program has opened itself; "attach"
+    refuses: ClassVar[set[str]] = set()  # names of sections that the program has opened itself; "attach"; "limits"
 
     def __init__(self) -> None:
         self.is_initialized = False
@@ -67,6 +67,8 @@ class FakeClient:
     ) -> bool:
         assert skip_if_not_ready
         assert method == "fit"
+        if "limits" in self.refuses:
+            raise RankMonitorClientError("the new limits have 70000 bytes")
         self.calculated.append((tuple(selected_sections), calc_out_of_section))
         self.section_timeouts = SectionTimeouts(
             calculated_sections=self.section_timeouts.calculated_sections.union(selected_sections)

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import ConfigurationError
+from resilience.facts.limits import Limits
 from resilience.integrations.stored_limits import FILE
 from resilience.integrations.watching import CHECKPOINT, FEWEST_STEPS, SETUP, STEP, VALIDATION, Watching
+from resilience.monitor import connect, messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient
 from resilience.system import rank_reductions
+from resilience.system.channel import pair
 from tests.unit.integrations.faking import FakeClient
 
 
@@ -76,18 +79,20 @@ def test_section_that_is_called_off_gives_no_limit(told: list[str], tmp_path: Pa
 
 
 def test_discarded_section_is_in_the_page_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Page.create()
+    page, (ours, theirs) = Page.create(), pair()
     client = RankMonitorClient()
-    client._page = RankSide(page)
+    client._link = connect.WorkerLink(RankSide(page), ours, messages.Welcome(rank=0, world_size=1, limits=Limits()))
     one = made(tmp_path)
     monkeypatch.setattr(one, "_client", client)
     one.open(STEP)
     one.close(STEP)
     with pytest.raises(OSError, match="disk"), one.section(CHECKPOINT):
         raise OSError("disk full")
-    assert client._page.longest.keys() == {STEP}
+    assert client._link.page.longest.keys() == {STEP}
     left, _ = MonitorSide(page).drain()
     assert [(entry.name, entry.failed) for entry in left if entry.name] == [(STEP, False), (CHECKPOINT, True)]
+    ours.close()
+    theirs.close()
 
 
 def test_short_checkpoints_give_no_limit_to_whole_ones(told: list[str], tmp_path: Path) -> None:
@@ -113,6 +118,28 @@ def test_name_that_the_program_uses_itself_does_not_stop_training(
         pass
     assert "+checkpoint" not in told and "-checkpoint" not in told
     assert "'checkpoint' is not watched" in caplog.text
+
+
+def test_training_goes_on_unwatched_once_the_program_has_ended_the_monitoring(told: list[str], tmp_path: Path) -> None:
+    one = begun(tmp_path)
+    steps(one, 1)
+    told.clear()
+    FakeClient.made[-1].is_initialized = False  # by another client
+    with one.section(CHECKPOINT):
+        steps(one)
+    assert not one.is_initialized
+    assert [line for line in told if not line.startswith("step")] == []
+    one.complete()
+
+
+def test_limits_that_cannot_be_set_do_not_stop_training(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = begun(tmp_path)
+    FakeClient.refuses.add("limits")
+    steps(one)
+    assert "calculated limits are not in force: the new limits have 70000 bytes" in caplog.text
+    assert calculated() == [] and told[-1] == "beat"
 
 
 def test_training_begun_again_is_a_new_one(told: list[str], tmp_path: Path) -> None:

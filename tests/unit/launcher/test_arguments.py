@@ -67,3 +67,18 @@ def test_program_may_have_the_name_of_a_switchs_value(name: str) -> None:
 def test_limits_on_trial_may_come_from_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESILIENCE_TIMEOUTS", "timeouts.yaml")
     assert parse(["--timeouts-shadow", "train.py"]).options.timeouts_shadow
+
+
+@pytest.mark.parametrize(
+    "option", ["--run-dir", "--timeouts", "--metrics-host", "--metrics-textfile", "--health-check", "--preload"]
+)
+def test_empty_value_is_refused_and_does_not_mean_the_variable(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    """Such as `--timeouts=$FILE` where FILE is not set."""
+    monkeypatch.setenv("RESILIENCE_TIMEOUTS", "timeouts.yaml")
+    with pytest.raises(ConfigurationError, match=f"{option} is '', expected .*; leave the option out for"):
+        parse([f"{option}=", "train.py"])
+
+
+def test_empty_calibration_key_replaces_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESILIENCE_CALIBRATION_KEY", "model")
+    assert parse(["--calibration-key=", "train.py"]).options.calibration_key == ""

@@ -111,6 +111,15 @@ def test_program_that_sends_heartbeats_itself_is_weighed_inside_of_a_wrapper_too
     assert launchers.read().heartbeat_at is not None
 
 
+def test_announced_heartbeats_stay_announced_when_the_monitor_misses_a_second_announcement(linked: Linked) -> None:
+    link, launchers, line = linked
+    assert link.arm()
+    line.close()
+    assert not link.arm()
+    client.activate(RankSide(Page.create()))
+    assert launchers.read().doing is Doing.FUNCTION
+
+
 @pytest.mark.parametrize("is_attached_before", [True, False])
 def test_program_that_announces_heartbeats_within_a_wrapper_is_watched_from_then_on(
     linked: Linked, is_attached_before: bool

@@ -315,6 +315,21 @@ def test_none_means_no_limits_of_sections(nothing: object) -> None:
     assert (config.rank_section_timeouts, config.warmup_rank_section_timeouts) == ({}, {})
 
 
+@pytest.mark.parametrize("sections", ["data:", "step:30,data: ", {"data": ""}])
+@pytest.mark.parametrize("name", ["rank_section_timeouts", "warmup_rank_section_timeouts"])
+def test_section_with_an_empty_limit_is_refused_and_not_unlimited(name: str, sections: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name} is .*data.*, expected name:seconds,… or a mapping"):
+        FaultToleranceConfig.from_kwargs(**{name: sections})
+
+
+def test_empty_limit_of_a_section_is_wrong_usage_of_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_flags("--ft-rank-section-timeouts", "data:")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "argument --ft-rank-section-timeouts" in said
+    assert "rank_section_timeouts is 'data:', expected name:seconds,…" in said
+
+
 def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
     assert FaultToleranceConfig.from_yaml_file(written(tmp_path, "fault_tolerance:")) == FaultToleranceConfig()
 

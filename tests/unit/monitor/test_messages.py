@@ -129,3 +129,20 @@ def test_limits_of_more_sections_than_a_message_holds_are_left_out_and_the_worke
     assert left_out == "all limits of sections and silences, all learned limits"
     assert fitting == msgspec.structs.replace(assigned, limits=Limits(step=Limit(hard=9.0)))
     assert len(messages.encode(fitting)) <= LIMIT
+
+
+def test_longest_limits_that_a_rank_may_set_fit_all_messages_that_send_them_on() -> None:
+    limits, path = Limits(), b"/scratch/" + b"x" * 240
+    for number in range(10_000):
+        longer = msgspec.structs.replace(limits, sections={**limits.sections, f"section {number}": Limit(hard=1.5)})
+        if messages.bytes_of(longer) > messages.MOST_LIMITS:
+            break
+        limits = longer
+    link = messages.Attachment(2**22, True, 1e6)
+    sent: list[Any] = [
+        messages.NewLimits(limits),
+        messages.Connected(2**22, msgspec.structs.replace(link, limits=limits)),
+        messages.Assigned(2**22, 2**62, ORIGIN, path, limits, (path, path), "x" * 100, link),
+    ]
+    assert messages.bytes_of(limits) > messages.MOST_LIMITS - 100
+    assert [len(messages.encode(message)) <= LIMIT for message in sent] == [True] * 3

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
+from resilience.core.limits import ClientLimits, HeartbeatTimeouts, SectionTimeouts, to_plain
 from resilience.core.restart import ENTRY
 from resilience.errors import ConfigurationError, ConfigurationTypeError, RankMonitorClientError
 from resilience.facts.deadlines import NAME_BYTES
@@ -159,6 +159,43 @@ def test_what_needs_a_monitor_is_refused_before_and_after(
     begun.shutdown_workload_monitoring()
     with pytest.raises(RankMonitorClientError, match=r"call init_workload_monitoring\(\) first"):
         call(begun)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_needs_a_monitor_is_refused_after_another_client_has_closed_the_link(
+    call: Callable[[RankMonitorClient], object], monitor: Monitor, begun: RankMonitorClient
+) -> None:
+    other = RankMonitorClient()
+    other.init_workload_monitoring()
+    other.shutdown_workload_monitoring()
+    with pytest.raises(RankMonitorClientError, match=r"another client.* has ended .*call init_workload_monitoring\(\)"):
+        call(begun)
+    assert monitor.side.read().heartbeat_at is None
+
+
+def test_rank_goes_on_without_an_error_when_its_monitor_is_gone(monitor: Monitor, begun: RankMonitorClient) -> None:
+    monitor.channel.close()
+    begun.send_heartbeat()
+    begun.start_section("step")
+    begun.end_section("step")
+    begun.start_section("save")
+    begun.discard_section("save")
+    begun.end_all_sections()
+    assert begun.is_initialized
+
+
+def test_signs_of_life_of_a_forked_child_go_nowhere_and_are_no_error(
+    monitor: Monitor, begun: RankMonitorClient
+) -> None:
+    """A data loader's worker may use the client that it has inherited."""
+    monitor.link.forget()  # as in the child
+    monitor.link.page.let_go()
+    begun.send_heartbeat()
+    begun.start_section("load")
+    begun.end_section("load")
+    begun.end_all_sections()
+    assert not begun.is_initialized
+    assert monitor.side.read().heartbeat_at is None
 
 
 def test_end_of_what_has_not_begun_or_has_ended_does_nothing(begun: RankMonitorClient) -> None:
@@ -373,6 +410,12 @@ def test_heartbeats_that_came_before_the_announcement_do_not_make_a_limit_of_not
     assert begun.hb_timeouts.initial == 12.0
 
 
+def test_announcement_that_a_monitor_does_not_get_is_a_warning(monitor: Monitor) -> None:
+    monitor.channel.close()
+    with pytest.warns(UserWarning, match="the first heartbeat has no limit"):
+        RankMonitorClient().init_workload_monitoring()
+
+
 def test_monitor_that_does_not_read_does_not_stop_the_rank(monitor: Monitor, begun: RankMonitorClient) -> None:
     seen(monitor, first=1, gap=3)
     monitor.channel.close()
@@ -380,6 +423,31 @@ def test_monitor_that_does_not_read_does_not_stop_the_rank(monitor: Monitor, beg
         assert begun.calculate_and_set_hb_timeouts()
     assert begun.hb_timeouts.subsequent == 12.0
     begun.send_heartbeat()
+
+
+MANY = {f"validation/{number:04}": 3 for number in range(4000)}
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_limits_too_long_for_a_message_are_an_error_with_its_size_and_change_nothing(
+    monitor: Monitor, begun: RankMonitorClient, is_loaded: bool
+) -> None:
+    sections = SectionTimeouts(dict.fromkeys(MANY, 9.0), None, frozenset(MANY))
+    before, state = begun.state_dict(), to_plain(ClientLimits(section_timeouts=sections))
+    seen(monitor, outside=2, **MANY)
+    with pytest.raises(RankMonitorClientError, match=r"have \d{5,6} bytes, the maximum is 61440; the old ones stay"):
+        begun.load_state_dict(state) if is_loaded else begun.calculate_and_set_section_timeouts()
+    assert (begun.state_dict(), monitor.link.limits, monitor.hear()) == (before, LIMITS, [])
+
+
+def test_client_whose_loaded_limits_are_too_long_for_a_message_does_not_begin(monitor: Monitor) -> None:
+    made = RankMonitorClient()
+    sections = SectionTimeouts(dict.fromkeys(MANY, 9.0), None, frozenset(MANY))
+    made.load_state_dict(to_plain(ClientLimits(section_timeouts=sections)))
+    with pytest.raises(RankMonitorClientError, match="bytes, the maximum is 61440"):
+        made.init_workload_monitoring()
+    assert not made.is_initialized and made.cfg is None
+    assert (monitor.hear(), monitor.link.is_armed) == ([], False)
 
 
 # -- state --------------------------------------------------------------------------------------------

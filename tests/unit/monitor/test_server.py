@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from selectors import DefaultSelector
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
+from resilience.core.limits import ClientLimits, SectionTimeouts, with_state
 from resilience.core.observation import Doing, Observation
 from resilience.core.silences import Shown
 from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Finding, Watch, decide, exceeded
@@ -29,7 +30,7 @@ from resilience.facts.limits import Learned, Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 from resilience.facts.records import Record
 from resilience.facts.seats import Seat
-from resilience.monitor import messages, page, server
+from resilience.monitor import client, messages, page, server
 from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import Closed, MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
@@ -39,6 +40,7 @@ from resilience.system.channel import Channel, pair
 from resilience.system.processes import Process
 from resilience.system.stacks import Stacks
 from resilience.telemetry import durations, single_durations
+from resilience.telemetry.rank_snapshot import allowed
 from resilience.telemetry.recording import RecordTail
 
 
@@ -198,6 +200,61 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_if_the_rank_sets_other
     assert worker.monitor._watch.limits.heartbeat == Limit(hard=60.0)
 
 
+def test_calculated_limit_does_not_become_stale_like_the_learned_one_that_it_replaced(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, LEARNED)
+    worker.attach()
+    calculated = SectionTimeouts({"work": 20.0}, None, frozenset({"work"}))
+    limits = with_state(LEARNED, ClientLimits(section_timeouts=calculated))
+    worker.monitor._handle(messages.NewLimits(limits))
+    made_stale(worker.monitor)
+    worker.close()
+    assert work_limits(worker.monitor) == (20.0, [])
+    assert not allowed(worker.monitor._watch.limits)[0].is_learned
+    assert not any(isinstance(record.event, events.TimeoutsStale) for record in records(tmp_path))
+
+
+def test_calculated_limit_replaces_also_a_stale_one(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, LEARNED)
+    worker.attach()
+    made_stale(worker.monitor)
+    calculated = SectionTimeouts({"work": 20.0}, None, frozenset({"work"}))
+    worker.monitor._handle(messages.NewLimits(with_state(LEARNED, ClientLimits(section_timeouts=calculated))))
+    worker.close()
+    assert work_limits(worker.monitor) == (20.0, [])
+
+
+def test_learned_limit_that_no_longer_fits_stays_replaced_by_the_monitor_that_replaces_a_lost_one(
+    tmp_path: Path,
+) -> None:
+    lost = Worker(tmp_path, LEARNED)
+    rank = lost.attach()
+    made_stale(lost.monitor)
+    limits = msgspec.structs.replace(LEARNED, heartbeat=Limit(hard=60.0))  # as the rank knows them
+    lost.monitor._handle(messages.NewLimits(limits))
+    lost.monitor._fold_timings(time.monotonic())
+    replacement = Worker(tmp_path, LEARNED)
+    replacement.take_over(lost)
+    rank.step(1)
+    replacement.monitor._fold_timings(time.monotonic())
+    shown = work_limits(replacement.monitor), replacement.monitor._watch.limits.heartbeat
+    replacement.close()
+    lost.close()
+    assert shown == ((40.0, []), Limit(hard=60.0))
+
+
+def test_learned_limit_that_no_longer_fits_stays_replaced_for_the_next_worker(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, LEARNED)
+    worker.attach()
+    made_stale(worker.monitor)
+    worker.close()
+    following = Worker(tmp_path, LEARNED, raised=worker.monitor.raised)
+    configured = Worker(tmp_path, Limits(sections={"work": Limit(hard=3.0)}), raised=worker.monitor.raised)
+    for each in (following, configured):
+        each.close()
+    assert work_limits(following.monitor) == (40.0, [])
+    assert work_limits(configured.monitor) == (3.0, [])
+
+
 def test_learned_limit_that_no_longer_fits_stays_replaced_in_the_next_call(tmp_path: Path, pipe: int) -> None:
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
     monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
@@ -212,12 +269,18 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_in_the_next_call(tmp_p
 class Worker:
     """A worker's monitor in this process, and programs that attach themselves."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits(), shown: Shown | None = None) -> None:  # noqa: B008
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits = Limits(),  # noqa: B008
+        shown: Shown | None = None,
+        raised: Mapping[str, float] | None = None,
+    ) -> None:
         self.pid = os.getpid()
         origin = Origin("job", "n", "rank", self.pid, initial_rank=0, rank=0, world_size=1)
         assigned = messages.Assigned(self.pid, 0, origin, bytes(folder), limits)
         self.monitor = WorkerMonitor(
-            assigned, Process(self.pid), DefaultSelector(), lambda message, fds: None, shown=shown
+            assigned, Process(self.pid), DefaultSelector(), lambda message, fds: None, shown=shown, raised=raised or {}
         )
         self._channels: list[Channel] = []
 
@@ -229,13 +292,19 @@ class Worker:
 
     def take_over(self, earlier: Worker) -> None:
         """Continue with the page of a monitor that is lost."""
-        self._attach(Page.attach(os.dup(earlier.monitor._attached_page.fd)), is_new=False)
+        shared = Page.attach(os.dup(earlier.monitor._attached_page.fd))
+        self._attach(shared, is_new=False, limits=earlier.monitor._link and earlier.monitor._link.limits)
 
-    def _attach(self, shared: Page, is_new: bool) -> None:
+    def _attach(self, shared: Page, is_new: bool, limits: Limits | None = None) -> None:
         ours, theirs = pair()
         self._channels.append(ours)
-        link, dump = messages.Attachment(self.pid, is_locked=False), os.memfd_create("dump")
+        link, dump = messages.Attachment(self.pid, is_locked=False, limits=limits), os.memfd_create("dump")
         self.monitor.attach(link, shared, theirs, dump, is_new)
+
+    @property
+    def channel(self) -> Channel:
+        """The end of the program that has attached last."""
+        return self._channels[-1]
 
     def close(self) -> None:
         self.monitor._release()
@@ -458,6 +527,105 @@ def test_no_first_signal_is_expected_of_a_program_on_a_new_node(tmp_path: Path) 
     ours.close()
     theirs.close()
     assert silence is None
+
+
+STRICT = Limits(
+    sections={"step": Limit(hard=60.0), "epoch": Limit(hard=7200.0)},
+    heartbeat=Limit(hard=60.0),
+    initial_heartbeat=Limit(hard=60.0),
+    out_of_section=Limit(hard=60.0),
+)
+
+
+class ProgramInWrapper:
+    """A program that sends heartbeats to the launcher's monitor and calls a Wrapper's function."""
+
+    def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("_page", None), ("_wrapper_page", None), ("_launcher_link", None)):
+            monkeypatch.setattr(client, name, value)
+        self.monitor, self.page = worker.monitor, worker.attach()
+        welcome = messages.Welcome(rank=0, world_size=1, limits=STRICT)
+        self.link = WorkerLink(self.page, worker.channel, welcome)
+        self.link.resume()
+        client._link_changed(self.link)
+
+    def call(self) -> None:
+        client.activate(RankSide(Page.create()))
+        client.function_entered()
+
+    def exceeded_in_an_hour(self) -> list[str]:
+        self.monitor._receive()
+        found = exceeded(STRICT, self.monitor._observe(), time.monotonic() + 3600.0)
+        return sorted(finding.limit for finding in found)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgramInWrapper]:
+    worker = Worker(tmp_path, STRICT)
+    yield ProgramInWrapper(worker, monkeypatch)
+    worker.close()
+
+
+@pytest.mark.parametrize("is_announced_before", [True, False])
+def test_nothing_that_an_interruption_left_behind_ends_the_rank_later(
+    program: ProgramInWrapper, is_announced_before: bool
+) -> None:
+    if is_announced_before:
+        program.link.arm()
+    program.call()
+    if not is_announced_before:
+        program.link.arm()
+    program.page.heartbeat()
+    program.page.enter("step")
+    assert program.exceeded_in_an_hour() == ["heartbeat", "section:step"]
+    client.function_interrupted()
+    assert program.exceeded_in_an_hour() == []
+    assert program.page.open_sections == () and program.page.longest == {}
+    client.function_interrupted()
+    client.function_entered()
+    assert program.exceeded_in_an_hour() == (["initial_heartbeat"] if is_announced_before else [])
+    program.page.enter("step")  # it may be opened again
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat", "section:step"]
+    program.page.heartbeat()
+    program.page.leave("step")
+    assert program.exceeded_in_an_hour() == ["heartbeat", "out_of_section"]
+    assert program.page.longest_gap == 0  # none reaches across the restart
+    assert program.page.on_progress is None or program.page.on_progress == program.link._progressed
+
+
+def test_rank_that_waits_as_a_spare_after_an_interruption_owes_no_heartbeats(program: ProgramInWrapper) -> None:
+    program.link.arm()
+    program.call()
+    program.page.heartbeat()
+    client.function_interrupted()
+    program.page.heartbeat()  # from a thread that has outlived the function
+    assert program.exceeded_in_an_hour() == []
+    client.deactivate()  # the call is over, and the program owes them again
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
+
+
+def test_program_that_announces_heartbeats_again_after_an_interruption_is_watched_from_then_on(
+    program: ProgramInWrapper,
+) -> None:
+    program.call()
+    program.link.arm()
+    client.function_interrupted()
+    client.function_entered()
+    program.link.arm()
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
+
+
+def test_section_in_which_a_wrapper_is_called_stays_open_over_an_interruption(program: ProgramInWrapper) -> None:
+    program.page.enter("epoch")
+    program.link.arm()
+    program.call()
+    program.page.enter("step")
+    client.function_interrupted()
+    assert program.page.open_sections == ("epoch",)
+    client.function_entered()
+    assert [entry.name for entry in program.monitor._page.read().open_sections] == ["epoch"]
+    client.deactivate()
+    program.page.leave("epoch")
 
 
 class Outlet:
