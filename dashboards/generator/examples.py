@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         # The file for node-exporter is no longer written.
         Case({_WRITTEN: "0+60x10 600x30"}, "20m", ((_job(), ""),)),
         Case({_WRITTEN: "0+60x10 600x30", _COMPLETED_AT: "_x10 600x30"}, "20m"),
-        Case({_WRITTEN: "0+60x10 600x480"}, "450m"),
+        Case({_WRITTEN: "-26400x30"}, "20m"),  # since more than 6 hours
     ),
     "JobFailed": (
         Case({_UP: "1x10 stale", _UP_FAILED: "_x10 0x30"}, "12m", ((_job(), ""),)),
@@ -115,11 +115,11 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_WRITTEN: "0+60x10 600x30", _COMPLETED_AT: "_x10 600x30"}, "12m"),
     ),
     "StartStalled": (
-        Case({_BEGAN: "0x90", _BEGAN_PEER: "_"}, "62m", ((_job(), "1h 2m 0s"),)),
-        Case({_BEGAN: "0x90", _BEGAN_PEER: "_", _STEP: "_x50 1x40"}, "62m"),
-        Case({_BEGAN: "0x90", _BEGAN_PEER: "_", _BEATS: "_x50 1x40"}, "62m"),
-        Case({_BEGAN: "0x90", _BEGAN_PEER: "_", _ITERATION: "_x50 0x40"}, "62m"),
-        Case({_BEGAN: "0x90", _BEGAN_PEER: "_"}, "50m"),
+        Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_"}, "12m", ((_job(), "1h 2m 0s"),)),
+        Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _STEP: "_x5 1x15"}, "12m"),
+        Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _BEATS: "_x5 1x15"}, "12m"),
+        Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _ITERATION: "_x5 0x15"}, "12m"),
+        Case({_BEGAN: "-2280x20", _BEGAN_PEER: "_"}, "12m"),
     ),
     "JobStalled": (
         Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30"}, "35m", ((_job(), ""),)),
@@ -178,23 +178,24 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "RestartBudgetLow": (
         Case({_BUDGET: "3x5 1x10", _BUDGET_MAX: "3x20"}, "10m", ((_job(layer="launcher"), "1"),)),
-        Case({_BUDGET: "3x5 1x500", _BUDGET_MAX: "3x500"}, "450m", ((_job(layer="launcher"), "1"),)),
+        # A new Prometheus has never seen more of the budget.
+        Case({_BUDGET: "1x20", _BUDGET_MAX: "3x20"}, "10m", ((_job(layer="launcher"), "1"),)),
         Case({_BUDGET: "3x5 2x10", _BUDGET_MAX: "3x20"}, "10m"),
         Case({_BUDGET: "1x20", _BUDGET_MAX: "1x20"}, "10m"),  # the budget was this small from the start
     ),
     "NodeRepeatOffender": (
-        Case({_blamed("n1"): "_x10 1x30 3x60", **_TWO_NODES}, "80m", ((_job(node="n1"), "3"),)),
+        Case({_blamed("n1"): "_x5 1x5 3x20", **_TWO_NODES}, "20m", ((_job(node="n1"), "3"),)),
         # The node that records verdicts has left, and another one records them.
         Case(
-            {_blamed("n1"): "_x10 1x10 stale", _blamed("n1", "n1"): "_x30 2x80", **_TWO_NODES},
-            "80m",
+            {_blamed("n1"): "_x2 1x3 stale", _blamed("n1", "n1"): "_x14 2x20", **_TWO_NODES},
+            "20m",
             ((_job(node="n1"), "3"),),
         ),
-        Case({_blamed("n1"): "_x10 1x90", _blamed("n0"): "_x20 2x80", **_TWO_NODES}, "80m"),
-        Case({_blamed("other"): "_x10 3x90", **_TWO_NODES}, "80m"),  # of several nodes, which have no series
+        Case({_blamed("n1"): "_x5 1x20", _blamed("n0"): "_x10 2x20", **_TWO_NODES}, "20m"),
+        Case({_blamed("other"): "_x5 3x20", **_TWO_NODES}, "20m"),  # of several nodes, which have no series
         # Ranks of a node failed first by its own records, and the verdicts blame no node.
-        Case({_faults("n1"): "_x10 1x30 3x60", **_TWO_NODES}, "80m"),
-        Case({_blamed("n0"): "_x10 1x30 3x60", _ACTIVE: "8x100"}, "80m"),  # the job has only one node
+        Case({_faults("n1"): "_x5 1x5 3x20", **_TWO_NODES}, "20m"),
+        Case({_blamed("n0"): "_x5 1x5 3x20", _ACTIVE: "8x100"}, "20m"),  # the job has only one node
     ),
     "RestartSlow": (
         Case(
@@ -224,9 +225,9 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
     ),
     "GoodputLow": (
-        Case({_PRODUCTIVE: "0+480x240", _LOST: "_x100 0+120x140"}, "200m", ((_job(), "80%"),)),
-        Case({_PRODUCTIVE: "0+480x240", _LOST: "_x100 0+10x140"}, "200m"),
-        Case({_PRODUCTIVE: "_x20 0+480x40", _LOST: "960x60"}, "45m"),  # too young: the job has just started
+        Case({_PRODUCTIVE: "0+480x90", _LOST: "_x10 0+120x80"}, "85m", ((_job(), "80%"),)),
+        Case({_PRODUCTIVE: "0+480x90", _LOST: "_x10 0+10x80"}, "85m"),
+        Case({_PRODUCTIVE: "_x20 0+480x40", _LOST: "_x20 0+480x40"}, "45m"),  # too young: the job has just started
     ),
     "SparesExhausted": (
         Case({_ACTIVE: "8x30", _SPARE: "1x10 stale"}, "20m", ((_job(), ""),)),

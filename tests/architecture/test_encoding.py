@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.support.modules import tree_of
+
 PACKAGE = Path(__file__).parents[2] / "resilience"
 ENCODING = PACKAGE / "facts" / "encoding.py"
 CODECS = {
@@ -34,7 +36,7 @@ def test_only_one_module_encodes_and_decodes() -> None:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         if path != ENCODING:
-            uses = _uses(ast.parse(path.read_text()))
+            uses = _uses(tree_of(path))
             name = str(path.relative_to(PACKAGE))
             if more := uses - ALLOWED.get(name, set()):
                 found[name] = sorted(more)
@@ -42,9 +44,7 @@ def test_only_one_module_encodes_and_decodes() -> None:
 
 
 def test_every_exception_to_that_is_still_needed() -> None:
-    unused = {
-        name: sorted(allowed - _uses(ast.parse((PACKAGE / name).read_text()))) for name, allowed in ALLOWED.items()
-    }
+    unused = {name: sorted(allowed - _uses(tree_of(PACKAGE / name))) for name, allowed in ALLOWED.items()}
     assert not {name: uses for name, uses in unused.items() if uses}
 
 

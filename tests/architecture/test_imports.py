@@ -6,54 +6,25 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.server import ROOT
 
 EXPORTERS = {"grpc", "opentelemetry", "prometheus_client", "requests", "rich", "structlog", "urllib3", "yaml"}
 
+# One process, because torch takes most of its time: what it has loaded after each of three steps.
 SHOW = """
-import json, sys
+import importlib, json, pkgutil, sys
 import torch.distributed
 before = set(sys.modules)
+shown = {}
+from resilience.inprocess import CallWrapper, Wrapper
+shown["for users"] = sorted(set(sys.modules) - before)
 import resilience
 import resilience.inprocess as inprocess
 inprocess.Wrapper, inprocess.CallWrapper, inprocess.Compose
 resilience.heartbeat, resilience.section, resilience.step
-print(json.dumps(sorted(set(sys.modules) - before)))
-"""
-
-
-def test_wrapper_and_signs_of_life_load_no_exporter() -> None:
-    shown = subprocess.run([sys.executable, "-c", SHOW], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = json.loads(shown.stdout)
-    assert "resilience.inprocess.wrap" in loaded  # else this looks at nothing
-    assert {name.partition(".")[0] for name in loaded} & EXPORTERS == set()
-
-
-FOR_USERS = """
-import json, sys
-import torch.distributed
-before = set(sys.modules)
-from resilience.inprocess import CallWrapper, Wrapper
-print(json.dumps(sorted(set(sys.modules) - before)))
-"""
-
-
-def test_names_that_users_import_load_neither_monitor_nor_session_nor_spans() -> None:
-    shown = subprocess.run([sys.executable, "-c", FOR_USERS], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(json.loads(shown.stdout))
-    assert "resilience.inprocess._runtime.call" in loaded
-    heavy = (
-        "resilience.monitor.",
-        "resilience.telemetry.",
-        "resilience.inprocess._runtime.session",
-        "resilience.inprocess._runtime.monitor_store",
-    )
-    assert [name for name in loaded if name.startswith(heavy)] == []
-
-
-FRAMEWORKS = """
-import importlib, json, pkgutil, sys
-import resilience
+shown["signs of life"] = sorted(set(sys.modules) - before)
 own = ("integrations.lightning", "integrations.transformers")
 for module in pkgutil.walk_packages(resilience.__path__, "resilience."):
     if not module.name.endswith((*own, ".__main__")):
@@ -61,15 +32,40 @@ for module in pkgutil.walk_packages(resilience.__path__, "resilience."):
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
             assert error.name in ("duckdb", "etcd"), error
-print(json.dumps(sorted(sys.modules)))
+shown["everything"] = sorted(sys.modules)
+print(json.dumps(shown))
 """
 
 
-def test_only_a_frameworks_own_callback_imports_it() -> None:
-    shown = subprocess.run([sys.executable, "-c", FRAMEWORKS], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = json.loads(shown.stdout.splitlines()[-1])
-    assert {"resilience.integrations.watching", "resilience.launcher.agent"} <= set(loaded)
-    assert {name.partition(".")[0] for name in loaded} & {"lightning", "pytorch_lightning", "transformers"} == set()
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    shown = subprocess.run([sys.executable, "-c", SHOW], cwd=ROOT, capture_output=True, text=True, check=True)
+    modules: dict[str, list[str]] = json.loads(shown.stdout.splitlines()[-1])
+    return modules
+
+
+def test_wrapper_and_signs_of_life_load_no_exporter(loaded: dict[str, list[str]]) -> None:
+    modules = loaded["signs of life"]
+    assert "resilience.inprocess.wrap" in modules  # else this looks at nothing
+    assert {name.partition(".")[0] for name in modules} & EXPORTERS == set()
+
+
+def test_names_that_users_import_load_neither_monitor_nor_session_nor_spans(loaded: dict[str, list[str]]) -> None:
+    modules = loaded["for users"]
+    assert "resilience.inprocess._runtime.call" in modules
+    heavy = (
+        "resilience.monitor.",
+        "resilience.telemetry.",
+        "resilience.inprocess._runtime.session",
+        "resilience.inprocess._runtime.monitor_store",
+    )
+    assert [name for name in modules if name.startswith(heavy)] == []
+
+
+def test_only_a_frameworks_own_callback_imports_it(loaded: dict[str, list[str]]) -> None:
+    modules = loaded["everything"]
+    assert {"resilience.integrations.watching", "resilience.launcher.agent"} <= set(modules)
+    assert {name.partition(".")[0] for name in modules} & {"lightning", "pytorch_lightning", "transformers"} == set()
 
 
 def test_fault_injection_is_reachable_from_the_package_alone() -> None:

@@ -46,22 +46,31 @@ def test_no_folder_is_hidden_from_the_contracts() -> None:
     assert [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize(
-    ("module", "line", "broken", "because"),
-    [
-        ("core/watch.py", "import time", "The core decides", "resilience.core.watch -> time"),
-        ("core/restart.py", "import resilience.system.files", "A module imports from the rows", "core.restart -> "),
-        ("system/files.py", "import resilience.telemetry.emitter", "A module imports from", "system.files -> "),
-        ("monitor/server.py", "import logging", "Only telemetry logs", "resilience.monitor.server -> logging"),
-        ("nowhere.py", "", "A module imports from the rows", "- resilience.nowhere"),
-    ],
-)
-def test_violation_breaks_its_contract(tmp_path: Path, module: str, line: str, broken: str, because: str) -> None:
-    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    with (tmp_path / PACKAGE.name / module).open("a") as file:
-        file.write(f"\n{line}\n")
-    linted = lint(tmp_path)
-    assert linted.returncode == 1
-    assert re.search(rf"^{broken}.* BROKEN", linted.stdout, flags=re.MULTILINE)
-    assert because in linted.stdout
+VIOLATIONS = [
+    ("core/watch.py", "import time", "The core decides", "resilience.core.watch -> time"),
+    ("core/restart.py", "import resilience.system.files", "A module imports from the rows", "core.restart -> "),
+    ("system/files.py", "import resilience.telemetry.emitter", "A module imports from", "system.files -> "),
+    ("monitor/server.py", "import logging", "Only telemetry logs", "resilience.monitor.server -> logging"),
+    ("nowhere.py", "", "A module imports from the rows", "- resilience.nowhere"),
+]
+
+
+@pytest.fixture(scope="module")
+def violated(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """Lint a copy of the package that has all violations."""
+    folder = tmp_path_factory.mktemp("violated")
+    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for module, line, _, _ in VIOLATIONS:
+        with (folder / PACKAGE.name / module).open("a") as file:
+            file.write(f"\n{line}\n")
+    return lint(folder)
+
+
+@pytest.mark.parametrize(("module", "line", "broken", "because"), VIOLATIONS)
+def test_violation_breaks_its_contract(
+    violated: subprocess.CompletedProcess[str], module: str, line: str, broken: str, because: str
+) -> None:
+    assert violated.returncode == 1
+    assert re.search(rf"^{broken}.* BROKEN", violated.stdout, flags=re.MULTILINE)
+    assert because in violated.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.modules import tree_of
 from tests.support.server import ROOT
 
 MODULES = sorted((ROOT / "resilience").rglob("*.py"))
@@ -47,7 +48,7 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_module_says_what_it_is_for(path: Path) -> None:
-    header = ast.get_docstring(ast.parse(path.read_text()))
+    header = ast.get_docstring(tree_of(path))
     assert header
     assert header.split("\n")[0].rstrip().endswith((".", "?", ":"))
 
@@ -56,7 +57,7 @@ def test_long_functions_are_known() -> None:
     long_functions = {
         f"{name_of(path)}:{node.name}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
     }
@@ -72,7 +73,7 @@ def test_long_modules_are_known() -> None:
 def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(name_of(path))
     assert {name for name, paths in places.items() if len(paths) > 1} == SAME_NAME
@@ -83,7 +84,7 @@ def test_errors_are_defined_in_one_place() -> None:
         f"{name_of(path)}: {node.name}"
         for path in MODULES
         if path.name != "errors.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef)
         and any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
     ]
@@ -95,7 +96,7 @@ def test_environment_is_read_in_one_place() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in MODULES
         if name_of(path) != "resilience/system/environment.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.expr) and reads_environment(node)
     ]
     assert readers == []

@@ -6,6 +6,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from tests.support.modules import tree_of
+
 PACKAGE = Path(__file__).parents[2] / "resilience"
 WRITERS = {
     # They make the text printable themselves, or write what `render` has made so.
@@ -53,7 +55,7 @@ def test_parsers_of_commands_make_their_messages_printable() -> None:
 @cache
 def _modules() -> list[tuple[str, ast.AST]]:
     paths = sorted(PACKAGE.rglob("*.py"))
-    return [(str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+    return [(str(path.relative_to(PACKAGE)), tree_of(path)) for path in paths]
 
 
 @cache

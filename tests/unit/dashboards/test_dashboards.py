@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -35,7 +36,15 @@ NOBODYS_FAULT |= {"TimeoutsUncalibrated"}
 SCENARIOS_FILE = "scenarios.yaml"
 PROMTOOL = shutil.which("promtool")
 AMTOOL = shutil.which("amtool")
+OF_PROMTOOL = {"GOGC": "1000", "GOMAXPROCS": "1"}  # a fifth less CPU, 200 MB more memory
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here: apt-get install prometheus")
+
+
+def promtool(folder: Path, *arguments: str) -> None:
+    """Run promtool in a folder, and expect that it finds no mistake."""
+    environment = os.environ | OF_PROMTOOL
+    done = subprocess.run([str(PROMTOOL), *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def rules_known() -> dict[str, Known]:
@@ -218,11 +227,10 @@ def test_nearness_of_a_limit_is_one_number() -> None:
 
 
 @needs_promtool
-def test_promtool_takes_rules_and_config(tmp_path: Path) -> None:
+def test_promtool_takes_rules_and_config() -> None:
     folder = ROOT / "dashboards" / "prometheus"
-    for what in (("rules", "recording.yaml", "alerts.yaml"), ("config", "prometheus.yaml")):
-        done = subprocess.run([str(PROMTOOL), "check", *what], cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    promtool(folder, "check", "rules", "recording.yaml", "alerts.yaml")
+    promtool(folder, "check", "config", "prometheus.yaml")
 
 
 def test_every_alert_has_a_file_of_unit_tests_and_no_other_file_is_there() -> None:
@@ -233,10 +241,7 @@ def test_every_alert_has_a_file_of_unit_tests_and_no_other_file_is_there() -> No
 @needs_promtool
 @pytest.mark.parametrize("alert", [alert.name for alert in ALERTS])
 def test_alert_fires_when_it_must_and_only_then(alert: str) -> None:
-    folder = ROOT / "dashboards" / "prometheus" / "tests"
-    command = [str(PROMTOOL), "test", "rules", f"{alert}.yaml"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool(ROOT / "dashboards" / "prometheus" / "tests", "test", "rules", f"{alert}.yaml")
 
 
 def scenario_of_file(number: int) -> str:
@@ -251,9 +256,7 @@ def scenario_of_file(number: int) -> str:
 @pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=[scenario.name for scenario in SCENARIOS])
 def test_no_gap_new_prometheus_end_or_reset_of_a_counter_pages_anybody(number: int, tmp_path: Path) -> None:
     (tmp_path / "scenario.yaml").write_text(scenario_of_file(number))
-    command = [str(PROMTOOL), "test", "rules", "scenario.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool(tmp_path, "test", "rules", "scenario.yaml")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
