@@ -290,7 +290,7 @@ def category(symptom: Symptom) -> Category:
     match symptom.what:
         case "exception" | "hook_failed" | "left":
             error = record.exception
-            message = "" if error is None else f"{error.type}: {error.message}"
+            message = "" if error is None else error.in_words
             if symptom.is_guess or origin_of(record) == "communication":
                 return "network"
             if error is not None and lost_loader_process(error):

@@ -176,7 +176,7 @@ def is_of_an_import(record: InterruptionRecord) -> bool:
 def describe(record: InterruptionRecord) -> str:
     """Return a failure in a few words, on one line."""
     if record.exception is not None:
-        return _line(f"{record.exception.type}: {record.exception.message}")
+        return _line(record.exception.in_words)
     return _line(record.message) or record.interruption.value
 
 

@@ -56,6 +56,11 @@ class ThreadStack(msgspec.Struct, frozen=True):
     frames: tuple[Frame, ...] = ()
 
 
+def type_and_message(kind: str, message: str) -> str:
+    """Return an exception's type and message, as the last line of a traceback does."""
+    return f"{kind}: {message}" if message else kind
+
+
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     """An exception that led to another one. relation: it was named by `raise … from`; it was being handled when the
     other one was raised; or it is part of an exception group."""
@@ -65,6 +70,11 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     relation: Literal["cause", "context", "part"]
     stack: tuple[Frame, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        """Return type and message."""
+        return type_and_message(self.type, self.message)
 
 
 class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,6 +91,11 @@ class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     chain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        """Return type and message."""
+        return type_and_message(self.type, self.message)
 
 
 class Exit(msgspec.Struct, frozen=True, omit_defaults=True):

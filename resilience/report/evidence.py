@@ -25,13 +25,13 @@ def frame_in_words(frame: Frame) -> str:
 
 def exception_lines(error: ExceptionInfo, width: int, by: str = "", is_whole: bool = False) -> Iterator[Line]:
     """Yield an exception. by: prefix that names the rank. is_whole: include every frame, cause and note."""
-    text = f"{by}{error.type}: {error.message}"
+    text = f"{by}{error.in_words}"
     yield from field("what", text if is_whole else cut(text, LONGEST), width, "bold")
     yield from _frames(error.stack, width, is_whole)
     yield from _notes(error.notes, width, is_whole)
     causes = error.causes if error.causes else _from_chain(error)
     for cause in causes if is_whole else causes[:SHOWN_CAUSES]:
-        description = f"{cause.type}: {cause.message}" if cause.message else cause.type
+        description = cause.in_words
         text = f"{_RELATIONS[cause.relation]} {description}"
         yield from field("", text if is_whole else cut(text, LONGEST // 3), width)
         yield from _frames(cause.stack, width, is_whole, most=SHOWN_FRAMES if is_whole else 1)

@@ -155,7 +155,7 @@ def origin_attributes(origin: Origin, layer: str) -> dict[str, Value]:
 def exception_event(error: ExceptionInfo) -> dict[str, Value]:
     """Source: OpenTelemetry semantic conventions for exceptions on spans."""
     lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in error.stack]
-    trace = "\n".join(["Traceback (most recent call last):", *lines, f"{error.type}: {error.message}"])
+    trace = "\n".join(["Traceback (most recent call last):", *lines, error.in_words])
     return {
         "exception.type": error.type,
         "exception.message": error.message,

@@ -93,3 +93,7 @@ def test_last_words_of_the_launcher_show_them_so_too() -> None:
     text = summary(CycleDecision("failed", "node"), Path("/runs/job"), record)
     assert "07:50:12.123 error    cannot read  path=a.bin" in text
     assert "mono_ns" not in text
+
+
+def test_exception_without_a_message_is_its_type_alone() -> None:
+    assert shown(ExceptionInfo("ValueError", "", "f"), is_whole=False)[0] == "what       ValueError"
