@@ -105,6 +105,8 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
 )
 _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "RestartError", "RankDiscarded"))
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
+_STOPS = frozenset(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))  # what asks a process to stop
+_OBEYED = 128 + 15  # exit code by which a program says that it obeyed a SIGTERM
 QUIET_END = 0.6
 """Confidence of an end that gives no reason, if nothing on record explains it. NCCL's watchdog aborts ranks that wait,
 and programs that catch the error of a collective often exit with a code."""
@@ -207,10 +209,11 @@ def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
         what = "crashed"
     elif end is not None and end.signal == "SIGKILL":
         what = "killed"
-    elif end is not None and end.signal is not None:
+    elif end is not None and (end.signal in _STOPS or end.code == _OBEYED):
         what = "told_to_stop"
-    is_quiet = what == "exited" or (end is not None and end.signal == "SIGABRT")
-    return Symptom(record.rank, what, record, 1, QUIET_END if is_quiet else 0.95, True, is_quiet=is_quiet)
+    is_quiet = end is None or end.signal == "SIGABRT" or (what == "exited" and end.signal is None)
+    is_sure = not is_quiet and (end is None or end.code != _OBEYED)  # a program may end with any code
+    return Symptom(record.rank, what, record, 1, 0.95 if is_sure else QUIET_END, True, is_quiet=is_quiet)
 
 
 def _exception_symptom(record: InterruptionRecord) -> Symptom:
@@ -218,9 +221,9 @@ def _exception_symptom(record: InterruptionRecord) -> Symptom:
     if origin == "consequence":
         reason = "its error followed from another rank's fault or from the abort"
         return Symptom(record.rank, "exception", record, 2, 0.0, False, reason)
-    if record.stage not in (None, "run", "outside", "ending"):
-        return Symptom(record.rank, "hook_failed", record, 2, 0.9, True)
     what: Class = "left" if record.interruption is Interruption.BASE_EXCEPTION else "exception"
+    if record.stage not in (None, "run", "outside", "ending"):
+        what = "hook_failed"
     if origin == "communication" or (record.exception is not None and left_communication(record.exception)):
         reason = "its error came out of a communication call, which also fails when a peer ends"
         is_own = origin == "own"

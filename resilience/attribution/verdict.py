@@ -85,6 +85,12 @@ class Verdict(msgspec.Struct, frozen=True):
         """Return the culprits on which a decision may act: to exclude a node, or count a fault against a rank."""
         return tuple(culprit for culprit in self.culprits if culprit.confidence >= SURE)
 
+    @property
+    def first_blamed(self) -> int | None:
+        """The first culprit, None if no rank is blamed. `first` may be a rank that only reported the interruption."""
+        ranks = [culprit.rank for culprit in self.culprits]
+        return self.first if self.first in ranks else next(iter(ranks), None)
+
 
 def judge(evidence: Evidence) -> Verdict:
     """Return which ranks are to blame for an interruption."""

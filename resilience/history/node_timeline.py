@@ -111,15 +111,15 @@ class NodeTimeline:
         about: dict[str, Fact] = {"why": event.why}
         if facts.met is not None:
             about |= {"world_size": facts.met.world_size, "nodes": facts.met.nodes}
-        part.node = Open("launcher.node", node_key(self._name), ROOT, origin, record.wall_ns, about)
+        leading = [stage for stage in facts.stages if stage.phase in _LEADING]
+        start_ns = min((stage.timed(self._name).start_ns for stage in leading), default=record.wall_ns)
+        part.node = Open("launcher.node", node_key(self._name), ROOT, origin, start_ns, about)
         part.node.note(event, record.wall_ns)
         leads = self._origin_of(place, origin)
-        intervals = [
-            self._stage(stage, self._leading_to(place), leads) for stage in facts.stages if stage.phase in _LEADING
-        ]
+        intervals = [self._stage(stage, self._leading_to(place), leads) for stage in leading]
         if facts.met is None or facts.met.group_rank == 0:
             earlier = None if before is None else (before, ROOT)
-            part.cycle = Open("launcher.cycle", ROOT, None, origin, record.wall_ns, about, previous=earlier)
+            part.cycle = Open("launcher.cycle", ROOT, None, origin, start_ns, about, previous=earlier)
             intervals.append(anchor(part.cycle))
         return intervals
 

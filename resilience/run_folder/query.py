@@ -308,7 +308,7 @@ def _incidents_of(history: History) -> Iterator[dict[str, Any]]:
             "kind": incident.kind,
             "category": incident.category,
             "status": incident.status,
-            "first_rank": incident.verdict.first,
+            "first_rank": incident.verdict.first_blamed,
             "hang_s": cost.hang_s,
             "restart_s": None if restart is None else restart.max_s,
             "rework_s": cost.rework_s,

@@ -226,6 +226,43 @@ def test_rank_that_was_told_to_stop_long_before_another_one_died_is_blamed() -> 
     assert (0, "told_to_stop") in blamed(seen)
 
 
+def test_program_that_exits_with_143_has_obeyed_a_signal_as_the_others_have() -> None:
+    stopped = [ended(rank, "SIGTERM", 100.0 + rank / 100) for rank in (0, 1, 3)]
+    verdict = judge(Evidence((*stopped, ended(2, 143, 100.3)), first=0, active=RANKS))
+    assert (verdict.what, verdict.category) == ("common", "scheduler")
+    assert {culprit.what for culprit in verdict.culprits} == {"told_to_stop"}
+    assert blamed(Evidence((ended(1, "SIGKILL", 100.0), ended(2, 143, 100.3)), first=1, active=RANKS)) == [
+        (1, "killed")
+    ]
+
+
+@pytest.mark.parametrize("signal", ["SIGPIPE", "SIGXCPU", "SIGALRM"])
+def test_signal_by_which_nobody_stops_a_rank_is_no_request_to_stop(signal: str) -> None:
+    verdict = judge(Evidence((ended(0, signal, 100.0),), first=0, active=RANKS))
+    assert [(each.rank, each.what, each.confidence) for each in verdict.culprits] == [(0, "exited", 0.95)]
+    assert verdict.category == "user_code"
+    both = Evidence((ended(0, signal, 100.0), ended(1, "SIGKILL", 100.5)), first=0, active=RANKS)
+    assert [culprit.rank for culprit in judge(both).culprits] == [0, 1]
+
+
+@pytest.mark.parametrize("stage", ["run", "initialize"])
+@pytest.mark.parametrize("origin", ["own", "communication"])
+def test_error_of_a_communication_call_is_no_sure_fault_in_a_hook_either(stage: str, origin: FaultOrigin) -> None:
+    """The hook waits in a barrier for the rank that is elsewhere, as its function might."""
+    timed_out = ExceptionInfo("RuntimeError", "Timed out waiting for recv", "f", BARRIER)
+    record = InterruptionRecord(0, Interruption.EXCEPTION, exception=timed_out, stage=stage, origin=origin)
+    stacks = dict.fromkeys(RANKS, BARRIER) | {3: LOADS}
+    assert blamed(Evidence((record,), first=0, active=RANKS, stacks=stacks, answered=RANKS)) == []
+    killed = Evidence((record, ended(1, "SIGKILL", 100.0)), first=0, active=RANKS, stacks=stacks)
+    assert blamed(killed) == [(1, "killed")]
+
+
+def test_rank_that_only_reported_is_not_the_first_that_is_blamed() -> None:
+    seen = Evidence((silent(1, BARRIER),), first=1, active=RANKS, stacks=dict.fromkeys(RANKS, BARRIER))
+    verdict = judge(seen)
+    assert (verdict.first, verdict.first_blamed, verdict.culprits) == (1, None, ())
+
+
 def test_rank_that_died_while_it_restarted_told_nobody_to_stop() -> None:
     """Rank 3 only passed on that rank 2 had gone. Rank 1 had answered before it was killed, 0.2 s later."""
     stopped = msgspec.structs.replace(ended(2, "SIGTERM", 100.0), arrival_order=3)

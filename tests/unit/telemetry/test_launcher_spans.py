@@ -171,6 +171,17 @@ def test_every_trace_has_one_root_and_no_orphans(kinds: list[Kind], nodes: int, 
     assert_whole([span for r in records[: len(records) - cut] for span in view.take(r)] + view.left_open())
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+def test_cycle_begins_with_its_first_phase_whether_or_not_it_has_ended(is_running: bool) -> None:
+    view = SpanView(is_launched=True)
+    records = launched([] if is_running else [Fault("kill", 1)], nodes=2, is_running=is_running).interleaved(0)
+    found = [span for record in records for span in view.take(record)] + view.left_open()
+    by_id = {span.span_id: span for span in found}
+    pairs = [(span, by_id[span.parent_id]) for span in found if span.name in ("gate", "rendezvous") and span.parent_id]
+    assert pairs
+    assert [span.name for span, parent in pairs if span.start_ns < parent.start_ns] == []
+
+
 def test_cycles_are_linked_to_the_job_and_to_the_one_before(spans: list[Span]) -> None:
     (job_span,) = named(spans, "resilience.job")
     cycles = named(spans, "launcher.cycle")
