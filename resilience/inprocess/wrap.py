@@ -71,8 +71,10 @@ class Wrapper:
         Called in every rank and in its monitor. With the default TCPStore, rank 0's monitor hosts it.
     initialize, abort, finalize, health_check, rank_assignment, rank_filter: hooks, see their modules;
         None leaves one out. Compose joins several. A hook may change the State that it receives.
-    monitor_thread_interval, monitor_process_interval: longest delay until this rank, or its monitor,
-        notices an event that it has to poll for. Most events wake it at once.
+    monitor_process_interval: longest delay until the rank's monitor notices an event that it has to poll for.
+        Most events wake it at once.
+    monitor_thread_interval: accepted for compatibility, without effect: every event wakes the rank's thread.
+        Must be shorter than `soft_timeout`.
     progress_watchdog_interval: how often the main thread has to prove that it runs bytecode.
     soft_timeout: silence after which all ranks restart. hard_timeout: silence after which the rank is
         terminated, and killed `termination_grace_time` later; also the limit of each hook.

@@ -158,7 +158,7 @@ class FaultToleranceConfig:
         default=5.0,
         metadata=_metadata(
             _seconds,
-            "longest time until an exceeded limit is noticed; usually less, because monitors wake when one is due",
+            "accepted for compatibility, without effect: a monitor wakes when a limit is due",
         ),
     )
     initial_rank_heartbeat_timeout: float | None = dataclasses.field(
