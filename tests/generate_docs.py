@@ -24,7 +24,7 @@ from resilience.cli import VERBS
 from resilience.facts.events import CATALOGUE
 from resilience.facts.records import Record
 from resilience.launcher import ft_options
-from resilience.launcher.arguments import MAX_RESTARTS, Options
+from resilience.launcher.arguments import CFG_PATH_HELP, MAX_RESTARTS, Options
 from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
 from resilience.run_folder.entries import Entry
 from resilience.system.environment import settings_table
@@ -148,7 +148,7 @@ def config_page() -> str:
         "Each setting is a field of `FaultToleranceConfig`, a key of the mapping `fault_tolerance` in a YAML file, and "
         "a flag of `resilience run`, with the same name and the same values. The page "
         "[heartbeats, sections, limits](fault_tolerance.md) describes how they work. Timeouts are in seconds; `none` "
-        "never fires.\n\n"
+        "never fires. `--ft-cfg-path FILE` names the file.\n\n"
     )
     lines = ["# Config\n", MADE, head, "| key | flag | value | default | meaning |\n|---|---|---|---|---|\n"]
     for field in FIELDS.values():
@@ -160,6 +160,7 @@ def config_page() -> str:
         "\n## Further options of `resilience run`\n\n`resilience run` has these options too, and all of torchrun's. "
         "Give options before the script's name; everything after it belongs to the script.\n\n"
         "| flag | default | meaning |\n|---|---|---|\n"
+        f"| `--ft-cfg-path` | - | {CFG_PATH_HELP} |\n"
     )
     for option in dataclasses.fields(Options):
         is_text = isinstance(option.default, str)
@@ -196,6 +197,7 @@ def stable_names() -> set[str]:
         names |= {f"metric {metric.name}"} | {f"metric {metric.name} {label}" for label in metric.labels}
     names |= {f"config {name}" for name in FIELDS} | {f"option {flag(name)}" for name in FIELDS}
     names |= {f"option --{option.name.replace('_', '-')}" for option in dataclasses.fields(Options)}
+    names.add("option --ft-cfg-path")
     names |= {f"variable {name}" for name in re.findall(r"^\| `(RESILIENCE_\w+)`", settings_table(), re.MULTILINE)}
     for module, public in API:
         for name in public:

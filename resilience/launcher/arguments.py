@@ -26,6 +26,7 @@ from resilience.system.environment import Settings, torchrun_default, variable
 
 MAX_RESTARTS = 10
 LARGEST = 10**9  # products of two numbers fit into a record, and a sum of seconds into a timer
+CFG_PATH_HELP = "YAML file with a mapping `fault_tolerance` somewhere in it, whose keys are settings; flags override it"
 EPILOG = """\
 Exit status: 0 all workers completed; 1 the job failed (for example, no restart is left); 2 wrong
 usage; 93 another start would not help (the same failure repeats, or there is no progress; see the
@@ -246,7 +247,7 @@ def parser() -> argparse.ArgumentParser:
         "--ft_cfg_path",
         "--ft-cfg_path",
         metavar="FILE",
-        help="YAML file with a `fault_tolerance` mapping",
+        help=CFG_PATH_HELP,
     )
     add_arguments(limit_group)
     foreign_group = torchrun_parser.add_argument_group("options of ft_launcher", argparse.SUPPRESS)

@@ -26,8 +26,8 @@ class OptionGroup:
 
     names: with hyphens. kind: alias of `text`, one of our options; accepted, and `text` says why nothing needs to be
     done; refused, and `text` says what to do. form: what follows the option: a value; a yes or no (switch; "no" is
-    always accepted); or nothing (flag). to: converts the text to our option's value; by default our own conversion. remark:
-    added to the table."""
+    always accepted); or nothing (flag). to: converts the text to our option's value; by default our own conversion.
+    remark: added to the table."""
 
     names: tuple[str, ...]
     kind: Kind
