@@ -138,7 +138,9 @@ def _schema(kind: type) -> str:
 def settings_page() -> str:
     head = (
         "Environment variables set what no function has a parameter for. Give all ranks the same values, except for "
-        "RESILIENCE_NODE.\n\n"
+        "RESILIENCE_NODE. A variable for `Wrapper` alone has an effect only in a function that a Wrapper calls, under "
+        "any launcher; for scripts without a Wrapper, `resilience run` has [options](config.md), such as "
+        "`--ft-step-timeout`.\n\n"
     )
     return _page(["# Settings\n", MADE, head, settings_table()])
 

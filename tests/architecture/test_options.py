@@ -11,9 +11,12 @@ import pytest
 from resilience.inprocess import Wrapper
 from resilience.launcher import ft_options
 from resilience.monitor.config import FIELDS
+from resilience.system.environment import ALL, WRAPPER, settings_table
 from tests.support.server import ROOT
 
 NO_EFFECT = "without effect"
+RUN = ("launcher", "telemetry", "system")
+"""Packages that read a setting for every job. `inprocess` reads it for a Wrapper."""
 
 
 def attributes_read() -> set[str]:
@@ -49,3 +52,11 @@ def test_parameter_of_the_wrapper_that_nothing_reads_is_described_as_without_eff
     }
     parameters = set(inspect.signature(Wrapper).parameters)
     assert without <= parameters and parameters - read == without
+
+
+def test_variable_that_only_a_wrapper_reads_is_described_so() -> None:
+    sources = "".join(path.read_text() for package in RUN for path in (ROOT / "resilience" / package).rglob("*.py"))
+    read = set(re.findall(r"(?:\bsettings|\bSettings\.from_environment\([^)]*\)|\bouter)\.(\w+)", sources))
+    rows = [line.split(" | ") for line in settings_table().splitlines()[2:]]
+    holds_for = {name.strip("| `").removeprefix("RESILIENCE_").lower(): holder for name, holder, *_ in rows}
+    assert holds_for == {name: ALL if name in read else WRAPPER for name in holds_for}
