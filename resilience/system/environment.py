@@ -473,8 +473,9 @@ def notes_collectives() -> bool:
 
 
 def has_agent() -> bool:
-    """Return True if an agent of `resilience run` has started this process."""
-    return bool(os.environ.get("RESILIENCE_MONITOR_SOCKET"))
+    """Return True if an agent of `resilience run` has started this process. Other launchers may set
+    RESILIENCE_MONITOR_SOCKET, and the ranks of `resilience demo` have RESILIENCE_RUN_FOLDER."""
+    return bool(os.environ.get("RESILIENCE_RESTART_POLICY"))
 
 
 def launched_folder() -> Path | None:

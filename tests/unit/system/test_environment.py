@@ -17,6 +17,7 @@ from resilience.system.environment import (
     PREFIX,
     LauncherRendezvous,
     Settings,
+    has_agent,
     keep_nccl_watchdog_from_raising,
     local_rank,
     node_name,
@@ -181,6 +182,15 @@ def test_launcher_in_a_worker_takes_neither_id_nor_attempt_of_the_outer_job(
     assert (settings.job_id, settings.attempt) == expected
     assert (settings.cycle, settings.run_id, settings.step_timeout) == (None, "none", 5.0)
     assert "RESILIENCE_RUN_FOLDER" not in os.environ and os.environ["SLURM_JOB_ID"] == "77"
+
+
+def test_socket_of_a_monitor_that_another_launcher_started_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else this job has neither metrics nor spans nor lines on the terminal: they are left to an agent."""
+    monkeypatch.delenv("RESILIENCE_RESTART_POLICY", raising=False)
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/run/monitor-0")
+    assert not has_agent()
+    monkeypatch.setenv("RESILIENCE_RESTART_POLICY", "any-failed")
+    assert has_agent()
 
 
 def test_table_of_the_docs_has_a_line_for_each_variable() -> None:
