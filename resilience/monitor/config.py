@@ -19,9 +19,9 @@ from typing import Any, Literal
 from resilience.errors import ConfigurationError, ConfigurationTypeError, DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT
-from resilience.facts.limits import Limit, Limits
+from resilience.facts.limits import Limit, Limits, Rule
 from resilience.monitor.unknown_settings import names_unknown
-from resilience.system.environment import variable
+from resilience.system.environment import Settings, variable
 
 SECTION = "fault_tolerance"  # the key of a YAML file
 GRACE = 5.0  # seconds between a termination signal other than SIGKILL, and SIGKILL
@@ -355,6 +355,13 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
         defaults=tuple(name for setting, name in HEARTBEATS.items() if setting not in config.given),
         ends_suspects=bool(config.end_suspected_ranks),
     )
+
+
+def rule_of(config: FaultToleranceConfig, settings: Settings) -> Rule | None:
+    """Return the rule for silences without a limit; None if it is switched off."""
+    is_on = settings.detect_hangs if config.detect_hangs is None else config.detect_hangs
+    first, least = config.hang_first_limit, config.hang_least_limit
+    return Rule(first or settings.hang_first_limit, least or settings.hang_least_limit) if is_on else None
 
 
 def from_limits(limits: Limits) -> FaultToleranceConfig:

@@ -15,7 +15,7 @@ from resilience.system.environment import ALL, WRAPPER, settings_table
 from tests.support.server import ROOT
 
 NO_EFFECT = "without effect"
-RUN = ("launcher", "telemetry", "system")
+RUN = ("launcher", "monitor", "telemetry", "system")
 """Packages that read a setting for every job. `inprocess` reads it for a Wrapper."""
 
 
