@@ -85,7 +85,10 @@ class Options:
     )
     preload: tuple[str, ...] = dataclasses.field(
         default=(),
-        metadata={"help": "module that the zygote imports in advance for restarted workers; may be repeated"},
+        metadata={
+            "help": "module that the zygote imports before it forks workers; the first ones wait for it at most 20 s; "
+            "may be repeated"
+        },
     )
     no_output_files: bool = dataclasses.field(
         default=False,

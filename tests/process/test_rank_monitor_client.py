@@ -280,10 +280,8 @@ def test_silence_without_a_set_limit_is_found_by_a_server_of_ones_own(tmp_path: 
     with pair(tmp_path, hangs, hang_first_limit=0.25) as (server, (worker,)):
         record = server.find(60.0)
         assert record is not None and record.detector is not None
-        assert (record.detector.name, record.detector.limit_s) == (
-            "silence",
-            1.5,
-        )  # 6 times, before the second heartbeat
+        limit_s = 6 * 0.25  # before the second heartbeat
+        assert (record.detector.name, record.detector.limit_s) == ("silence", limit_s)
         assert worker.wait(60.0) == -signal.SIGKILL
 
 
