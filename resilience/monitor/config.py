@@ -289,15 +289,18 @@ class FaultToleranceConfig:
             raise type(error)(f"{cfg_path}: {error}", **vars(error)) from error
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> FaultToleranceConfig:
+    def from_args(
+        cls, args: argparse.Namespace, cfg_file_arg: str | None = "ft_cfg_path", ft_args_prefix: str = "ft_"
+    ) -> FaultToleranceConfig:
         """Return the settings given by flags, the others from the file of `--ft-cfg-path`.
 
         args: from a parser with `add_arguments`. An attribute that is missing or None is a flag that was not given.
-        Raises: ConfigurationError, OSError."""
-        path = getattr(args, "ft_cfg_path", None)
+        cfg_file_arg: its attribute for the file, None for no file. ft_args_prefix: what precedes a setting's name in
+        its attribute. Raises: ConfigurationError, OSError."""
+        path = getattr(args, cfg_file_arg, None) if cfg_file_arg else None
         config = cls() if path is None else cls.from_yaml_file(path)
         for name in FIELDS:
-            value = getattr(args, f"ft_{name}", None)
+            value = getattr(args, ft_args_prefix + name, None)
             if value is not None:
                 setattr(config, name, value)
         return config
