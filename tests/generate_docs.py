@@ -69,6 +69,7 @@ API = (
             "RankMonitorClientError",
         ),
     ),
+    ("resilience.fault_tolerance.data", ("HeartbeatTimeouts", "SectionTimeouts")),
 )
 
 
@@ -259,6 +260,9 @@ def _indented(paragraph: str) -> str:
 
 
 def _described(name: str, thing: object) -> list[str]:
+    if isinstance(thing, enum.EnumMeta):
+        members = ", ".join(f"`{member}`" for member in thing.__members__)
+        return [f"\n### `{name}`\n\n{_doc(thing)}\n\nMembers: {members}.\n"]
     lines = [f"\n### `{name}`\n\n```text\n{name}{_signature(thing)}\n```\n\n{_doc(thing)}\n"]
     if isinstance(thing, type):
         for attribute, member in vars(thing).items():

@@ -1,5 +1,6 @@
-"""Limits and requests of a client under the module's name in the compatible API; defined in `core.limits` and
-`monitor.rank_client`."""
+"""Limits and requests of a client, under the module's name in the compatible API.
+
+They are defined in `core.limits` and `monitor.rank_client`."""
 
 from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
 from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest

@@ -23,3 +23,11 @@ def test_config_page_has_every_option_of_ours_that_the_help_shows() -> None:
     page = (DOCS / "config.md").read_text()
     missing = [action.dest for action in shown if not any(f"`{name}`" in page for name in action.option_strings)]
     assert len(groups) == 2 and missing == []
+
+
+def test_reference_lists_the_members_of_an_enum_and_not_its_constructor() -> None:
+    reference = PAGES["api.md"]()
+    for name, member in (("Status", "ABORTING"), ("Fault", "SEGFAULT"), ("Interruption", "UNRESPONSIVE")):
+        _, _, described = reference.partition(f"### `{name}`\n")
+        block = described.partition("\n### ")[0]
+        assert f"`{member}`" in block and "boundary" not in block and f"{name}(" not in block
