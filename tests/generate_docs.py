@@ -24,7 +24,7 @@ from resilience.cli import VERBS
 from resilience.facts.events import CATALOGUE
 from resilience.facts.records import Record
 from resilience.launcher import ft_options
-from resilience.launcher.arguments import MAX_RESTARTS, Options
+from resilience.launcher.arguments import CFG_PATH_HELP, MAX_RESTARTS, Options
 from resilience.monitor.config import FIELDS, FORMS, flag, shown_default
 from resilience.run_folder.entries import Entry
 from resilience.system.environment import settings_table
@@ -69,6 +69,7 @@ API = (
             "RankMonitorClientError",
         ),
     ),
+    ("resilience.fault_tolerance.data", ("HeartbeatTimeouts", "SectionTimeouts")),
 )
 
 
@@ -138,7 +139,9 @@ def _schema(kind: type) -> str:
 def settings_page() -> str:
     head = (
         "Environment variables set what no function has a parameter for. Give all ranks the same values, except for "
-        "RESILIENCE_NODE.\n\n"
+        "RESILIENCE_NODE. A variable for `Wrapper` alone has an effect only in a function that a Wrapper calls, under "
+        "any launcher; for scripts without a Wrapper, `resilience run` has [options](config.md), such as "
+        "`--ft-step-timeout`.\n\n"
     )
     return _page(["# Settings\n", MADE, head, settings_table()])
 
@@ -161,6 +164,7 @@ def config_page() -> str:
         "\n## Further options of `resilience run`\n\n`resilience run` has these options too, and all of torchrun's. "
         "Give options before the script's name; everything after it belongs to the script.\n\n"
         "| flag | default | meaning |\n|---|---|---|\n"
+        f"| `--ft-cfg-path` | - | {CFG_PATH_HELP} |\n"
     )
     for option in dataclasses.fields(Options):
         is_text = isinstance(option.default, str)
@@ -197,6 +201,7 @@ def stable_names() -> set[str]:
         names |= {f"metric {metric.name}"} | {f"metric {metric.name} {label}" for label in metric.labels}
     names |= {f"config {name}" for name in FIELDS} | {f"option {flag(name)}" for name in FIELDS}
     names |= {f"option --{option.name.replace('_', '-')}" for option in dataclasses.fields(Options)}
+    names.add("option --ft-cfg-path")
     names |= {f"variable {name}" for name in re.findall(r"^\| `(RESILIENCE_\w+)`", settings_table(), re.MULTILINE)}
     for module, public in API:
         for name in public:
@@ -256,6 +261,9 @@ def _indented(paragraph: str) -> str:
 
 
 def _described(name: str, thing: object) -> list[str]:
+    if isinstance(thing, enum.EnumMeta):
+        members = ", ".join(f"`{member}`" for member in thing.__members__)
+        return [f"\n### `{name}`\n\n{_doc(thing)}\n\nMembers: {members}.\n"]
     lines = [f"\n### `{name}`\n\n```text\n{name}{_signature(thing)}\n```\n\n{_doc(thing)}\n"]
     if isinstance(thing, type):
         for attribute, member in vars(thing).items():

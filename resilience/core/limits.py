@@ -31,7 +31,8 @@ SHORTEST = 1.0  # seconds: a pause of a loaded host or a garbage collection may 
 
 
 class HeartbeatTimeouts(msgspec.Struct, frozen=True):
-    """Limits of heartbeats in seconds, None: never fires. initial: to the first one; subsequent: between two."""
+    """Limits of heartbeats in seconds, None: never fires. initial: to the first one; subsequent: between two.
+    were_calculated: by a client, from observed times; else they are configured."""
 
     initial: float | None = None
     subsequent: float | None = None
@@ -44,8 +45,12 @@ class HeartbeatTimeouts(msgspec.Struct, frozen=True):
 
 
 class SectionTimeouts(msgspec.Struct, frozen=True):
-    """Limits of sections in seconds, by name, and of the time while none is open. None: never fires. first: limits of
-    the first occurrences after a start, by deadline; other deadlines have no separate limit for these."""
+    """Limits of sections in seconds, None: never fires.
+
+    section: by name, while the section is open. out_of_section: while none is open. calculated_sections: names of those
+    that a client calculated from observed times; the others are configured. is_out_of_section_calculated: the same for
+    out_of_section. first: limits of the first occurrences after a start, by name of the section, or `out_of_section`;
+    others have no separate limit for these."""
 
     section: dict[str, float | None] = {}
     out_of_section: float | None = None

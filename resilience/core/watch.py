@@ -283,7 +283,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         usual = limits.heartbeat if _are_heartbeats_owed(limits, observation) else NO_LIMIT
         limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, usual)
         rows.append((HEARTBEAT, beaten_at, limit))
-    elif announced_at is not None:
+    elif announced_at is not None and _is_first_heartbeat_owed(limits, observation, announced_at):
         limit = _for_occurrence(limits, observation, INITIAL_HEARTBEAT, 1, limits.initial_heartbeat)
         rows.append((INITIAL_HEARTBEAT, _silent_from(observation, announced_at), limit))
     for section in observation.open_sections:
@@ -306,6 +306,14 @@ def _are_heartbeats_owed(limits: Limits, observation: Observation) -> bool:
     """Return True if the usual limit between heartbeats applies. A program may send some without announcing them, in a
     long evaluation only; the default limit must not end it later, in its next long stretch of steps."""
     return HEARTBEAT not in defaults(limits) or observation.heartbeats_from is not None
+
+
+def _is_first_heartbeat_owed(limits: Limits, observation: Observation, announced_at: Seconds) -> bool:
+    """Return True if the limit of the first heartbeat applies. The default does not once the program shows other signs
+    of life: these have limits of their own, or the rule's, and a section without a limit may be open for hours."""
+    signs = (observation.step_at, observation.section_left_at)
+    has_shown_other = any(at is not None and at >= announced_at for at in signs)
+    return INITIAL_HEARTBEAT not in defaults(limits) or not (observation.open_sections or has_shown_other)
 
 
 def defaults(limits: Limits) -> set[str]:
@@ -387,8 +395,7 @@ def _watched(rows: list[tuple[str, Seconds, Limit]]) -> set[str]:
 
 
 def _silent_from(observation: Observation, announced_at: Seconds) -> Seconds:
-    """Return the start of the silence before the first heartbeat. Sections count as signs of life too, so a rank that
-    announced heartbeats but only uses sections is not ended."""
+    """Return the start of the silence before the first heartbeat. Sections count as signs of life too."""
     left_at = announced_at if observation.section_left_at is None else observation.section_left_at
     return max(announced_at, left_at, *(section.seen_at for section in observation.open_sections))
 

@@ -716,6 +716,15 @@ class ModulesPreloaded(Event, frozen=True, tag="modules.preloaded"):
     is_learned: bool = False
 
 
+class ModulesTooLate(Event, frozen=True, tag="modules.too_late"):
+    """The first workers started without these modules of `--preload`, whose import had not ended after `waited_s`
+    seconds. Workers that start once it has ended have them."""
+
+    level: ClassVar[Level] = "warning"
+    modules: tuple[str, ...]
+    waited_s: float
+
+
 class VariablesTooLate(Event, frozen=True, tag="variables.too_late"):
     """A program set variables before it imported `package`, but the warm worker had already imported it, and the values
     could not be applied. They have no effect in this cycle; from the next cycle on, workers start cold."""
@@ -853,6 +862,7 @@ AnyEvent = (
     | DrainStopped
     | ZygoteLost
     | ModulesPreloaded
+    | ModulesTooLate
     | VariablesTooLate
     | ElasticMeasured
     | ElasticTold

@@ -84,7 +84,8 @@ class Limits(msgspec.Struct, frozen=True):
     SIGKILL. safety_factor: for limits that the rank calculates from its observations. shadow: limits that are checked
     and reported but end nothing. learned: the basis of learned limits, by deadline. rule: the rule for silences without
     another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off
-    the rule, and the one between heartbeats applies only if heartbeats were announced. groups: learned limits of groups
+    the rule, the one between heartbeats applies only if heartbeats were announced, and the one of the first heartbeat
+    only until the program shows another sign of life. groups: learned limits of groups
     of ranks, by deadline, valid in a world of `group_world` ranks; a monitor picks its rank's
     (`calibration.limits_file.of_rank`). outside: learned limits outside known phases, by deadline. ends_suspects: a
     rank that all others wait for is ended before its learned limit (`core.suspicion`). worlds: the smallest and the

@@ -20,6 +20,7 @@ _MODULES = (
     "abort",
     "attribution",
     "completion",
+    "compose",
     "exception",
     "finalize",
     "health_check",
@@ -32,6 +33,7 @@ _MODULES = (
     "store",
     "terminate",
     "tools",
+    "wrap",
 )
 
 

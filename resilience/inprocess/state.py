@@ -77,6 +77,10 @@ class State:
             store=store,
         )
 
+    def get_distributed_vars(self) -> None:
+        """Read rank and world_size from RANK and WORLD_SIZE. Raises: ConfigurationError."""
+        self.rank, self.world_size = rank_and_world_size()
+
     def set_distributed_vars(self) -> None:
         """Set RANK and WORLD_SIZE for the function. WORLD_SIZE is the size of the active world."""
         os.environ["RANK"] = str(self.rank)

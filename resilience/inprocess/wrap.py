@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError, error_in_words
 from resilience.inprocess.abort import Abort, AbortTorchDistributed
@@ -21,11 +21,14 @@ from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
-from resilience.inprocess.later_releases import check_signature
+from resilience.inprocess.later_releases import check_signature, missing
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
 from resilience.inprocess.rank_filter import RankFilter
 from resilience.inprocess.store import TCPStore
 from resilience.inprocess.terminate import Terminate
+
+if TYPE_CHECKING:
+    from resilience.inprocess._runtime.call import CallWrapper as CallWrapper
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,8 +74,10 @@ class Wrapper:
         Called in every rank and in its monitor. With the default TCPStore, rank 0's monitor hosts it.
     initialize, abort, finalize, health_check, rank_assignment, rank_filter: hooks, see their modules;
         None leaves one out. Compose joins several. A hook may change the State that it receives.
-    monitor_thread_interval, monitor_process_interval: longest delay until this rank, or its monitor,
-        notices an event that it has to poll for. Most events wake it at once.
+    monitor_process_interval: longest delay until the rank's monitor notices an event that it has to poll for.
+        Most events wake it at once.
+    monitor_thread_interval: accepted for compatibility, without effect: every event wakes the rank's thread.
+        Must be shorter than `soft_timeout`.
     progress_watchdog_interval: how often the main thread has to prove that it runs bytecode.
     soft_timeout: silence after which all ranks restart. hard_timeout: silence after which the rank is
         terminated, and killed `termination_grace_time` later; also the limit of each hook. Under `resilience run` with
@@ -258,3 +263,14 @@ def _check_distributed() -> None:
             "torch.distributed is not available in this build of torch, and the wrapper needs it; install a "
             "build with distributed support, or pass enabled=False"
         )
+
+
+if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+    def __getattr__(name: str) -> object:
+        """Return CallWrapper, which the compatible API has in this module."""
+        if name != "CallWrapper":
+            raise missing(__name__, name)
+        from resilience.inprocess._runtime.call import CallWrapper
+
+        return CallWrapper

@@ -26,6 +26,7 @@ from resilience.system.environment import Settings, torchrun_default, variable
 
 MAX_RESTARTS = 10
 LARGEST = 10**9  # products of two numbers fit into a record, and a sum of seconds into a timer
+CFG_PATH_HELP = "YAML file with a mapping `fault_tolerance` somewhere in it, whose keys are settings; flags override it"
 EPILOG = """\
 Exit status: 0 all workers completed; 1 the job failed (for example, no restart is left); 2 wrong
 usage; 93 another start would not help (the same failure repeats, or there is no progress; see the
@@ -84,7 +85,10 @@ class Options:
     )
     preload: tuple[str, ...] = dataclasses.field(
         default=(),
-        metadata={"help": "module that the zygote imports in advance for restarted workers; may be repeated"},
+        metadata={
+            "help": "module that the zygote imports before it forks workers; the first ones wait for it at most 20 s; "
+            "may be repeated"
+        },
     )
     no_output_files: bool = dataclasses.field(
         default=False,
@@ -260,7 +264,7 @@ def parser() -> argparse.ArgumentParser:
         "--ft_cfg_path",
         "--ft-cfg_path",
         metavar="FILE",
-        help="YAML file with a `fault_tolerance` mapping; the flags below override it",
+        help=CFG_PATH_HELP,
     )
     add_arguments(limit_group)
     foreign_group = torchrun_parser.add_argument_group("options of ft_launcher", argparse.SUPPRESS)

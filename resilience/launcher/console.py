@@ -208,6 +208,10 @@ class Console:
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone: {why}; a new monitor starts"
             case events.ModulesPreloaded(_, refused, why, is_learned=False) if refused:
                 return f"{', '.join(refused)} cannot be preloaded ({why}); each worker imports it"
+            case events.ModulesTooLate(modules, waited_s):
+                are, them = ("is", "it") if len(modules) == 1 else ("are", "them")
+                waited = f"still being imported (--preload) after {waited_s:g} s"
+                return f"{', '.join(modules)} {are} {waited}; workers start without {them}"
             case events.VariablesTooLate(rank, package, names):
                 return (
                     f"rank {rank} set {', '.join(names)} before it imported {package}, but a warm worker imports "

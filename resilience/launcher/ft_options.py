@@ -26,13 +26,15 @@ class OptionGroup:
 
     names: with hyphens. kind: alias of `text`, one of our options; accepted, and `text` says why nothing needs to be
     done; refused, and `text` says what to do. form: what follows the option: a value; a yes or no (switch; "no" is
-    always accepted); or nothing (flag). to: converts the text to our option's value; by default our own conversion."""
+    always accepted); or nothing (flag). to: converts the text to our option's value; by default our own conversion.
+    remark: added to the table."""
 
     names: tuple[str, ...]
     kind: Kind
     text: str
     form: Form = "value"
     to: Callable[[str], Any] | None = None
+    remark: str = ""
 
 
 def _whole_seconds(seconds: str) -> int:
@@ -48,7 +50,6 @@ ATTRIBUTION = "a log attribution service is out of scope; `resilience report` na
 ONE_AT_A_TIME = "workers start after all workers of the previous cycle have exited, which frees their device memory"
 
 SETTINGS = (
-    "workload-check-interval",
     "initial-rank-heartbeat-timeout",
     "rank-heartbeat-timeout",
     "rank-section-timeouts",
@@ -61,6 +62,12 @@ SETTINGS = (
 """Settings that 0.2 to 0.4 spell with STACKED, and we with `--ft-`."""
 
 TABLE = (
+    OptionGroup(
+        (STACKED + "workload-check-interval",),
+        "alias",
+        "--ft-workload-check-interval",
+        remark=": accepted without effect",
+    ),
     *(OptionGroup((STACKED + name,), "alias", f"--ft-{name}") for name in SETTINGS),
     OptionGroup(("--fault-tol-cfg-path",), "alias", "--ft-cfg-path"),
     OptionGroup(("--restart-policy",), "alias", "--ft-restart-policy"),
@@ -258,7 +265,7 @@ def _meaning(row: OptionGroup) -> str:
     match row.kind:
         case "alias":
             rounded = ", rounded up" if row.to is _whole_seconds else ""
-            return f"the same as `{row.text}`{rounded}"
+            return f"the same as `{row.text}`{rounded}{row.remark}"
         case "accepted":
             return f"accepted without effect: {row.text}"
         case "refused":

@@ -36,7 +36,7 @@ from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.encoding import text
 from resilience.facts.identity import Job
-from resilience.facts.limits import Limits, Rule
+from resilience.facts.limits import Limits
 from resilience.facts.masking import masked
 from resilience.launcher import telling
 from resilience.launcher.agent import Agent
@@ -61,7 +61,7 @@ from resilience.launcher.signals import Signals
 from resilience.launcher.summary import success, summary
 from resilience.launcher.worker import program, worker_main
 from resilience.launcher.worker.zygote import Zygote
-from resilience.monitor.config import FaultToleranceConfig, to_limits
+from resilience.monitor.config import rule_of, to_limits
 from resilience.system import attempts, timeouts_file
 from resilience.system.background import asked
 from resilience.system.environment import (
@@ -282,16 +282,9 @@ def group_rank(command: Command, rendezvous: RendezvousParameters) -> Choice | N
 def limits_of(command: Command, settings: Settings, folder: Path, reporter: NodeEvents) -> Limits:
     """Return what the monitors enforce: the known limits, and the rule for silences that no limit covers."""
     limits = _known_limits(command, settings, folder, reporter)
-    limits = msgspec.structs.replace(limits, rule=_rule(command.config, settings))
+    limits = msgspec.structs.replace(limits, rule=rule_of(command.config, settings))
     reporter.emit(watched(limits))
     return limits
-
-
-def _rule(config: FaultToleranceConfig, settings: Settings) -> Rule | None:
-    """Return the rule for silences without a limit; None if it is switched off."""
-    is_on = settings.detect_hangs if config.detect_hangs is None else config.detect_hangs
-    first, shortest = config.hang_first_limit, config.hang_least_limit
-    return Rule(first or settings.hang_first_limit, shortest or settings.hang_least_limit) if is_on else None
 
 
 def _known_limits(command: Command, settings: Settings, folder: Path, reporter: NodeEvents) -> Limits:

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from resilience.errors import ConfigurationError, ConfigurationTypeError, DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT
-from resilience.facts.limits import Limit, Limits
+from resilience.facts.limits import Limit, Limits, Rule
 from resilience.monitor.unknown_settings import names_unknown
-from resilience.system.environment import variable
+from resilience.system.environment import Settings, variable
 
 SECTION = "fault_tolerance"  # the key of a YAML file
 GRACE = 5.0  # seconds between a termination signal other than SIGKILL, and SIGKILL
@@ -160,7 +160,7 @@ class FaultToleranceConfig:
         default=5.0,
         metadata=_metadata(
             _seconds,
-            "longest time until an exceeded limit is noticed; usually less, because monitors wake when one is due",
+            "accepted for compatibility, without effect: a monitor wakes when a limit is due",
         ),
     )
     initial_rank_heartbeat_timeout: float | None = dataclasses.field(
@@ -291,15 +291,18 @@ class FaultToleranceConfig:
             raise type(error)(f"{cfg_path}: {error}", **vars(error)) from error
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> FaultToleranceConfig:
+    def from_args(
+        cls, args: argparse.Namespace, cfg_file_arg: str | None = "ft_cfg_path", ft_args_prefix: str = "ft_"
+    ) -> FaultToleranceConfig:
         """Return the settings given by flags, the others from the file of `--ft-cfg-path`.
 
         args: from a parser with `add_arguments`. An attribute that is missing or None is a flag that was not given.
-        Raises: ConfigurationError, OSError."""
-        path = getattr(args, "ft_cfg_path", None)
+        cfg_file_arg: its attribute for the file, None for no file. ft_args_prefix: what precedes a setting's name in
+        its attribute. Raises: ConfigurationError, OSError."""
+        path = getattr(args, cfg_file_arg, None) if cfg_file_arg else None
         config = cls() if path is None else cls.from_yaml_file(path)
         for name in FIELDS:
-            value = getattr(args, f"ft_{name}", None)
+            value = getattr(args, ft_args_prefix + name, None)
             if value is not None:
                 setattr(config, name, value)
         return config
@@ -357,6 +360,13 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
         defaults=tuple(name for setting, name in HEARTBEATS.items() if setting not in config.given),
         ends_suspects=bool(config.end_suspected_ranks),
     )
+
+
+def rule_of(config: FaultToleranceConfig, settings: Settings) -> Rule | None:
+    """Return the rule for silences without a limit; None if it is switched off."""
+    is_on = settings.detect_hangs if config.detect_hangs is None else config.detect_hangs
+    first, least = config.hang_first_limit, config.hang_least_limit
+    return Rule(first or settings.hang_first_limit, least or settings.hang_least_limit) if is_on else None
 
 
 def from_limits(limits: Limits) -> FaultToleranceConfig:

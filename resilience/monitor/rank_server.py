@@ -13,11 +13,13 @@ import time
 from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from resilience.errors import MonitorError
 from resilience.facts.identity import attempt_of, run_name
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.monitor import messages
-from resilience.monitor.config import FaultToleranceConfig, to_limits
+from resilience.monitor.config import FaultToleranceConfig, rule_of, to_limits
 from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest
 from resilience.monitor.starting import MonitorProcess
 from resilience.system import environment
@@ -33,7 +35,8 @@ class RankMonitorServer:
     """A rank's monitor in a process of its own. `run_in_subprocess` starts one."""
 
     def __init__(self, cfg: FaultToleranceConfig, ipc_socket_path: str, folder: Path) -> None:
-        limits = to_limits(cfg)  # first: it may be wrong
+        settings = environment.Settings.from_environment()
+        limits = msgspec.structs.replace(to_limits(cfg), rule=rule_of(cfg, settings))  # first: it may be wrong
         self._path = Path(ipc_socket_path)
         self._listener: socket.socket = listen(self._path)
         self._findings: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)
@@ -44,7 +47,7 @@ class RankMonitorServer:
         except OSError:
             self._remove_socket()
             raise
-        job_id = environment.Settings.from_environment().job_id or folder.name
+        job_id = settings.job_id or folder.name
         attempt = attempt_of(folder.name, job_id) or 0
         node = environment.node_name()
         self._monitor.send(messages.Adopt(job_id, node, os.fsencode(folder), limits, attempt))

@@ -45,9 +45,12 @@ JobId = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\x00]+$")]
 SignalNumber = Annotated[int, msgspec.Meta(ge=1, le=int(signal.SIGRTMAX))]
 
 
-def _setting(form: str, default: str, meaning: str) -> msgspec.Meta:
+ALL, WRAPPER = "`resilience run`, `Wrapper`", "`Wrapper`"
+
+
+def _setting(form: str, default: str, meaning: str, holds_for: str = ALL) -> msgspec.Meta:
     """Return a setting's metadata. form: of a value. default: the value if the variable is not set."""
-    return msgspec.Meta(description=meaning, extra={"form": form, "default": default})
+    return msgspec.Meta(description=meaning, extra={"form": form, "default": default, "holds_for": holds_for})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "whole number",
             "TORCHELASTIC_RESTART_COUNT under torchrun, else agreed by the ranks",
             "number of this start of the workers by the launcher",
+            WRAPPER,
         ),
     ] = None
     metrics_port: Annotated[
@@ -110,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "number or name of a signal that can be caught",
             "SIGRTMIN+9",
             "signal that interrupts the main thread; another one is used if it is taken",
+            WRAPPER,
         ),
     ] = None
     abort_wait: Annotated[
@@ -119,6 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "`hard_timeout` - `soft_timeout`",
             "how long an abort may wait for what it ends, such as the groups of accelerators; no limit ends the rank "
             "before that",
+            WRAPPER,
         ),
     ] = None
     abort_limit: Annotated[
@@ -127,12 +133,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "seconds above 0",
             "2",
             "how long a main thread may be stuck in building a group before its process is ended",
+            WRAPPER,
         ),
     ] = 2.0
     step_timeout: Annotated[
         Seconds | None,
         _setting(
-            "seconds above 0", "no limit", "time without a higher `resilience.step(n)` after which all ranks restart"
+            "seconds above 0",
+            "no limit",
+            "time without a higher `resilience.step(n)` after which all ranks restart",
+            WRAPPER,
         ),
     ] = None
     section_timeouts: Annotated[
@@ -141,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "name:seconds,… such as data:30,checkpoint:none",
             "no limits",
             "how long sections may stay open before all ranks restart",
+            WRAPPER,
         ),
     ] = {}
     timeouts: Annotated[
@@ -244,12 +255,13 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 def settings_table() -> str:
     """Return the settings as the docs' Markdown table."""
-    lines = ["| variable | value | default | meaning |", "|---|---|---|---|"]
+    lines = ["| variable | holds for | value | default | meaning |", "|---|---|---|---|---|"]
     for field in msgspec.structs.fields(Settings):
         meta = _meta(field)
         if meta is not None:
             about = cast("dict[str, str]", meta.extra)
-            lines.append(f"| `{_variable(field)}` | {about['form']} | {about['default']} | {meta.description} |")
+            cells = (f"`{_variable(field)}`", about["holds_for"], about["form"], about["default"], meta.description)
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -461,8 +473,9 @@ def notes_collectives() -> bool:
 
 
 def has_agent() -> bool:
-    """Return True if an agent of `resilience run` has started this process."""
-    return bool(os.environ.get("RESILIENCE_MONITOR_SOCKET"))
+    """Return True if an agent of `resilience run` has started this process. Other launchers may set
+    RESILIENCE_MONITOR_SOCKET, and the ranks of `resilience demo` have RESILIENCE_RUN_FOLDER."""
+    return bool(os.environ.get("RESILIENCE_RESTART_POLICY"))
 
 
 def launched_folder() -> Path | None:

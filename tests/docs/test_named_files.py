@@ -28,6 +28,10 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 NOT_OURS = {
     "advanced_example.py": "an example of nvidia-resiliency-ext",
     "attribution.straggler": "a module of nvidia-resiliency-ext",
+    "fault_tolerance.ipc_connector": "a module of nvidia-resiliency-ext",
+    "fault_tolerance.launcher": "a module of nvidia-resiliency-ext",
+    "fault_tolerance.rank_monitor_state_machine": "a module of nvidia-resiliency-ext",
+    "fault_tolerance/in_job_and_in_process_example.py": "an example of nvidia-resiliency-ext",
     "inprocess/basic_example.py": "an example of nvidia-resiliency-ext",
     "inprocess/optimal_example.py": "an example of nvidia-resiliency-ext",
     "numpy.py": "a file of a user",

@@ -30,7 +30,7 @@ LIMIT = 30.0  # seconds that anything may take
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "RESILIENCE_METRICS_PORT", "RESILIENCE_MONITOR_SOCKET", "TRACEPARENT"):
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "RESILIENCE_METRICS_PORT", "RESILIENCE_RESTART_POLICY", "TRACEPARENT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
 
@@ -136,7 +136,7 @@ def test_nothing_is_started_where_nothing_is_asked_for(tmp_path: Path) -> None:
 
 def test_monitor_under_the_launcher_leaves_it_to_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESILIENCE_METRICS_PORT", str(free_port()))
-    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/run/somewhere")
+    monkeypatch.setenv("RESILIENCE_RESTART_POLICY", "any-failed")
     assert NodeExports.start(tmp_path, "node0", lambda event: None) is None
 
 

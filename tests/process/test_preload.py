@@ -147,6 +147,22 @@ def test_module_of_preload_is_imported_once_for_all_workers(tmp_path: Path) -> N
     assert "with_a_thread cannot be preloaded (2 threads run" in done.stderr
 
 
+def test_first_workers_start_without_a_module_that_takes_too_long_and_a_line_says_so(tmp_path: Path) -> None:
+    modules, imported = tmp_path / "modules", tmp_path / "go"
+    modules.mkdir()
+    (modules / "takes_long.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(imported)!r}): time.sleep(0.05)"  # the worker creates it
+    )
+    script = tmp_path / "script.py"
+    script.write_text(f"open({str(imported)!r}, 'w').close()")
+    done = run(tmp_path, "--preload", "takes_long", str(script), PYTHONPATH=str(modules))
+    assert done.returncode == 0, done.stderr
+    (late,) = (record.event for record in records(tmp_path, events.ModulesTooLate))
+    assert late.modules == ("takes_long",)
+    assert "takes_long is still being imported (--preload) after 20 s; workers start without it" in done.stderr
+    assert [record.event.how for record in records(tmp_path, events.WorkerStarted)] == ["warm"]
+
+
 def test_preload_of_an_unknown_module_is_refused_before_anything_starts(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')")

@@ -39,7 +39,7 @@ needs_promtool = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "TRACEPARENT", "RESILIENCE_MONITOR_SOCKET"):
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "TRACEPARENT", "RESILIENCE_RESTART_POLICY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("PORT", "HOST", "TEXTFILE", "RANKS"):
         monkeypatch.delenv(f"RESILIENCE_METRICS_{name}", raising=False)

@@ -39,6 +39,8 @@ class WarmStart:
         self._take_preloaded(0.0)
         while self._is_preloading and time.monotonic() < deadline and not is_interrupted():
             self._take_preloaded(LOOK)
+        if self._is_first and self._zygote is not None and self._zygote.being_preloaded and not is_interrupted():
+            self._reporter.emit(events.ModulesTooLate(self._zygote.being_preloaded, FIRST_LIMIT))
         self._is_first = False
 
     def look(self, notes: Iterable[tuple[int, str]]) -> None:

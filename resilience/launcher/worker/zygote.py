@@ -199,6 +199,11 @@ class Zygote:
     def is_preloading(self) -> bool:
         return self._successor is not None
 
+    @property
+    def being_preloaded(self) -> tuple[str, ...]:
+        """Return the modules of `preload` whose import has not ended."""
+        return () if self._successor is None else self._successor.modules
+
     def preload(self, modules: Sequence[str], learned: Sequence[str] = ()) -> None:
         """Let a successor import modules, without waiting; `succeed` checks for the result. One at a time.
 

@@ -79,6 +79,14 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             "wandb cannot be preloaded (2 threads run); each worker imports it",
         ),
         (
+            events.ModulesTooLate(("transformers",), 20.0),
+            "transformers is still being imported (--preload) after 20 s; workers start without it",
+        ),
+        (
+            events.ModulesTooLate(("transformers", "datasets"), 20.0),
+            "transformers, datasets are still being imported (--preload) after 20 s; workers start without them",
+        ),
+        (
             events.VariablesTooLate(3, "torch", ("TORCH_LOGS", "TORCH_TRACE")),
             "rank 3 set TORCH_LOGS, TORCH_TRACE before it imported torch, but a warm worker imports torch in advance: "
             "no effect in this cycle; from the next cycle on, workers start cold. Set it for the launcher, or use "

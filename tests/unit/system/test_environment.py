@@ -17,6 +17,7 @@ from resilience.system.environment import (
     PREFIX,
     LauncherRendezvous,
     Settings,
+    has_agent,
     keep_nccl_watchdog_from_raising,
     local_rank,
     node_name,
@@ -183,11 +184,20 @@ def test_launcher_in_a_worker_takes_neither_id_nor_attempt_of_the_outer_job(
     assert "RESILIENCE_RUN_FOLDER" not in os.environ and os.environ["SLURM_JOB_ID"] == "77"
 
 
+def test_socket_of_a_monitor_that_another_launcher_started_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else this job has neither metrics nor spans nor lines on the terminal: they are left to an agent."""
+    monkeypatch.delenv("RESILIENCE_RESTART_POLICY", raising=False)
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/run/monitor-0")
+    assert not has_agent()
+    monkeypatch.setenv("RESILIENCE_RESTART_POLICY", "any-failed")
+    assert has_agent()
+
+
 def test_table_of_the_docs_has_a_line_for_each_variable() -> None:
     lines = settings_table().splitlines()
     described = [field.name for field in msgspec.structs.fields(Settings)][:-3]
     assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in described]
-    assert {line.count("|") for line in lines} == {5}
+    assert {line.count("|") for line in lines} == {6}
 
 
 # -- what launchers set -------------------------------------------------------------------------------

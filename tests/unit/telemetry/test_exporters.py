@@ -22,7 +22,7 @@ from tests.support.record_streams import job
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "RESILIENCE_MONITOR_SOCKET", "TRACEPARENT"):
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "RESILIENCE_RESTART_POLICY", "TRACEPARENT"):
         monkeypatch.delenv(name, raising=False)
     for name in ("PORT", "HOST", "TEXTFILE", "RANKS"):
         monkeypatch.delenv(f"RESILIENCE_METRICS_{name}", raising=False)

@@ -152,7 +152,7 @@ class HungDisk:
 
 def test_node_whose_disk_hangs_still_counts_as_alive(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = HungDisk()
-    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET", raising=False)
+    monkeypatch.delenv("RESILIENCE_RESTART_POLICY", raising=False)
     monkeypatch.setenv("RESILIENCE_METRICS_TEXTFILE", str(tmp_path))
     monkeypatch.setattr(exporters.NodeExports, "start", lambda *_: disk)
     monkeypatch.setattr(supervision, "EXPORT_LIMIT", 0.1)
