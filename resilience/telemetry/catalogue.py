@@ -54,6 +54,7 @@ _STATE_EVENTS = (
     _E.RankLeft,
     _E.RankStoodInFor,
     _E.MonitorLost,
+    _E.CycleStarted,
 )
 _WORK_EVENTS = (
     _E.StageStarted,
@@ -219,7 +220,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Monitors of the node that watch their rank.",
         (),
-        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost),
+        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost, _E.CycleStarted),
     ),
     Metric("resilience_events_total", "counter", "Records by kind of event.", ("event",), events.CATALOGUE),
     Metric(

@@ -102,7 +102,7 @@ class MetricView:
         self._names: dict[str, set[str]] = {}  # by kind: names from users and torch that are labels
         self._interruptions = Interruptions()
         self._iterations = IterationCounts()
-        self._monitors: set[tuple[int, int]] = set()  # monitored ranks with the pid of the monitor
+        self._monitors: dict[tuple[int, int], tuple[str, Cycle]] = {}  # rank and pid of the monitor -> where it watches
         self._lost_monitors: set[tuple[int, int]] = set()
 
     # -- folding --------------------------------------------------------------------------------
@@ -196,11 +196,12 @@ class MetricView:
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
                 self._count(f"resilience_{name}_total", self._limit_labels(event.limit))
             case events.MonitorStarted():
-                self._monitors.add((origin.initial_rank, origin.pid))
+                place = origin.node, (origin.attempt, origin.cycle)
+                self._monitors[origin.initial_rank, origin.pid] = place
             case events.MonitorLost():
                 self._lost_monitors.add((origin.initial_rank, event.monitor_pid))
             case events.MonitorEnded():
-                self._monitors.discard((origin.initial_rank, origin.pid))
+                self._monitors.pop((origin.initial_rank, origin.pid), None)
                 if event.dropped_records:
                     self._count("resilience_telemetry_dropped_total", ("record", "sink"), event.dropped_records)
             case _:  # no other event matters here
@@ -286,7 +287,7 @@ class MetricView:
             for node, parts in self._history.cycles.nodes.items():
                 for cycle, node_cycle in sorted(parts.items()):
                     self._add_cycle(ready, node, cycle, node_cycle)
-            ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
+            ready["resilience_monitor_up"] = {(): self._living_monitors()}
             self._show_ranks(ready, now_ns)
             if self.final.outcome is not None:
                 ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
@@ -335,12 +336,7 @@ class MetricView:
             if self._shown == "all" or (self._shown == "unhealthy" and state not in HEALTHY)
         }
         ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown_ranks.items()}
-        # A snapshot from the previous worker says nothing about the present one.
-        living = {
-            number: snapshot
-            for number, snapshot in self._living_snapshots().items()
-            if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest
-        }
+        living = self._living_snapshots()
         steps = [snapshot.step for snapshot in living.values() if snapshot.step is not None]
         ready["resilience_step"] = {(): max(steps)} if steps else {}
         for number in shown_ranks.keys() & living.keys():
@@ -358,12 +354,23 @@ class MetricView:
                     open_seconds[labels] = max(open_seconds.get(labels, 0.0), seconds)
 
     def _living_snapshots(self) -> dict[int, RankSnapshot]:
-        """Return the snapshots of ranks that still exist: the snapshot of a lost rank no longer changes."""
-        return {
-            number: self._snapshots[number]
-            for number, state in self._states().items()
-            if number in self._snapshots and state not in LOST
-        }
+        """Return the snapshots of ranks that still exist. The snapshot of a lost rank no longer changes, and one of the
+        previous worker says nothing about the present one."""
+        living = {}
+        for number, state in self._states().items():
+            snapshot = self._snapshots.get(number)
+            if snapshot is None or state in LOST:
+                continue
+            if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest:
+                living[number] = snapshot
+        return living
+
+    def _living_monitors(self) -> int:
+        """Return the number of monitors that watch a rank now. One that was killed with its agent has no last record,
+        but a later cycle or agent shows that it is gone."""
+        living = [where for monitor, where in self._monitors.items() if monitor not in self._lost_monitors]
+        is_present = {where: self._history.is_present(*where) for where in set(living)}
+        return sum(is_present[where] for where in living)
 
     def _states(self) -> dict[int, str]:
         nodes = sorted(self._history.nodes)

@@ -289,6 +289,7 @@ def wrapped_in_a_launch() -> list[Record]:
 # An event that a metric is a view of, but that by itself changes no number in these jobs.
 NOT_ALONE: dict[str, set[type]] = {
     "resilience_job_info": {events.RendezvousCompleted},
+    "resilience_monitor_up": {events.CycleStarted},  # of monitors that were killed with their agent
     # rework: no step was reported when it began
     "resilience_lost_seconds_total": {events.RestartEnded, events.FirstStepTaken},
     "resilience_restart_iterations_total": {events.RankStoodInFor},  # the others follow, and count
