@@ -285,6 +285,14 @@ METRICS: tuple[Metric, ...] = (
         source="rank snapshots",
     ),
     Metric(
+        "resilience_rank_section_used_ratio",
+        "gauge",
+        "The share of the limit in force that an open section of a rank has used; 1 is the limit. Only for the "
+        "sections open longest.",
+        ("rank", "section"),
+        source="rank snapshots",
+    ),
+    Metric(
         "resilience_section_timeout_seconds",
         "gauge",
         "The limit of a section, of the strictest rank; source: config or calibrated.",

@@ -349,9 +349,10 @@ class MetricView:
                     ready["resilience_rank_silence_seconds"][(label,)] = round(silent_s, 3)
                 for section in snapshot.sections[:OPEN_SHOWN]:  # outermost first
                     labels = (label, self._section_label(section.name))
-                    open_seconds = ready["resilience_rank_section_open_seconds"]
                     seconds = snapshot.open_for(section, now_ns / 1e9)
-                    open_seconds[labels] = max(open_seconds.get(labels, 0.0), seconds)
+                    _raise(ready["resilience_rank_section_open_seconds"], {labels: seconds})
+                    if section.limit_s:
+                        _raise(ready["resilience_rank_section_used_ratio"], {labels: seconds / section.limit_s})
 
     def _living_snapshots(self) -> dict[int, RankSnapshot]:
         """Return the snapshots of ranks that still exist. The snapshot of a lost rank no longer changes, and one of the

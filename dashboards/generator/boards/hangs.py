@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dashboards.generator.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
+from dashboards.generator.boards.common import NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
 from dashboards.generator.queries import present, quantile, rate, stepped
 
 _INTERVAL = "resilience_heartbeat_interval_seconds"
 
-_limits = f"min by (section) ({present(LIMIT)})"
-_open_of_limit = f"max by (node, rank, section) ({present(OPEN)}) / on (section) group_left () {_limits}"
+_open_of_limit = f"max by (node, rank, section) ({present('resilience_rank_section_used_ratio')})"
 
 HANGS = Board(
     "hangs",
@@ -43,8 +42,8 @@ HANGS = Board(
                 Panel(
                     title="Open sections against their limits",
                     description=(
-                        "Share of its limit that an open section has used, most first; at 100 % the rank is restarted "
-                        "or killed."
+                        "Share that an open section has used of the limit in force, most first; at 100 % the rank is "
+                        "restarted or killed. The first occurrences after a start may have a longer limit."
                     ),
                     unit="percentunit",
                     queries=(Query(top(_open_of_limit)),),

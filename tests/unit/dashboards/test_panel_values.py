@@ -143,6 +143,15 @@ STORIES = (
         ),
     ),
     Story(
+        "a first section is open under its warm-up limit, which is longer than that of another rank",
+        {
+            of("resilience_rank_section_open_seconds", 'rank="0"', 'section="setup"'): "600x10",
+            of("resilience_rank_section_used_ratio", 'rank="0"', 'section="setup"'): "0.2x10",
+            of("resilience_section_timeout_seconds", 'section="setup"', 'source="config"', node="n1"): "60x10",
+        },
+        (Shown("hangs: Open sections against their limits", 5, {'node="n0", rank="0", section="setup"': 0.2}),),
+    ),
+    Story(
         "a job has ended after another exporter took over",
         {
             **taken_over(of(BEGAN), "0x100 stale", "_x100 0x20 stale"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from resilience.facts import events
 from resilience.facts.records import Record
 from resilience.telemetry.metrics import MetricView, Ranks
+from resilience.telemetry.rank_snapshot import Allowed, SnapshotSection
 from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
 from tests.unit.telemetry.test_metrics import samples, view_of
@@ -162,3 +163,15 @@ def test_present_signs_are_gauges() -> None:
     # The file may be about to be replaced: 0.5 s is what is known.
     assert view.samples()["resilience_rank_silence_seconds", ("0",)] == 0.5
     assert found["resilience_rank_section_open_seconds", ("0", "section 0")] == 20.0
+
+
+def test_used_share_of_an_open_section_is_that_of_the_limit_in_force() -> None:
+    """A first occurrence has the warm-up limit, not the limit of the later ones. A section without a limit has none."""
+    view = view_of(launched(is_running=True).records)
+    view._clock = lambda: 610 * 10**9
+    warming = (SnapshotSection("setup", 10.0, 3000.0), SnapshotSection("load", 10.0))
+    view.take_snapshots(
+        {0: msgspec.structs.replace(shown(0), sections=warming, limits=(Allowed("setup", 60.0, has_first=True),))}
+    )
+    found = {labels: n for (name, labels), n in view.samples().items() if name == "resilience_rank_section_used_ratio"}
+    assert found == {("0", "setup"): 0.2}
