@@ -173,6 +173,9 @@ RECORDINGS = (
     Recording("job:up:max", fold("max", OF_JOB, f"up{{{_ANNOUNCED}}}")),
     Recording("job:resilience_signs:count", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
     Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE), is_slow=True),
+    Recording(
+        "job:resilience_goodput_without_idle:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE, has_idle=False), is_slow=True
+    ),
     Recording("job:resilience_restarts:count30m", restarts(OF_JOB, "30m", NO_SCOPE)),
     Recording(
         "job:resilience_restart_duration_seconds:p95_1h",
@@ -505,18 +508,21 @@ ALERTS = (
     Alert(
         name="GoodputLow",
         expr=(
-            "job:resilience_goodput:ratio1h < 0.9 "
+            "job:resilience_goodput_without_idle:ratio1h < 0.9 "
             f"and on ({_JOB}) sum by ({_JOB}) (resilience_productive_seconds_total offset 1h) > 0 and {_EXISTS}"
         ),
         wait="15m",
         severity="warning",
         level="job",
-        summary="Goodput of job {{ $labels.job_id }} was {{ $value | humanizePercentage }} within the last hour",
+        summary="Goodput of job {{ $labels.job_id }}, without idle ranks, was {{ $value | humanizePercentage }} within "
+        "the last hour",
         board="overview",
         culprit=_FAULTY_NODE,
         runbook=Runbook(
             "Less than 90 % of the rank-seconds of the last hour were productive, that is, spent at work that was "
-            "neither silent in a hang nor repeated after a restart.",
+            "neither silent in a hang nor repeated after a restart. Idle ranks (spares, and ranks that finished before "
+            "the others) do not count here, so a job may keep as many spares as it needs. They do count as lost in the "
+            "goodput of dashboards and reports.",
             (
                 "Dashboard *Overview*, lost time by cause.",
                 "`resilience report RUN`: the cost and the lost steps of each incident.",
@@ -526,7 +532,6 @@ ALERTS = (
                 "restart: see RestartSlow for long restarts, RestartLoop for many.",
                 "hang: limits are longer than necessary; `resilience calibrate RUN`.",
                 "rework: checkpoints are far apart. Without reported steps, rework is unknown and counts as 0.",
-                "idle: spares, and ranks that finished before the others.",
             ),
         ),
     ),

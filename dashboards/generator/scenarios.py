@@ -245,6 +245,15 @@ SCENARIOS = (
         QUIET,
     ),
     Scenario(
+        "a healthy job has one spare for eight ranks",
+        {
+            **job(pattern="Xx240", began=0, restarts="0"),
+            'resilience_ranks{job_id="j", node="n0", state="inactive"}': "1x240",
+            'resilience_lost_seconds_total{job_id="j", node="n0", cause="idle"}': "0+60x240",
+        },
+        tuple(range(60, 240, 10)),
+    ),
+    Scenario(
         "a job waits for its nodes for hours",
         {
             'resilience_start_timestamp_seconds{job_id="j", node="n0"}': "0x300",
