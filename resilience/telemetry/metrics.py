@@ -284,9 +284,10 @@ class MetricView:
             self._add_corrected(ready, now_ns)
             for outcome, count in self._iterations.counted(now_ns).items():
                 ready["resilience_restart_iterations_total"][LAYER, outcome] = count
-            for node, parts in self._history.cycles.nodes.items():
+            newest = dict(self._history.cycles.places)  # cycle of each attempt
+            for parts in self._history.cycles.nodes.values():
                 for cycle, node_cycle in sorted(parts.items()):
-                    self._add_cycle(ready, node, cycle, node_cycle)
+                    self._add_cycle(ready, cycle, node_cycle, cycle[1] < newest.get(cycle[0], 0))
             ready["resilience_monitor_up"] = {(): self._living_monitors()}
             self._show_ranks(ready, now_ns)
             if self.final.outcome is not None:
@@ -310,8 +311,11 @@ class MetricView:
         _raise(counters[_INTERRUPTIONS], self._interruptions.counted(self._history.cycles.nodes))
         ready.update({name: dict(counters[name]) for name in (_PRODUCTIVE, _LOST, _INTERRUPTIONS)})
 
-    def _add_cycle(self, ready: dict[str, dict[Labels, float]], node: str, cycle: Cycle, node_cycle: NodeCycle) -> None:
-        """Add a launcher cycle, from the records read so far: files are read in any order."""
+    def _add_cycle(
+        self, ready: dict[str, dict[Labels, float]], cycle: Cycle, node_cycle: NodeCycle, is_followed: bool
+    ) -> None:
+        """Add a launcher cycle, from the records read so far: files are read in any order. One that failed counts once
+        another one follows: if none does, it was no restart."""
         if node_cycle.met is not None:  # the last one stays
             ready["resilience_job_info"] = {(self._history.job_id or "", str(node_cycle.met.world_size), LAUNCHER): 1}
         if node_cycle.started is not None:
@@ -321,7 +325,8 @@ class MetricView:
         if node_cycle.ended is None:
             return
         outcome = _OUTCOMES.get(node_cycle.ended.outcome, "aborted")
-        _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
+        if is_followed or outcome != "interrupted":
+            _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
 
     def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Add the values of single ranks, as many as should be shown."""

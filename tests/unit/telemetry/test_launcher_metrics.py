@@ -15,6 +15,7 @@ from resilience.telemetry.metrics import MetricView, Ranks
 from resilience.telemetry.rank_snapshot import Allowed, SnapshotSection
 from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
+from tests.support.node_stories import NodeStory
 from tests.unit.telemetry.test_metrics import samples, view_of
 
 STOP = sum(LEG_S.values())
@@ -50,6 +51,20 @@ def test_cycles_and_the_budget_are_counted() -> None:
     assert ended["resilience_restart_iterations_total", ("launcher", "exhausted")] == 1
     stopped = samples(launched([Fault("preempt", 0)]).records)
     assert stopped["resilience_restart_iterations_total", ("launcher", "aborted")] == 1
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_failed_cycle_that_none_follows_is_no_restart(is_over: bool) -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=1)
+    told.start("a", 1.0)
+    told.stop("a", 50.0, "failed")
+    if is_over:
+        told.agent("a", 51.0, events.JobEnded("failed", 1, "premature completion"))
+    key = "resilience_restart_iterations_total", ("launcher", "interrupted")
+    assert key not in samples(told.of_node("a"))
+    told.join("a", 52.0, 53.0, cycle=1, why="failure", size=1)
+    assert samples(told.of_node("a"))[key] == 1
 
 
 def test_neighbours_that_see_a_connection_close_are_cascade() -> None:
