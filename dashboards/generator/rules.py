@@ -142,6 +142,13 @@ def _ranks(state: str = "") -> str:
     return of_nodes("resilience_ranks", _living(select("resilience_ranks", *matchers, scope=NO_SCOPE)))
 
 
+_OF_ALL = fold("sum", OF_JOB, _ranks())
+_WAITING = f"max by ({_NODE}) ({_living('resilience_node_waiting')}) > 0"
+_WAITED = f"max by ({_NODE}) (resilience_node_waiting offset 5m) > 0"
+_AT_WORK = f'on ({_JOB}) job:resilience_ranks:sum{{state="active"}}'
+# At a start or a restart all nodes wait, and their scrapes differ by some seconds. So a node is a spare if it waits and
+# the job has active ranks, both now and 5 minutes ago.
+_SPARE_NODES = f"{_WAITING} and on ({_NODE}) {_WAITED} and {_AT_WORK} > 0 and {_AT_WORK} offset 5m > 0"
 _BEATS = counted("resilience_heartbeat_interval_seconds_count", by=OF_JOB, scope=NO_SCOPE)
 _ENDS = counted("resilience_section_duration_seconds_count", by=OF_JOB, scope=NO_SCOPE)
 _OLD_FILES = f"({_STOPPED} < {_REMEMBERED_S})"
@@ -162,12 +169,12 @@ RECORDINGS = (
     # A job exists while a node reports its start. The exporter of a node may change, which leaves a short gap.
     Recording(_STARTED, fold("min", OF_JOB, _living(f"last_over_time({BEGAN}[{BRIDGED}])"))),
     Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), _ranks())),
+    Recording("job:resilience_spare_nodes:count", f"sum by ({_JOB}) ({_SPARE_NODES})"),
+    # Ranks of a Wrapper, and nodes of the launcher: 0 if there are none of both.
     Recording(
         "job:resilience_spares:count",
-        or_zero(
-            fold("sum", OF_JOB, _ranks("inactive")),
-            fold("sum", OF_JOB, _ranks()),
-        ),
+        f"{or_zero(fold('sum', OF_JOB, _ranks('inactive')), _OF_ALL)} "
+        f"+ {or_zero('job:resilience_spare_nodes:count', _OF_ALL)}",
     ),
     Recording("job:resilience_step:max", fold("max", OF_JOB, _living("resilience_step"))),
     Recording("job:up:max", fold("max", OF_JOB, f"up{{{_ANNOUNCED}}}")),
@@ -541,12 +548,13 @@ ALERTS = (
         wait="1m",
         severity="warning",
         level="job",
-        summary="Job {{ $labels.job_id }} has no spare rank left",
+        summary="Job {{ $labels.job_id }} has no spare rank or node left",
         board="overview",
         command="status",
         runbook=Runbook(
-            "The job had inactive ranks, ready to replace a lost one, and has none now. After the next loss it "
-            "continues with fewer ranks, waits, or ends, depending on its rank assignment.",
+            "The job had spares, ready to replace a lost rank, and has none now: inactive ranks of a Wrapper, or nodes "
+            "of the launcher that had waited for a place for 5 minutes while the job ran. After the next loss it "
+            "continues with fewer ranks, waits, or ends, depending on its rank assignment and on `--nnodes`.",
             (
                 "Dashboard *Overview*, ranks by state: when were ranks terminated or excluded?",
                 "`resilience report RUN`: why were they lost? Are their nodes healthy?",

@@ -201,6 +201,13 @@ METRICS: tuple[Metric, ...] = (
         _STATE_EVENTS,
     ),
     Metric(
+        "resilience_node_waiting",
+        "gauge",
+        "1 while the node's agent waits in the rendezvous, for other nodes or as a spare, else 0.",
+        (),
+        (_E.CyclePhaseStarted, _E.CyclePhaseEnded),
+    ),
+    Metric(
         "resilience_productive_seconds_total",
         "counter",
         "Rank-seconds at work: in the function, or after a worker's first progress. Includes hangs and rework.",

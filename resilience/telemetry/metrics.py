@@ -144,6 +144,10 @@ class MetricView:
                 if event.reason != "sink" or origin.role != "monitor":
                     labels = (str(event.signal), _reason(event.reason))
                     self._count("resilience_telemetry_dropped_total", labels, event.count)
+            case events.CyclePhaseStarted(phase):
+                self._values["resilience_node_waiting"][()] = phase == "rendezvous"
+            case events.CyclePhaseEnded():
+                self._values["resilience_node_waiting"][()] = 0
             case events.ElasticMeasured():
                 self._take_elastic(event)
             case events.ElasticTold(_, source, state):

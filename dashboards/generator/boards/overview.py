@@ -28,6 +28,7 @@ from dashboards.generator.queries import (
 from dashboards.generator.queries import STEP as INTERVAL
 
 _ACTIVE = counted("resilience_ranks", 'state="active"')
+_WAITING = counted("resilience_node_waiting")
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
 
 _deriv = f"deriv({select(STEP)}[{RATE}])"
@@ -118,10 +119,17 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Spares",
-                    description=("Ranks that wait to replace a lost rank; 0 if the job has no spares."),
+                    description=(
+                        "Ranks of a Wrapper that wait to replace a lost one, and nodes of the launcher that wait for a "
+                        "place while other ranks are active; 0 if the job has no spares."
+                    ),
                     unit="none",
                     queries=(
-                        Query(or_zero(counted("resilience_ranks", 'state="inactive"'), counted("resilience_ranks"))),
+                        Query(
+                            or_zero(counted("resilience_ranks", 'state="inactive"'), counted("resilience_ranks")),
+                            "ranks",
+                        ),
+                        Query(or_zero(f"({_WAITING} and {_ACTIVE} > 0)", counted("resilience_ranks")), "nodes"),
                     ),
                     view="stat",
                     width=4,

@@ -92,3 +92,21 @@ def test_rank_whose_host_was_booted_has_a_monitor_again() -> None:
     told.join("ab", 130.0, 131.0, cycle=1, why="failure")
     told.start("ab", 131.0, cycle=1)
     assert shown(told, "b")["resilience_ranks", ("active",)] == 1
+
+
+def test_node_waits_from_its_rendezvous_until_it_has_a_place() -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0)
+    joined = told.of_node("a")
+    began = next(n for n, record in enumerate(joined) if record.event == events.CyclePhaseStarted("rendezvous"))
+    for number, is_waiting in ((began - 1, 0), (began, 1), (len(joined) - 1, 0)):
+        view = MetricView()
+        for record in joined[: number + 1]:
+            view.take(record)
+        assert view.samples()["resilience_node_waiting", ()] == is_waiting
+    told.new_agent("a", 11)
+    told.agent("a", 50.0, events.CyclePhaseStarted("rendezvous"))
+    view = MetricView()
+    for record in told.of_node("a"):
+        view.take(record)
+    assert view.samples()["resilience_node_waiting", ()] == 1
