@@ -24,8 +24,9 @@ def geometric(first: float, last: float, ratio: float) -> tuple[float, ...]:
     return tuple(float(f"{first * (last / first) ** (number / steps):.3g}") for number in range(steps + 1))
 
 
-# A quantile is within one bucket of the true value: within a factor of 1.5 for restarts, 2 for sections.
-RESTART_BUCKETS = PHASE_BUCKETS = geometric(0.001, 600.0, 1.49)
+# A quantile is within one bucket of the true value: within a factor of 1.5 for restarts up to 10 minutes, and of 2 for
+# longer ones and for sections. 1,000 ranks may need 40 minutes.
+RESTART_BUCKETS = PHASE_BUCKETS = geometric(0.001, 600.0, 1.49) + geometric(600.0, 7200.0, 1.99)[1:]
 DURATION_BUCKETS = geometric(0.001, 3600.0, 1.99)
 CALL_BUCKETS = (0.1, 1.0, 10.0, 60.0, 600.0)
 
