@@ -145,7 +145,7 @@ class MetricView:
                     labels = (str(event.signal), _reason(event.reason))
                     self._count("resilience_telemetry_dropped_total", labels, event.count)
             case events.CyclePhaseStarted(phase):
-                self._values["resilience_node_waiting"][()] = phase == "rendezvous"
+                self._values["resilience_node_waiting"][()] = 1 if phase == "rendezvous" else 0
             case events.CyclePhaseEnded():
                 self._values["resilience_node_waiting"][()] = 0
             case events.ElasticMeasured():
