@@ -131,7 +131,8 @@ METRICS: tuple[Metric, ...] = (
         "resilience_restart_iterations_total",
         "counter",
         "Iterations and launcher cycles that ended, counted once for all ranks of the node; interrupted: another one "
-        "followed, in the same call or under the launcher. One that failed and was not followed does not count.",
+        "followed, in the same call, under the launcher, or because torchrun started the ranks again. One that failed "
+        "and was not followed does not count.",
         ("layer", "outcome"),
         (_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor, _E.CycleStarted, _E.CycleEnded),
     ),

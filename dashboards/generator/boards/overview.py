@@ -66,8 +66,9 @@ OVERVIEW = Board(
                 Panel(
                     title="Restarts",
                     description=(
-                        "Restarts within the range, in place and by the launcher; each counts once for all ranks. A "
-                        "fault that ends a call of a Wrapper under the launcher is one restart by the launcher."
+                        "Restarts within the range, in place, by the launcher and by torchrun; each counts once for "
+                        "all ranks. A fault that ends a call of a Wrapper under the launcher is one restart by the "
+                        "launcher."
                     ),
                     unit="none",
                     queries=(Query(restarts()),),
