@@ -5,7 +5,8 @@ is kept per rank, and what all ranks of the node observe is counted once, so a r
 numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
 prometheus_client only formats the values (`collect`), on request.
 
-Names from users and from torch are limited to MAX_SECTIONS and MOST_NAMES, those of blamed nodes to MOST_NODES.
+Names from users and from torch are limited to MAX_SECTIONS and MOST_NAMES, those of blamed nodes to MOST_NODES. Which
+sections have their names follows from what is on disk, not from the order in which this exporter read it.
 Histograms are per node, not per rank."""
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "
 Ranks = Literal["all", "unhealthy", "none"]
 _PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 _INTERRUPTIONS = "resilience_interruptions_total"
+_BY_SECTION = ("resilience_hangs_detected_total", "resilience_suspicions_total", "resilience_shadow_alarms_total")
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
 _EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
 
@@ -99,7 +101,9 @@ class MetricView:
         }
         self._timings = Timings()
         self._newest = (0, 0)  # attempt and cycle
-        self._names: dict[str, set[str]] = {}  # by kind: names from users and torch that are labels
+        self._names: dict[str, set[str]] = {}  # by kind: names from torch, and of nodes, that are labels
+        self._ended: dict[str, int] = {}  # section -> its place in the order in which a rank's sections first ended
+        self._sections: set[str] = set()  # that are labels
         self._interruptions = Interruptions()
         self._iterations = IterationCounts()
         self._monitors: dict[tuple[int, int], tuple[str, Cycle]] = {}  # rank and pid of the monitor -> where it watches
@@ -116,11 +120,13 @@ class MetricView:
 
     def take_durations(self, ranks: Mapping[int, Durations]) -> None:
         """Replace the durations of heartbeats and sections, by initial rank."""
-        timings = Timings()
+        timings, ended = Timings(), dict[str, int]()
         for durations in ranks.values():
             timings.merge(durations.timings())
+            for place, section in enumerate(durations.sections()):
+                ended[section] = min(ended.get(section, place), place)
         with self._lock:
-            self._timings = timings
+            self._timings, self._ended = timings, ended
             self._limits.take_durations(ranks, 0.0 if self._clock is None else self._clock() / 1e9)
 
     def take_snapshots(self, snapshots: Mapping[int, RankSnapshot]) -> None:
@@ -195,10 +201,10 @@ class MetricView:
         assert origin.initial_rank is not None
         match event:
             case events.RankFellSilent():
-                self._count("resilience_hangs_detected_total", self._limit_labels(event.limit))
+                self._count("resilience_hangs_detected_total", _limit_labels(event.limit))
             case events.RankSuspected() | events.TimeoutExceededInShadow():
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
-                self._count(f"resilience_{name}_total", self._limit_labels(event.limit))
+                self._count(f"resilience_{name}_total", _limit_labels(event.limit))
             case events.MonitorStarted():
                 place = origin.node, (origin.attempt, origin.cycle)
                 self._monitors[origin.initial_rank, origin.pid] = place
@@ -252,12 +258,27 @@ class MetricView:
         add(self._histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
 
     def _section_label(self, name: str) -> str:
-        return self._label("section", name, MAX_SECTIONS)
+        return name if name in self._sections else OTHER
 
-    def _limit_labels(self, name: str) -> Labels:
-        """Return the labels of a limit: its kind, and the section that it applies to."""
-        limit = limited(name)
-        return limit.kind, self._section_label(limit.section) if limit.section else ""
+    def _named_sections(self) -> set[str]:
+        """Return the sections that are labels: first those that have ended, in the order of each rank's own file, then
+        those that only records name, then those that are open or have a limit."""
+        shown = self._living_snapshots().values()
+        present = {section.name for snapshot in shown for section in snapshot.sections}
+        present |= {limit.name for snapshot in shown for limit in snapshot.limits}
+        order = {name: (2, 0, name) for name in present | self._limits.stale}
+        order |= {section: (1, 0, section) for counter in _BY_SECTION for _, section in self._values[counter]}
+        order |= {name: (0, place, name) for name, place in self._ended.items()}
+        order.pop("", None)  # a limit that applies to no section
+        return set(sorted(order, key=order.__getitem__)[:MAX_SECTIONS])
+
+    def _by_label(self, counts: Mapping[Labels, float]) -> dict[Labels, float]:
+        """Return the counts of limits, by kind and section, with the labels of the sections."""
+        labelled: dict[Labels, float] = {}
+        for (kind, section), count in counts.items():
+            labels = kind, self._section_label(section) if section else ""
+            labelled[labels] = labelled.get(labels, 0) + count
+        return labelled
 
     def _label(self, kind: str, name: str, most: int = MOST_NAMES) -> str:
         """Return the label for a name: the name itself while there are few names, else OTHER."""
@@ -285,6 +306,8 @@ class MetricView:
             now_ns = None if self._clock is None else self._clock()
             ready = {name: dict(values) for name, values in self._values.items()}
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
+            self._sections = self._named_sections()
+            ready.update({name: self._by_label(self._values[name]) for name in _BY_SECTION})
             self._add_corrected(ready, now_ns)
             for outcome, count in self._iterations.counted(now_ns).items():
                 ready["resilience_restart_iterations_total"][LAYER, outcome] = count
@@ -439,6 +462,12 @@ def _family(metric: Metric) -> Any:
         "histogram": metrics_core.HistogramMetricFamily,
     }
     return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+
+
+def _limit_labels(name: str) -> Labels:
+    """Return the labels of a limit: its kind, and the section that it applies to."""
+    limit = limited(name)
+    return limit.kind, limit.section or ""
 
 
 def _increase(values: dict[Labels, float], labels: Labels) -> None:

@@ -340,6 +340,30 @@ def test_names_that_users_choose_cannot_multiply_series() -> None:
     assert total == 1000
 
 
+def test_sections_have_the_same_labels_whichever_exporter_read_what_first() -> None:
+    """The live exporter meets each name when it appears; the next one reads all records first, then the durations."""
+    hangs = [
+        msgspec.structs.replace(job().records[0], event=events.RankFellSilent(f"section:{name}", "soft", 1.0, 1.0))
+        for name in ("s19", "s00", "never ended")
+    ]
+    early, late = Timings(), Timings()
+    early.fold((f"s{number:02}", 1.0) for number in range(5, 15))
+    late.fold((f"s{number:02}", 1.0) for number in (*range(5, 20), *range(5)))
+    live, successor = MetricView(), view_of(hangs)
+    live.take_durations({0: durations_of(early)})
+    live.samples()
+    for hang in reversed(hangs):
+        live.take(hang)
+        live.samples()
+    live.take_durations({1: durations_of(early, rank=1), 0: durations_of(late)})
+    successor.take_durations({0: durations_of(late), 1: durations_of(early, rank=1)})
+    assert live.samples() == successor.samples()
+    names = {labels[0] for name, labels in live.samples() if name == "resilience_section_duration_seconds_sum"}
+    assert names == {*(f"s{number:02}" for number in (*range(5, 20), 0)), "other"}  # the first 16 that ended
+    hung = {labels[1]: n for (name, labels), n in live.samples().items() if name == "resilience_hangs_detected_total"}
+    assert hung == {"s19": 1, "s00": 1, "other": 1}
+
+
 def test_names_that_torch_chooses_cannot_multiply_series() -> None:
     view = MetricView()
     record = job().records[0]
