@@ -268,7 +268,21 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_step",
         "gauge",
-        "The highest step that a rank of the node has reported; also if single ranks have no series.",
+        "The highest step that a rank of the node has reported, without spares; also if single ranks have no series.",
+        (),
+        source="rank snapshots",
+    ),
+    Metric(
+        "resilience_step_lowest",
+        "gauge",
+        "Of the last steps that the node's ranks have reported, the lowest; without spares.",
+        (),
+        source="rank snapshots",
+    ),
+    Metric(
+        "resilience_step_median",
+        "gauge",
+        "Of the last steps that the node's ranks have reported, the median; without spares.",
         (),
         source="rank snapshots",
     ),

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 LAYER, LAUNCHER = "inprocess", "launcher"
 MOST_NAMES = 8  # of torchelastic's calls, sources, states and values, each
 MOST_NODES = 64  # blamed nodes
+SILENT_S = 60.0  # half of the limit of RankHeartbeatStale
 _ELASTIC_CALL = re.compile(r"(?P<call>.+)\.(?P<what>success|failure|duration\.ms)")
 _ELASTIC_ROLE = re.compile(r"workers\.(?P<role>.*)\.(?P<what>\w+)")
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
@@ -68,8 +69,8 @@ class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
     clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks have their
-    own series; unhealthy: those that are neither active nor inactive. timeline: of the node; by default a new one.
-    parent: trace and span that everything belongs to, from TRACEPARENT."""
+    own series; unhealthy: those that are neither active nor inactive, and the most silent one. timeline: of the node;
+    by default a new one. parent: trace and span that everything belongs to, from TRACEPARENT."""
 
     def __init__(
         self,
@@ -362,15 +363,15 @@ class MetricView:
         for state in present.values():
             states[(state,)] = states.get((state,), 0) + 1
         ready["resilience_ranks"] = states
-        shown_ranks = {
-            number: state
-            for number, state in present.items()
-            if self._shown == "all" or (self._shown == "unhealthy" and state not in HEALTHY)
-        }
-        ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown_ranks.items()}
         living = self._living_snapshots()
-        steps = [snapshot.step for snapshot in living.values() if snapshot.step is not None]
-        ready["resilience_step"] = {(): max(steps)} if steps else {}
+        at_work = {number: snapshot for number, snapshot in living.items() if present[number] != "inactive"}
+        shown_ranks = self._shown_ranks(present, at_work, now_ns)
+        ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown_ranks.items()}
+        steps = sorted(snapshot.step for snapshot in at_work.values() if snapshot.step is not None)
+        if steps:
+            ready["resilience_step"][()] = steps[-1]
+            ready["resilience_step_lowest"][()] = steps[0]
+            ready["resilience_step_median"][()] = steps[(len(steps) - 1) // 2]
         for number in shown_ranks.keys() & living.keys():
             snapshot, label = living[number], str(number)
             if snapshot.step is not None:
@@ -385,6 +386,27 @@ class MetricView:
                     _raise(ready["resilience_rank_section_open_seconds"], {labels: seconds})
                     if section.limit_s:
                         _raise(ready["resilience_rank_section_used_ratio"], {labels: seconds / section.limit_s})
+
+    def _shown_ranks(
+        self, present: dict[int, str], at_work: dict[int, RankSnapshot], now_ns: int | None
+    ) -> dict[int, str]:
+        """Return the states of the ranks that have their own series. Without a limit, a rank that hangs stays active.
+        So the most silent rank counts as unhealthy, unless an open section explains the silence."""
+        if self._shown == "all":
+            return present
+        if self._shown == "none":
+            return {}
+        silent = {
+            number: 0.0 if now_ns is None else snapshot.silent_for(now_ns / 1e9) or 0.0
+            for number, snapshot in at_work.items()
+            if not snapshot.sections
+        }
+        most_silent = max(silent, key=silent.__getitem__, default=None)
+        return {
+            number: state
+            for number, state in present.items()
+            if state not in HEALTHY or (number == most_silent and silent[number] > SILENT_S)
+        }
 
     def _living_snapshots(self) -> dict[int, RankSnapshot]:
         """Return the snapshots of ranks that still exist. The snapshot of a lost rank no longer changes, and one of the

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from dashboards.generator.boards.common import NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
+from dashboards.generator.boards.common import (
+    FIRST_STEP,
+    LAST_STEP,
+    NO_BEATS,
+    NO_PROGRESS,
+    NO_STEPS,
+    NONE_OPEN,
+    OPEN,
+    STEPS,
+    silence,
+    top,
+)
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
 from dashboards.generator.queries import present, quantile, rate, stepped
 
@@ -68,19 +79,22 @@ HANGS = Board(
                 Panel(
                     title="Step skew",
                     description=(
-                        "Difference in steps between the first and the last rank. Growth means a straggler or a hang; "
-                        "steps are read every 2 s."
+                        "Difference in steps between the first and the last rank. Growth means a straggler or a hang. "
+                        "Steps are read every 2 s, with N ranks (more than 256) every N / 128 s."
                     ),
                     unit="none",
-                    queries=(Query(f"max({STEPS}) - min({STEPS})", "skew"),),
-                    empty=NO_STEPS,
+                    queries=(Query(f"{FIRST_STEP} - {LAST_STEP}", "skew"),),
+                    empty=NO_PROGRESS,
                     runbook="JobStalled",
                 ),
                 Panel(
                     title="Ranks furthest behind",
-                    description="Steps behind the first rank, most first.",
+                    description=(
+                        "Steps behind the first rank, most first; only ranks with series of their own "
+                        "(RESILIENCE_METRICS_RANKS)."
+                    ),
                     unit="none",
-                    queries=(Query(top(f"scalar(max({STEPS})) - max by (node, rank) ({STEPS})")),),
+                    queries=(Query(top(f"scalar({FIRST_STEP}) - max by (node, rank) ({STEPS})")),),
                     view="table",
                     empty=NO_STEPS,
                     runbook="JobStalled",

@@ -6,11 +6,10 @@ from dashboards.generator.boards.common import (
     DURATION,
     FAULTS,
     FIRST,
-    NO_STEPS,
+    FIRST_STEP,
+    LAST_STEP,
+    NO_PROGRESS,
     QUIET,
-    STEP,
-    STEPS,
-    TAKING_PART,
 )
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
 from dashboards.generator.queries import (
@@ -31,8 +30,9 @@ _ACTIVE = counted("resilience_ranks", 'state="active"')
 _WAITING = counted("resilience_node_waiting")
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
 
-_deriv = f"deriv({select(STEP)}[{RATE}])"
-_SPEED = f"({living(_deriv)} and on (node, rank) {TAKING_PART})"
+_MEDIAN_SPEED, _LOWEST_SPEED = (
+    living(f"deriv({select(f'resilience_step_{which}')}[{RATE}])") for which in ("median", "lowest")
+)
 _recovering = grown(DURATION + "_sum", by=("layer",))
 _recovered = grown(DURATION + "_count", by=("layer",))
 _productive = grown("resilience_productive_seconds_total")
@@ -185,13 +185,16 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Steps per second",
-                    description="Step rate of the median rank and of the slowest one; 0 while the job restarts.",
+                    description=(
+                        "How fast steps grow: the median of the nodes' median ranks, and the slowest node's last rank; "
+                        "0 while the job restarts."
+                    ),
                     unit="none",
                     queries=(
-                        Query(f"clamp_min(quantile(0.5, {_SPEED}), 0)", "median"),
-                        Query(f"clamp_min(min({_SPEED}), 0)", "slowest"),
+                        Query(f"clamp_min(quantile(0.5, {_MEDIAN_SPEED}), 0)", "median"),
+                        Query(f"clamp_min(min({_LOWEST_SPEED}), 0)", "slowest"),
                     ),
-                    empty=NO_STEPS,
+                    empty=NO_PROGRESS,
                     runbook="JobStalled",
                 ),
                 Panel(
@@ -199,10 +202,10 @@ OVERVIEW = Board(
                     description="The highest and the lowest step of the ranks.",
                     unit="none",
                     queries=(
-                        Query(f"max({STEPS})", "first"),
-                        Query(f"min({STEPS})", "last"),
+                        Query(FIRST_STEP, "first"),
+                        Query(LAST_STEP, "last"),
                     ),
-                    empty=NO_STEPS,
+                    empty=NO_PROGRESS,
                     runbook="JobStalled",
                 ),
                 Panel(

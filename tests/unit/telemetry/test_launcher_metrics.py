@@ -161,6 +161,33 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
     }
 
 
+@pytest.mark.parametrize("ranks", ["all", "unhealthy", "none"])
+def test_steps_of_the_node_are_those_of_all_its_ranks_whichever_have_series(ranks: Ranks) -> None:
+    view = MetricView(lambda: 30 * 10**9, ranks)
+    for record in launched(ranks=4, is_running=True).records:
+        view.take(record)
+    view.take_snapshots({rank: msgspec.structs.replace(shown(rank), step=100 + 10 * rank) for rank in range(4)})
+    found = {name: n for (name, labels), n in view.samples().items() if name.startswith("resilience_step")}
+    assert found == {"resilience_step": 130, "resilience_step_lowest": 100, "resilience_step_median": 110}
+
+
+@pytest.mark.parametrize(("sections", "seen"), [(0, {"1"}), (1, set())])
+def test_most_silent_rank_counts_as_unhealthy_unless_a_section_is_open(sections: int, seen: set[str]) -> None:
+    """A rank that hangs without a limit stays active."""
+    view = MetricView(lambda: 200 * 10**9, "unhealthy")
+    for record in launched(is_running=True).records:
+        view.take(record)
+    view.take_snapshots(
+        {
+            0: msgspec.structs.replace(shown(0, sections), heartbeat_at=199.0, written_at=199.0),
+            1: shown(1, sections),
+        }
+    )
+    found = view.samples()
+    for name in ("state", "step", "silence_seconds"):
+        assert {labels[0] for metric, labels in found if metric == f"resilience_rank_{name}"} == seen
+
+
 def test_signs_of_the_worker_before_do_not_count() -> None:
     view = view_of(launched([Fault("kill", 1)], is_running=True).records)
     view.take_snapshots({0: shown(0)})
