@@ -27,7 +27,8 @@ from dashboards.generator.queries import (
 from dashboards.generator.queries import STEP as INTERVAL
 
 _ACTIVE = counted("resilience_ranks", 'state="active"')
-_WAITING = counted("resilience_node_waiting")
+_RANKS, _INACTIVE = counted("resilience_ranks"), counted("resilience_ranks", 'state="inactive"')
+_SPARE_NODES = f"({counted('resilience_node_waiting')} and {_ACTIVE} > 0)"
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
 
 _MEDIAN_SPEED, _LOWEST_SPEED = (
@@ -125,13 +126,7 @@ OVERVIEW = Board(
                         "place while other ranks are active; 0 if the job has no spares."
                     ),
                     unit="none",
-                    queries=(
-                        Query(
-                            or_zero(counted("resilience_ranks", 'state="inactive"'), counted("resilience_ranks")),
-                            "ranks",
-                        ),
-                        Query(or_zero(f"({_WAITING} and {_ACTIVE} > 0)", counted("resilience_ranks")), "nodes"),
-                    ),
+                    queries=(Query(f"{or_zero(_INACTIVE, _RANKS)} + {or_zero(_SPARE_NODES, _RANKS)}"),),
                     view="stat",
                     width=4,
                     height=5,

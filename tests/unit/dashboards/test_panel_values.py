@@ -145,6 +145,11 @@ STORIES = (
         ),
     ),
     Story(
+        "a node of the launcher waits for a place in a job that runs",
+        {of(*ACTIVE): "8x10", of("resilience_node_waiting", node="n1"): "1x10"},
+        (Shown("overview: Spares", 5, {"": 1}),),
+    ),
+    Story(
         "a rank hangs without a limit, and only unhealthy ranks have series",
         {
             of("resilience_step"): "0+60x60",
