@@ -5,8 +5,7 @@ is kept per rank, and what all ranks of the node observe is counted once, so a r
 numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
 prometheus_client only formats the values (`collect`), on request.
 
-Names from users and from torch are limited to MAX_SECTIONS and MOST_NAMES, those of blamed nodes to MOST_NODES. Which
-sections have their names follows from what is on disk, not from the order in which this exporter read it.
+Names from torch are limited to MOST_NAMES, those of blamed nodes to MOST_NODES, sections by `telemetry.section_labels`.
 Histograms are per node, not per rank."""
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ import msgspec
 
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.facts import events
-from resilience.facts.deadlines import limited
 from resilience.facts.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.history.timeline import Timeline
-from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
+from resilience.telemetry.catalogue import BY_NAME, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.durations import Durations
 from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
 from resilience.telemetry.iteration_counts import IterationCounts, Key, key_of
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.rank_snapshot import RankSnapshot
+from resilience.telemetry.section_labels import SectionLabels
 from resilience.telemetry.span import Trace, trace_id
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings
 
@@ -103,8 +102,7 @@ class MetricView:
         self._timings = Timings()
         self._newest = (0, 0)  # attempt and cycle
         self._names: dict[str, set[str]] = {}  # by kind: names from torch, and of nodes, that are labels
-        self._ended: dict[str, int] = {}  # section -> its place in the order in which a rank's sections first ended
-        self._sections: set[str] = set()  # that are labels
+        self._sections = SectionLabels()
         self._interruptions = Interruptions()
         self._iterations = IterationCounts()
         self._monitors: dict[tuple[int, int], tuple[str, Cycle]] = {}  # rank and pid of the monitor -> where it watches
@@ -121,13 +119,12 @@ class MetricView:
 
     def take_durations(self, ranks: Mapping[int, Durations]) -> None:
         """Replace the durations of heartbeats and sections, by initial rank."""
-        timings, ended = Timings(), dict[str, int]()
+        timings = Timings()
         for durations in ranks.values():
             timings.merge(durations.timings())
-            for place, section in enumerate(durations.sections()):
-                ended[section] = min(ended.get(section, place), place)
         with self._lock:
-            self._timings, self._ended = timings, ended
+            self._timings = timings
+            self._sections.take_durations(ranks.values())
             self._limits.take_durations(ranks, 0.0 if self._clock is None else self._clock() / 1e9)
 
     def take_snapshots(self, snapshots: Mapping[int, RankSnapshot]) -> None:
@@ -202,10 +199,10 @@ class MetricView:
         assert origin.initial_rank is not None
         match event:
             case events.RankFellSilent():
-                self._count("resilience_hangs_detected_total", _limit_labels(event.limit))
+                self._count("resilience_hangs_detected_total", self._sections.take_limit(event.limit))
             case events.RankSuspected() | events.TimeoutExceededInShadow():
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
-                self._count(f"resilience_{name}_total", _limit_labels(event.limit))
+                self._count(f"resilience_{name}_total", self._sections.take_limit(event.limit))
             case events.MonitorStarted():
                 place = origin.node, (origin.attempt, origin.cycle)
                 self._monitors[origin.initial_rank, origin.pid] = place
@@ -258,29 +255,6 @@ class MetricView:
     def _observe(self, name: str, labels: Labels, value: float, exemplar: Exemplar | None = None) -> None:
         add(self._histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
 
-    def _section_label(self, name: str) -> str:
-        return name if name in self._sections else OTHER
-
-    def _named_sections(self) -> set[str]:
-        """Return the sections that are labels: first those that have ended, in the order of each rank's own file, then
-        those that only records name, then those that are open or have a limit."""
-        shown = self._living_snapshots().values()
-        present = {section.name for snapshot in shown for section in snapshot.sections}
-        present |= {limit.name for snapshot in shown for limit in snapshot.limits}
-        order = {name: (2, 0, name) for name in present | self._limits.stale}
-        order |= {section: (1, 0, section) for counter in _BY_SECTION for _, section in self._values[counter]}
-        order |= {name: (0, place, name) for name, place in self._ended.items()}
-        order.pop("", None)  # a limit that applies to no section
-        return set(sorted(order, key=order.__getitem__)[:MAX_SECTIONS])
-
-    def _by_label(self, counts: Mapping[Labels, float]) -> dict[Labels, float]:
-        """Return the counts of limits, by kind and section, with the labels of the sections."""
-        labelled: dict[Labels, float] = {}
-        for (kind, section), count in counts.items():
-            labels = kind, self._section_label(section) if section else ""
-            labelled[labels] = labelled.get(labels, 0) + count
-        return labelled
-
     def _label(self, kind: str, name: str, most: int = MOST_NAMES) -> str:
         """Return the label for a name: the name itself while there are few names, else OTHER."""
         names = self._names.setdefault(kind, set())
@@ -307,8 +281,8 @@ class MetricView:
             now_ns = None if self._clock is None else self._clock()
             ready = {name: dict(values) for name, values in self._values.items()}
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
-            self._sections = self._named_sections()
-            ready.update({name: self._by_label(self._values[name]) for name in _BY_SECTION})
+            self._sections.choose(self._living_snapshots().values(), self._limits.stale)
+            ready.update({name: self._sections.labelled(self._values[name]) for name in _BY_SECTION})
             self._add_corrected(ready, now_ns)
             for outcome, count in self._iterations.counted(now_ns).items():
                 ready["resilience_restart_iterations_total"][LAYER, outcome] = count
@@ -321,7 +295,7 @@ class MetricView:
             if self.final.outcome is not None:
                 ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
             now = None if now_ns is None else now_ns / 1e9
-            ready.update(self._limits.values(self._living_snapshots(), now, self._section_label))
+            ready.update(self._limits.values(self._living_snapshots(), now, self._sections.label))
             histograms["resilience_heartbeat_interval_seconds"] = self._heartbeat_rows()
             histograms["resilience_section_duration_seconds"] = self._section_rows()
             for metric in METRICS:
@@ -381,7 +355,7 @@ class MetricView:
                 if silent_s is not None:
                     ready["resilience_rank_silence_seconds"][(label,)] = round(silent_s, 3)
                 for section in snapshot.sections[:OPEN_SHOWN]:  # outermost first
-                    labels = (label, self._section_label(section.name))
+                    labels = (label, self._sections.label(section.name))
                     seconds = snapshot.open_for(section, now_ns / 1e9)
                     _raise(ready["resilience_rank_section_open_seconds"], {labels: seconds})
                     if section.limit_s:
@@ -441,7 +415,7 @@ class MetricView:
         parts: dict[Labels, list[Histogram]] = {}
         for outcome, sections in (("completed", self._timings.sections), ("failed", self._timings.failed)):
             for name in sorted(sections.keys() - {HEARTBEAT}):
-                parts.setdefault((self._section_label(name), outcome), []).append(sections[name])
+                parts.setdefault((self._sections.label(name), outcome), []).append(sections[name])
         # The duration of a failed section says little: use one bucket, so only count and sum.
         return {
             labels: coarse(histograms, edges if labels[1] == "completed" else ())
@@ -484,12 +458,6 @@ def _family(metric: Metric) -> Any:
         "histogram": metrics_core.HistogramMetricFamily,
     }
     return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
-
-
-def _limit_labels(name: str) -> Labels:
-    """Return the labels of a limit: its kind, and the section that it applies to."""
-    limit = limited(name)
-    return limit.kind, limit.section or ""
 
 
 def _increase(values: dict[Labels, float], labels: Labels) -> None:
