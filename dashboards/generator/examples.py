@@ -57,6 +57,7 @@ _BUDGET = _series("resilience_restart_budget_remaining", 'layer="launcher"')
 _BUDGET_MAX = _series("resilience_restart_budget_max", 'layer="launcher"')
 _PRODUCTIVE = _series("resilience_productive_seconds_total")
 _LOST = _series("resilience_lost_seconds_total", 'cause="restart"')
+_IDLE = _series("resilience_lost_seconds_total", 'cause="idle"')
 _DROPPED = _series("resilience_telemetry_dropped_total", 'signal="span", reason="queue"')
 _UP = 'up{cluster="c", job_id="j", job="resilience", node="n1", instance="n1:9"}'
 _UP_PEER = 'up{cluster="c", job_id="j", job="resilience", node="n0", instance="n0:9"}'
@@ -227,6 +228,9 @@ CASES: dict[str, tuple[Case, ...]] = {
     "GoodputLow": (
         Case({_PRODUCTIVE: "0+480x90", _LOST: "_x10 0+120x80"}, "85m", ((_job(), "80%"),)),
         Case({_PRODUCTIVE: "0+480x90", _LOST: "_x10 0+10x80"}, "85m"),
+        # A spare is idle, and no fault.
+        Case({_PRODUCTIVE: "0+480x90", _IDLE: "0+120x90"}, "85m"),
+        Case({_PRODUCTIVE: "0+480x90", _IDLE: "0+120x90", _LOST: "_x10 0+120x80"}, "85m", ((_job(), "80%"),)),
         Case({_PRODUCTIVE: "_x20 0+480x40", _LOST: "_x20 0+480x40"}, "45m"),  # too young: the job has just started
     ),
     "SparesExhausted": (

@@ -132,14 +132,16 @@ def or_zero(expression: str, of: str) -> str:
     return f"({expression} or {of} * 0)"
 
 
-def goodput(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE) -> str:
+def goodput(by: Sequence[str] = (), window: str = RANGE, scope: Scope = SCOPE, has_idle: bool = True) -> str:
     """Return the share of rank-seconds that were productive, as `history.rank_time` defines it.
 
     Hangs and rework are lost while ranks work, so they are part of those seconds; the other causes are not. No value
-    before the first productive second of a job: a program may send no signal of progress while it runs."""
+    before the first productive second of a job: a program may send no signal of progress while it runs. has_idle: count
+    the seconds of spares, and of ranks that have finished."""
+    causes = () if has_idle else ('cause!="idle"',)
     inside = grown("resilience_productive_seconds_total", by=by, window=window, scope=scope)
-    lost = grown("resilience_lost_seconds_total", by=by, window=window, scope=scope)
-    outside = grown("resilience_lost_seconds_total", 'cause!~"hang|rework"', by=by, window=window, scope=scope)
+    lost = grown("resilience_lost_seconds_total", *causes, by=by, window=window, scope=scope)
+    outside = grown("resilience_lost_seconds_total", *causes, 'cause!~"hang|rework"', by=by, window=window, scope=scope)
     known = f"max_over_time({select('resilience_productive_seconds_total', scope=scope)}[{window}])"
     has_worked = f"{fold('sum', by, known)} > 0"
     share = f"clamp_min(1 - {or_zero(lost, inside)} / ({inside} + {or_zero(outside, inside)} > 0), 0)"

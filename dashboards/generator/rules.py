@@ -142,6 +142,13 @@ def _ranks(state: str = "") -> str:
     return of_nodes("resilience_ranks", _living(select("resilience_ranks", *matchers, scope=NO_SCOPE)))
 
 
+_OF_ALL = fold("sum", OF_JOB, _ranks())
+_WAITING = f"max by ({_NODE}) ({_living('resilience_node_waiting')}) > 0"
+_WAITED = f"max by ({_NODE}) (resilience_node_waiting offset 5m) > 0"
+_AT_WORK = f'on ({_JOB}) job:resilience_ranks:sum{{state="active"}}'
+# At a start or a restart all nodes wait, and their scrapes differ by some seconds. So a node is a spare if it waits and
+# the job has active ranks, both now and 5 minutes ago.
+_SPARE_NODES = f"{_WAITING} and on ({_NODE}) {_WAITED} and {_AT_WORK} > 0 and {_AT_WORK} offset 5m > 0"
 _BEATS = counted("resilience_heartbeat_interval_seconds_count", by=OF_JOB, scope=NO_SCOPE)
 _ENDS = counted("resilience_section_duration_seconds_count", by=OF_JOB, scope=NO_SCOPE)
 _OLD_FILES = f"({_STOPPED} < {_REMEMBERED_S})"
@@ -162,17 +169,20 @@ RECORDINGS = (
     # A job exists while a node reports its start. The exporter of a node may change, which leaves a short gap.
     Recording(_STARTED, fold("min", OF_JOB, _living(f"last_over_time({BEGAN}[{BRIDGED}])"))),
     Recording("job:resilience_ranks:sum", fold("sum", (*OF_JOB, "state"), _ranks())),
+    Recording("job:resilience_spare_nodes:count", f"sum by ({_JOB}) ({_SPARE_NODES})"),
+    # Ranks of a Wrapper, and nodes of the launcher: 0 if there are none of both.
     Recording(
         "job:resilience_spares:count",
-        or_zero(
-            fold("sum", OF_JOB, _ranks("inactive")),
-            fold("sum", OF_JOB, _ranks()),
-        ),
+        f"{or_zero(fold('sum', OF_JOB, _ranks('inactive')), _OF_ALL)} "
+        f"+ {or_zero('job:resilience_spare_nodes:count', _OF_ALL)}",
     ),
     Recording("job:resilience_step:max", fold("max", OF_JOB, _living("resilience_step"))),
     Recording("job:up:max", fold("max", OF_JOB, f"up{{{_ANNOUNCED}}}")),
     Recording("job:resilience_signs:count", f"({_BEATS} + {_ENDS}) or {_BEATS} or {_ENDS}"),
     Recording("job:resilience_goodput:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE), is_slow=True),
+    Recording(
+        "job:resilience_goodput_without_idle:ratio1h", goodput(OF_JOB, "1h", NO_SCOPE, has_idle=False), is_slow=True
+    ),
     Recording("job:resilience_restarts:count30m", restarts(OF_JOB, "30m", NO_SCOPE)),
     Recording(
         "job:resilience_restart_duration_seconds:p95_1h",
@@ -505,18 +515,21 @@ ALERTS = (
     Alert(
         name="GoodputLow",
         expr=(
-            "job:resilience_goodput:ratio1h < 0.9 "
+            "job:resilience_goodput_without_idle:ratio1h < 0.9 "
             f"and on ({_JOB}) sum by ({_JOB}) (resilience_productive_seconds_total offset 1h) > 0 and {_EXISTS}"
         ),
         wait="15m",
         severity="warning",
         level="job",
-        summary="Goodput of job {{ $labels.job_id }} was {{ $value | humanizePercentage }} within the last hour",
+        summary="Goodput of job {{ $labels.job_id }}, without idle ranks, was {{ $value | humanizePercentage }} within "
+        "the last hour",
         board="overview",
         culprit=_FAULTY_NODE,
         runbook=Runbook(
             "Less than 90 % of the rank-seconds of the last hour were productive, that is, spent at work that was "
-            "neither silent in a hang nor repeated after a restart.",
+            "neither silent in a hang nor repeated after a restart. Idle ranks (spares, and ranks that finished before "
+            "the others) do not count here, so a job may keep as many spares as it needs. They do count as lost in the "
+            "goodput of dashboards and reports.",
             (
                 "Dashboard *Overview*, lost time by cause.",
                 "`resilience report RUN`: the cost and the lost steps of each incident.",
@@ -526,7 +539,6 @@ ALERTS = (
                 "restart: see RestartSlow for long restarts, RestartLoop for many.",
                 "hang: limits are longer than necessary; `resilience calibrate RUN`.",
                 "rework: checkpoints are far apart. Without reported steps, rework is unknown and counts as 0.",
-                "idle: spares, and ranks that finished before the others.",
             ),
         ),
     ),
@@ -536,12 +548,13 @@ ALERTS = (
         wait="1m",
         severity="warning",
         level="job",
-        summary="Job {{ $labels.job_id }} has no spare rank left",
+        summary="Job {{ $labels.job_id }} has no spare rank or node left",
         board="overview",
         command="status",
         runbook=Runbook(
-            "The job had inactive ranks, ready to replace a lost one, and has none now. After the next loss it "
-            "continues with fewer ranks, waits, or ends, depending on its rank assignment.",
+            "The job had spares, ready to replace a lost rank, and has none now: inactive ranks of a Wrapper, or nodes "
+            "of the launcher that had waited for a place for 5 minutes while the job ran. After the next loss it "
+            "continues with fewer ranks, waits, or ends, depending on its rank assignment and on `--nnodes`.",
             (
                 "Dashboard *Overview*, ranks by state: when were ranks terminated or excluded?",
                 "`resilience report RUN`: why were they lost? Are their nodes healthy?",

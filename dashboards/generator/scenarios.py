@@ -245,6 +245,39 @@ SCENARIOS = (
         QUIET,
     ),
     Scenario(
+        "a healthy job has one spare for eight ranks",
+        {
+            **job(pattern="Xx240", began=0, restarts="0"),
+            'resilience_ranks{job_id="j", node="n0", state="inactive"}': "1x240",
+            'resilience_lost_seconds_total{job_id="j", node="n0", cause="idle"}': "0+60x240",
+        },
+        tuple(range(60, 240, 10)),
+    ),
+    Scenario(
+        "all nodes of a job wait for each other, and one is scraped a minute after the others",
+        {
+            **job(pattern="_x20 Xx100", began=0, restarts="0"),
+            **{
+                f'{name}{{job_id="j", node="n{number}"}}': values
+                for number in (0, 1)
+                for name, values in (
+                    ("resilience_node_waiting", f"1x{20 + number} 0x100"),
+                    ("resilience_start_timestamp_seconds", "0x120"),
+                )
+            },
+        },
+        QUIET,
+    ),
+    Scenario(
+        "the launcher's spare node takes the place of a lost one",
+        {
+            **job(pattern="Xx120"),
+            'resilience_node_waiting{job_id="j", node="n1"}': "1x40 0x80",
+        },
+        (20, 40, 45, 60, 119),
+        {"SparesExhausted": (45, 60, 119)},
+    ),
+    Scenario(
         "a job waits for its nodes for hours",
         {
             'resilience_start_timestamp_seconds{job_id="j", node="n0"}': "0x300",

@@ -137,18 +137,12 @@ class History:
     def nodes(self) -> Collection[str]:
         return self._last_mono.keys()
 
-    def state_of(self, node: str, rank: int) -> RankState:
-        """Return the state of a rank on a node."""
-        states = self._states.setdefault(node, {})
-        state = states.get(rank)
-        if state is None:
-            state = states[rank] = RankState()
-        return state
-
     def states(self, node: str) -> dict[int, str]:
-        """Return the states of a node's ranks, by initial rank."""
-        states = sorted(self._states.get(node, {}).items())
-        return {rank: known.without(self.excluded.get(rank)) for rank, known in states if known.is_shown}
+        """Return the states of the ranks that a node has now, by initial rank. Those of an earlier cycle or agent are
+        gone, whether or not a record says how they ended."""
+        shown = [(rank, known) for rank, known in sorted(self._states.get(node, {}).items()) if known.is_shown]
+        present = {cycle for cycle in {known.cycle for _, known in shown} if self.is_present(node, cycle)}
+        return {rank: known.without(self.excluded.get(rank)) for rank, known in shown if known.cycle in present}
 
     def spent(self, until: Callable[[str], int | None] | None = None) -> dict[int, RankSeconds]:
         """Return where the time of each rank went, by initial rank.
@@ -158,16 +152,16 @@ class History:
         cycle ends with the last record of that cycle."""
 
         def end_of(node: str, place: Cycle) -> int | None:
-            is_present = self._is_present(node, place)
+            is_present = self.is_present(node, place)
             return until(node) if is_present and until is not None else self._last_of(node, place, is_present)
 
         return self._times.spent(self.cycles, end_of)
 
-    def _is_present(self, node: str, place: Cycle) -> bool:
+    def is_present(self, node: str, place: Cycle) -> bool:
         """Return True if a node is in this cycle now, as far as its records say."""
         if node in self.cycles.agents:
             return self.cycles.is_present(node, place)
-        return place == max(self._last_mono[node], default=place)
+        return place == max(self._last_mono.get(node, ()), default=place)
 
     def _last_of(self, node: str, place: Cycle, is_present: bool) -> int:
         """Return the monotonic time of the last record of a node's cycle; if it is the present one, of its agent."""
@@ -238,11 +232,21 @@ class History:
             if rank is not None:
                 ranks.add(rank)
         if rank is not None and type(record.event) in OF_STATES:
-            self.state_of(record.origin.node, rank).take(record)
+            self._take_state(record, rank)
             for other in excluded_by(record):
                 self.excluded[other] = max(place_of(record), self.excluded.get(other, (0, 0, 0, 0)))
                 if isinstance(record.event, events.RankStoodInFor):  # a lost node's time ends with its last record
                     self._times.excluded(other, record, self._offsets)
+
+    def _take_state(self, record: Record, rank: int) -> None:
+        """Add a record of a rank's state. Its newest cycle counts: nothing may say how an earlier one ended."""
+        origin = record.origin
+        states, cycle = self._states.setdefault(origin.node, {}), (origin.attempt, origin.cycle)
+        state = states.get(rank)
+        if state is None or cycle > state.cycle:
+            state = states[rank] = RankState(cycle)
+        if cycle == state.cycle:
+            state.take(record)
 
     def _take_of_launcher(self, record: Record, at_ns: int) -> None:
         self.cycles.take(record, at_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resilience.facts import events
 from resilience.facts.records import Record
+from resilience.history.cycles import Cycle
 from resilience.history.phases import Place
 
 HEALTHY = ("active", "inactive")
@@ -11,9 +12,10 @@ LOST = ("terminated", "excluded")
 
 
 class RankState:
-    """What is known about one rank on one node."""
+    """What is known about one rank on one node in one cycle."""
 
-    def __init__(self) -> None:
+    def __init__(self, cycle: Cycle) -> None:
+        self.cycle = cycle
         self.state = "inactive"
         self.is_shown = False
         self.place: Place = (0, 0, 0, 0)  # of its last iteration
@@ -26,7 +28,7 @@ class RankState:
         return "unmonitored" if is_unmonitored and self.state in HEALTHY else self.state
 
     def take(self, record: Record) -> None:
-        """Add a record of the rank or of one of its monitors."""
+        """Add a record of the rank or of one of its monitors, in this cycle."""
         origin, event = record.origin, record.event
         match event:
             case events.RankFellSilent():

@@ -105,7 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "all, unhealthy or none",
             "`all`",
-            "ranks that have metrics of their own; unhealthy: only those that are neither active nor inactive",
+            "ranks that have metrics of their own; unhealthy: only those that are neither active nor inactive, and of "
+            "each node the rank that has been silent for longest, from a minute on and outside of sections",
         ),
     ] = "all"
     interrupt_signal: Annotated[

@@ -24,8 +24,9 @@ def geometric(first: float, last: float, ratio: float) -> tuple[float, ...]:
     return tuple(float(f"{first * (last / first) ** (number / steps):.3g}") for number in range(steps + 1))
 
 
-# A quantile is within one bucket of the true value: within a factor of 1.5 for restarts, 2 for sections.
-RESTART_BUCKETS = PHASE_BUCKETS = geometric(0.001, 600.0, 1.49)
+# A quantile is within one bucket of the true value: within a factor of 1.5 for restarts up to 10 minutes, and of 2 for
+# longer ones and for sections. 1,000 ranks may need 40 minutes.
+RESTART_BUCKETS = PHASE_BUCKETS = geometric(0.001, 600.0, 1.49) + geometric(600.0, 7200.0, 1.99)[1:]
 DURATION_BUCKETS = geometric(0.001, 3600.0, 1.99)
 CALL_BUCKETS = (0.1, 1.0, 10.0, 60.0, 600.0)
 
@@ -54,6 +55,7 @@ _STATE_EVENTS = (
     _E.RankLeft,
     _E.RankStoodInFor,
     _E.MonitorLost,
+    _E.CycleStarted,
 )
 _WORK_EVENTS = (
     _E.StageStarted,
@@ -129,9 +131,10 @@ METRICS: tuple[Metric, ...] = (
         "resilience_restart_iterations_total",
         "counter",
         "Iterations and launcher cycles that ended, counted once for all ranks of the node; interrupted: another one "
-        "followed, in the same call or under the launcher.",
+        "followed, in the same call, under the launcher, or because torchrun started the ranks again. One that failed "
+        "and was not followed does not count.",
         ("layer", "outcome"),
-        (_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor, _E.CycleEnded),
+        (_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor, _E.CycleStarted, _E.CycleEnded),
     ),
     Metric(
         "resilience_restart_iteration",
@@ -200,6 +203,13 @@ METRICS: tuple[Metric, ...] = (
         _STATE_EVENTS,
     ),
     Metric(
+        "resilience_node_waiting",
+        "gauge",
+        "1 while the node's agent waits in the rendezvous, for other nodes or as a spare, else 0.",
+        (),
+        (_E.CyclePhaseStarted, _E.CyclePhaseEnded),
+    ),
+    Metric(
         "resilience_productive_seconds_total",
         "counter",
         "Rank-seconds at work: in the function, or after a worker's first progress. Includes hangs and rework.",
@@ -219,7 +229,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Monitors of the node that watch their rank.",
         (),
-        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost),
+        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost, _E.CycleStarted),
     ),
     Metric("resilience_events_total", "counter", "Records by kind of event.", ("event",), events.CATALOGUE),
     Metric(
@@ -258,7 +268,21 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_step",
         "gauge",
-        "The highest step that a rank of the node has reported; also if single ranks have no series.",
+        "The highest step that a rank of the node has reported, without spares; also if single ranks have no series.",
+        (),
+        source="rank snapshots",
+    ),
+    Metric(
+        "resilience_step_lowest",
+        "gauge",
+        "Of the last steps that the node's ranks have reported, the lowest; without spares.",
+        (),
+        source="rank snapshots",
+    ),
+    Metric(
+        "resilience_step_median",
+        "gauge",
+        "Of the last steps that the node's ranks have reported, the median; without spares.",
         (),
         source="rank snapshots",
     ),
@@ -280,6 +304,14 @@ METRICS: tuple[Metric, ...] = (
         "resilience_rank_section_open_seconds",
         "gauge",
         "How long a section of a rank has been open; only for the sections open longest.",
+        ("rank", "section"),
+        source="rank snapshots",
+    ),
+    Metric(
+        "resilience_rank_section_used_ratio",
+        "gauge",
+        "The share of the limit in force that an open section of a rank has used; 1 is the limit. Only for the "
+        "sections open longest.",
         ("rank", "section"),
         source="rank snapshots",
     ),

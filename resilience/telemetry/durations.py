@@ -154,6 +154,10 @@ class Durations(msgspec.Struct):
         if self.first_step is None:
             self.first_step = later.first_step
 
+    def sections(self) -> list[str]:
+        """Return the names of the rank's sections, in the order in which they first ended."""
+        return [section for name in self.deadlines if (section := section_of(name)) is not None]
+
     def timings(self) -> Timings:
         """Return the histograms of sections and heartbeats for exporters and reports."""
         named = {_export_name(name): series for name, series in self.deadlines.items()}

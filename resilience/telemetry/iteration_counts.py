@@ -1,9 +1,10 @@
 """How often did iterations of a Wrapper end, and how?  Counted once for all ranks of a node.
 
 An interrupted iteration counts if another one follows it in the same call: that is a restart in place. If none does,
-the fault ends the call, and the launcher may restart the job, which it counts as its own. Wrapper and launcher may also
-react to the same death: the Wrapper starts another iteration, and a moment later the launcher ends it. So under the
-launcher, the next iteration must last for SETTLED_S, or ranks must end it themselves."""
+the fault ends the call, and the launcher may restart the job, which it counts as its own. Torchrun counts nothing, so
+without our launcher the last iteration of a cycle counts too, once an iteration of a later cycle follows. Wrapper and
+launcher may also react to the same death: the Wrapper starts another iteration, and a moment later the launcher ends
+it. So under the launcher, the next iteration must last for SETTLED_S, or ranks must end it themselves."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ class IterationCounts:
         self._started_ns: dict[Key, int] = {}
         self._lost_ns: dict[Key, int] = {}  # when the first rank was lost
         self._latest: dict[tuple[int, int, int], int] = {}  # iteration of each call
+        self._cycles: dict[int, int] = {}  # the latest cycle of each attempt
         self._counts = {"completed": 0, "interrupted": 0}
 
     def take(self, record: Record) -> None:
@@ -44,6 +46,7 @@ class IterationCounts:
             case events.IterationStarted():
                 self._started_ns[key] = min(self._started_ns.get(key, record.mono_ns), record.mono_ns)
                 self._latest[key[:3]] = max(self._latest.get(key[:3], -1), key[3])
+                self._cycles[key[0]] = max(self._cycles.get(key[0], 0), key[1])
             case events.IterationEnded(outcome="lost"):  # its stand-in reports the outcome
                 self._lost_ns[key] = min(self._lost_ns.get(key, record.mono_ns), record.mono_ns)
             case events.IterationEnded():
@@ -74,6 +77,8 @@ class IterationCounts:
     def _is_followed(self, key: Key, now_ns: int) -> bool:
         call, next_one = key[:3], (*key[:3], key[3] + 1)
         latest = self._latest.get(call, -1)
+        if not self._is_launched and key[1] < self._cycles.get(key[0], 0):
+            return True
         if latest != next_one[3] or not self._is_launched or next_one in self._ended_by_ranks:
             return latest > key[3]
         until_ns = min(now_ns, self._lost_ns.get(next_one, now_ns))

@@ -34,7 +34,7 @@ class LimitMetrics:
         self._next: Ranks = {}  # the next value of `_before`
         self._turned_at: float | None = None
         self._began = math.inf  # the node's first record
-        self._stale: set[str] = set()
+        self.stale: set[str] = set()  # sections whose learned limit disagrees with what was observed
         self._attempt = 0
 
     def take(self, record: Record) -> None:
@@ -42,9 +42,9 @@ class LimitMetrics:
         self._began = min(self._began, record.mono_ns / 1e9)
         if record.origin.attempt > self._attempt:
             self._attempt = record.origin.attempt
-            self._stale.clear()
+            self.stale.clear()
         if isinstance(record.event, events.TimeoutsStale) and record.origin.attempt == self._attempt:
-            self._stale.add(record.event.deadline)
+            self.stale.add(record.event.deadline)
 
     def take_durations(self, ranks: Ranks, now: float) -> None:
         """Replace the recorded durations. now: seconds on this host's monotonic clock.
@@ -84,7 +84,7 @@ class LimitMetrics:
             "resilience_section_timeout_seconds": timeouts,
             "resilience_heartbeat_timeout_seconds": heartbeats,
             "resilience_timeout_headroom_ratio": ratios,
-            "resilience_calibration_stale": {(label(name),): 1 for name in self._stale},
+            "resilience_calibration_stale": {(label(name),): 1 for name in self.stale},
         }
 
     def _ended(self, rank: int, snapshot: RankSnapshot) -> Iterator[tuple[str, float]]:

@@ -5,7 +5,7 @@ is kept per rank, and what all ranks of the node observe is counted once, so a r
 numbers of the live run. Durations of restarts are those of the timeline's intervals, each counted once.
 prometheus_client only formats the values (`collect`), on request.
 
-Names from users and from torch are limited to MAX_SECTIONS and MOST_NAMES, those of blamed nodes to MOST_NODES.
+Names from torch are limited to MOST_NAMES, those of blamed nodes to MOST_NODES, sections by `telemetry.section_labels`.
 Histograms are per node, not per rank."""
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import msgspec
 
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.facts import events
-from resilience.facts.deadlines import limited
 from resilience.facts.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.history.timeline import Timeline
-from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
+from resilience.telemetry.catalogue import BY_NAME, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.durations import Durations
 from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
 from resilience.telemetry.iteration_counts import IterationCounts, Key, key_of
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.rank_snapshot import RankSnapshot
+from resilience.telemetry.section_labels import SectionLabels
 from resilience.telemetry.span import Trace, trace_id
 from resilience.telemetry.timings import HEARTBEAT, Histogram, Timings
 
@@ -43,12 +43,14 @@ if TYPE_CHECKING:
 LAYER, LAUNCHER = "inprocess", "launcher"
 MOST_NAMES = 8  # of torchelastic's calls, sources, states and values, each
 MOST_NODES = 64  # blamed nodes
+SILENT_S = 60.0  # half of the limit of RankHeartbeatStale
 _ELASTIC_CALL = re.compile(r"(?P<call>.+)\.(?P<what>success|failure|duration\.ms)")
 _ELASTIC_ROLE = re.compile(r"workers\.(?P<role>.*)\.(?P<what>\w+)")
 _OUTCOMES = {"completed": "completed", "failed": "interrupted", "interrupted": "interrupted", "exhausted": "exhausted"}
 Ranks = Literal["all", "unhealthy", "none"]
 _PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 _INTERRUPTIONS = "resilience_interruptions_total"
+_BY_SECTION = ("resilience_hangs_detected_total", "resilience_suspicions_total", "resilience_shadow_alarms_total")
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
 _EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
 
@@ -66,8 +68,8 @@ class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
     clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks have their
-    own series; unhealthy: those that are neither active nor inactive. timeline: of the node; by default a new one.
-    parent: trace and span that everything belongs to, from TRACEPARENT."""
+    own series; unhealthy: those that are neither active nor inactive, and the most silent one. timeline: of the node;
+    by default a new one. parent: trace and span that everything belongs to, from TRACEPARENT."""
 
     def __init__(
         self,
@@ -99,10 +101,11 @@ class MetricView:
         }
         self._timings = Timings()
         self._newest = (0, 0)  # attempt and cycle
-        self._names: dict[str, set[str]] = {}  # by kind: names from users and torch that are labels
+        self._names: dict[str, set[str]] = {}  # by kind: names from torch, and of nodes, that are labels
+        self._sections = SectionLabels()
         self._interruptions = Interruptions()
         self._iterations = IterationCounts()
-        self._monitors: set[tuple[int, int]] = set()  # monitored ranks with the pid of the monitor
+        self._monitors: dict[tuple[int, int], tuple[str, Cycle]] = {}  # rank and pid of the monitor -> where it watches
         self._lost_monitors: set[tuple[int, int]] = set()
 
     # -- folding --------------------------------------------------------------------------------
@@ -121,6 +124,7 @@ class MetricView:
             timings.merge(durations.timings())
         with self._lock:
             self._timings = timings
+            self._sections.take_durations(ranks.values())
             self._limits.take_durations(ranks, 0.0 if self._clock is None else self._clock() / 1e9)
 
     def take_snapshots(self, snapshots: Mapping[int, RankSnapshot]) -> None:
@@ -144,6 +148,10 @@ class MetricView:
                 if event.reason != "sink" or origin.role != "monitor":
                     labels = (str(event.signal), _reason(event.reason))
                     self._count("resilience_telemetry_dropped_total", labels, event.count)
+            case events.CyclePhaseStarted(phase):
+                self._values["resilience_node_waiting"][()] = 1 if phase == "rendezvous" else 0
+            case events.CyclePhaseEnded():
+                self._values["resilience_node_waiting"][()] = 0
             case events.ElasticMeasured():
                 self._take_elastic(event)
             case events.ElasticTold(_, source, state):
@@ -191,16 +199,17 @@ class MetricView:
         assert origin.initial_rank is not None
         match event:
             case events.RankFellSilent():
-                self._count("resilience_hangs_detected_total", self._limit_labels(event.limit))
+                self._count("resilience_hangs_detected_total", self._sections.take_limit(event.limit))
             case events.RankSuspected() | events.TimeoutExceededInShadow():
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
-                self._count(f"resilience_{name}_total", self._limit_labels(event.limit))
+                self._count(f"resilience_{name}_total", self._sections.take_limit(event.limit))
             case events.MonitorStarted():
-                self._monitors.add((origin.initial_rank, origin.pid))
+                place = origin.node, (origin.attempt, origin.cycle)
+                self._monitors[origin.initial_rank, origin.pid] = place
             case events.MonitorLost():
                 self._lost_monitors.add((origin.initial_rank, event.monitor_pid))
             case events.MonitorEnded():
-                self._monitors.discard((origin.initial_rank, origin.pid))
+                self._monitors.pop((origin.initial_rank, origin.pid), None)
                 if event.dropped_records:
                     self._count("resilience_telemetry_dropped_total", ("record", "sink"), event.dropped_records)
             case _:  # no other event matters here
@@ -246,14 +255,6 @@ class MetricView:
     def _observe(self, name: str, labels: Labels, value: float, exemplar: Exemplar | None = None) -> None:
         add(self._histograms[name].setdefault(labels, no_buckets(name)), BY_NAME[name].buckets, value, exemplar)
 
-    def _section_label(self, name: str) -> str:
-        return self._label("section", name, MAX_SECTIONS)
-
-    def _limit_labels(self, name: str) -> Labels:
-        """Return the labels of a limit: its kind, and the section that it applies to."""
-        limit = limited(name)
-        return limit.kind, self._section_label(limit.section) if limit.section else ""
-
     def _label(self, kind: str, name: str, most: int = MOST_NAMES) -> str:
         """Return the label for a name: the name itself while there are few names, else OTHER."""
         names = self._names.setdefault(kind, set())
@@ -280,18 +281,21 @@ class MetricView:
             now_ns = None if self._clock is None else self._clock()
             ready = {name: dict(values) for name, values in self._values.items()}
             histograms = {name: dict(rows) for name, rows in self._histograms.items()}
+            self._sections.choose(self._living_snapshots().values(), self._limits.stale)
+            ready.update({name: self._sections.labelled(self._values[name]) for name in _BY_SECTION})
             self._add_corrected(ready, now_ns)
             for outcome, count in self._iterations.counted(now_ns).items():
                 ready["resilience_restart_iterations_total"][LAYER, outcome] = count
-            for node, parts in self._history.cycles.nodes.items():
+            newest = dict(self._history.cycles.places)  # cycle of each attempt
+            for parts in self._history.cycles.nodes.values():
                 for cycle, node_cycle in sorted(parts.items()):
-                    self._add_cycle(ready, node, cycle, node_cycle)
-            ready["resilience_monitor_up"] = {(): len(self._monitors - self._lost_monitors)}
+                    self._add_cycle(ready, cycle, node_cycle, cycle[1] < newest.get(cycle[0], 0))
+            ready["resilience_monitor_up"] = {(): self._living_monitors()}
             self._show_ranks(ready, now_ns)
             if self.final.outcome is not None:
                 ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
             now = None if now_ns is None else now_ns / 1e9
-            ready.update(self._limits.values(self._living_snapshots(), now, self._section_label))
+            ready.update(self._limits.values(self._living_snapshots(), now, self._sections.label))
             histograms["resilience_heartbeat_interval_seconds"] = self._heartbeat_rows()
             histograms["resilience_section_duration_seconds"] = self._section_rows()
             for metric in METRICS:
@@ -309,8 +313,11 @@ class MetricView:
         _raise(counters[_INTERRUPTIONS], self._interruptions.counted(self._history.cycles.nodes))
         ready.update({name: dict(counters[name]) for name in (_PRODUCTIVE, _LOST, _INTERRUPTIONS)})
 
-    def _add_cycle(self, ready: dict[str, dict[Labels, float]], node: str, cycle: Cycle, node_cycle: NodeCycle) -> None:
-        """Add a launcher cycle, from the records read so far: files are read in any order."""
+    def _add_cycle(
+        self, ready: dict[str, dict[Labels, float]], cycle: Cycle, node_cycle: NodeCycle, is_followed: bool
+    ) -> None:
+        """Add a launcher cycle, from the records read so far: files are read in any order. One that failed counts once
+        another one follows: if none does, it was no restart."""
         if node_cycle.met is not None:  # the last one stays
             ready["resilience_job_info"] = {(self._history.job_id or "", str(node_cycle.met.world_size), LAUNCHER): 1}
         if node_cycle.started is not None:
@@ -320,7 +327,8 @@ class MetricView:
         if node_cycle.ended is None:
             return
         outcome = _OUTCOMES.get(node_cycle.ended.outcome, "aborted")
-        _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
+        if is_followed or outcome != "interrupted":
+            _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
 
     def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Add the values of single ranks, as many as should be shown."""
@@ -329,20 +337,15 @@ class MetricView:
         for state in present.values():
             states[(state,)] = states.get((state,), 0) + 1
         ready["resilience_ranks"] = states
-        shown_ranks = {
-            number: state
-            for number, state in present.items()
-            if self._shown == "all" or (self._shown == "unhealthy" and state not in HEALTHY)
-        }
+        living = self._living_snapshots()
+        at_work = {number: snapshot for number, snapshot in living.items() if present[number] != "inactive"}
+        shown_ranks = self._shown_ranks(present, at_work, now_ns)
         ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown_ranks.items()}
-        # A snapshot from the previous worker says nothing about the present one.
-        living = {
-            number: snapshot
-            for number, snapshot in self._living_snapshots().items()
-            if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest
-        }
-        steps = [snapshot.step for snapshot in living.values() if snapshot.step is not None]
-        ready["resilience_step"] = {(): max(steps)} if steps else {}
+        steps = sorted(snapshot.step for snapshot in at_work.values() if snapshot.step is not None)
+        if steps:
+            ready["resilience_step"][()] = steps[-1]
+            ready["resilience_step_lowest"][()] = steps[0]
+            ready["resilience_step_median"][()] = steps[(len(steps) - 1) // 2]
         for number in shown_ranks.keys() & living.keys():
             snapshot, label = living[number], str(number)
             if snapshot.step is not None:
@@ -352,18 +355,51 @@ class MetricView:
                 if silent_s is not None:
                     ready["resilience_rank_silence_seconds"][(label,)] = round(silent_s, 3)
                 for section in snapshot.sections[:OPEN_SHOWN]:  # outermost first
-                    labels = (label, self._section_label(section.name))
-                    open_seconds = ready["resilience_rank_section_open_seconds"]
+                    labels = (label, self._sections.label(section.name))
                     seconds = snapshot.open_for(section, now_ns / 1e9)
-                    open_seconds[labels] = max(open_seconds.get(labels, 0.0), seconds)
+                    _raise(ready["resilience_rank_section_open_seconds"], {labels: seconds})
+                    if section.limit_s:
+                        _raise(ready["resilience_rank_section_used_ratio"], {labels: seconds / section.limit_s})
+
+    def _shown_ranks(
+        self, present: dict[int, str], at_work: dict[int, RankSnapshot], now_ns: int | None
+    ) -> dict[int, str]:
+        """Return the states of the ranks that have their own series. Without a limit, a rank that hangs stays active.
+        So the most silent rank counts as unhealthy, unless an open section explains the silence."""
+        if self._shown == "all":
+            return present
+        if self._shown == "none":
+            return {}
+        silent = {
+            number: 0.0 if now_ns is None else snapshot.silent_for(now_ns / 1e9) or 0.0
+            for number, snapshot in at_work.items()
+            if not snapshot.sections
+        }
+        most_silent = max(silent, key=silent.__getitem__, default=None)
+        return {
+            number: state
+            for number, state in present.items()
+            if state not in HEALTHY or (number == most_silent and silent[number] > SILENT_S)
+        }
 
     def _living_snapshots(self) -> dict[int, RankSnapshot]:
-        """Return the snapshots of ranks that still exist: the snapshot of a lost rank no longer changes."""
-        return {
-            number: self._snapshots[number]
-            for number, state in self._states().items()
-            if number in self._snapshots and state not in LOST
-        }
+        """Return the snapshots of ranks that still exist. The snapshot of a lost rank no longer changes, and one of the
+        previous worker says nothing about the present one."""
+        living = {}
+        for number, state in self._states().items():
+            snapshot = self._snapshots.get(number)
+            if snapshot is None or state in LOST:
+                continue
+            if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest:
+                living[number] = snapshot
+        return living
+
+    def _living_monitors(self) -> int:
+        """Return the number of monitors that watch a rank now. One that was killed with its agent has no last record,
+        but a later cycle or agent shows that it is gone."""
+        living = [where for monitor, where in self._monitors.items() if monitor not in self._lost_monitors]
+        is_present = {where: self._history.is_present(*where) for where in set(living)}
+        return sum(is_present[where] for where in living)
 
     def _states(self) -> dict[int, str]:
         nodes = sorted(self._history.nodes)
@@ -379,7 +415,7 @@ class MetricView:
         parts: dict[Labels, list[Histogram]] = {}
         for outcome, sections in (("completed", self._timings.sections), ("failed", self._timings.failed)):
             for name in sorted(sections.keys() - {HEARTBEAT}):
-                parts.setdefault((self._section_label(name), outcome), []).append(sections[name])
+                parts.setdefault((self._sections.label(name), outcome), []).append(sections[name])
         # The duration of a failed section says little: use one bucket, so only count and sum.
         return {
             labels: coarse(histograms, edges if labels[1] == "completed" else ())

@@ -116,10 +116,11 @@ class _Converter:
 
     def _histogram(self, labels: dict[str, str], fine: Histogram, sum_ns: int, start: int, now: int) -> Any:
         scale, offset, counts, zeros = exponential(fine)
-        largest = fine.max if fine.count else 0.0
+        smallest: Any = None  # is not counted; both fields are optional
+        largest: Any = fine.max if fine.count else None
         buckets, none = self._otel.Buckets(offset, counts), self._otel.Buckets(0, [])
         return self._otel.ExponentialHistogramDataPoint(
-            labels, start, now, fine.count, sum_ns / 1e9, scale, zeros, buckets, none, 0, 0.0, largest
+            labels, start, now, fine.count, sum_ns / 1e9, scale, zeros, buckets, none, 0, smallest, largest
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards.generator.queries import present
 
 QUIET = "No interruption in this range"
+NO_PROGRESS = "No rank has reported a step"
 NO_STEPS = "No rank has reported a step, or per-rank metrics are off"
 NO_BEATS = "No rank sends heartbeats, or per-rank metrics are off"
 NO_SECTIONS = "The program marks no sections"
@@ -25,6 +26,11 @@ LISTED = 20  # rows in a table
 # Ranks that take part. Spares and lost ranks still have a series with their old step.
 TAKING_PART = present("resilience_rank_state", 'state=~"active|suspect|unmonitored"')
 STEPS = f"({present(STEP)} and on (node, rank) {TAKING_PART})"
+
+
+# Of all nodes, whether or not single ranks have series.
+FIRST_STEP = f"max({present('resilience_step')})"
+LAST_STEP = f"min({present('resilience_step_lowest')})"
 
 
 def top(expression: str) -> str:

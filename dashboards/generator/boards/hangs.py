@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dashboards.generator.boards.common import LIMIT, NO_BEATS, NO_STEPS, NONE_OPEN, OPEN, STEPS, silence, top
+from dashboards.generator.boards.common import (
+    FIRST_STEP,
+    LAST_STEP,
+    NO_BEATS,
+    NO_PROGRESS,
+    NO_STEPS,
+    NONE_OPEN,
+    OPEN,
+    STEPS,
+    silence,
+    top,
+)
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
 from dashboards.generator.queries import present, quantile, rate, stepped
 
 _INTERVAL = "resilience_heartbeat_interval_seconds"
 
-_limits = f"min by (section) ({present(LIMIT)})"
-_open_of_limit = f"max by (node, rank, section) ({present(OPEN)}) / on (section) group_left () {_limits}"
+_open_of_limit = f"max by (node, rank, section) ({present('resilience_rank_section_used_ratio')})"
 
 HANGS = Board(
     "hangs",
@@ -43,8 +53,8 @@ HANGS = Board(
                 Panel(
                     title="Open sections against their limits",
                     description=(
-                        "Share of its limit that an open section has used, most first; at 100 % the rank is restarted "
-                        "or killed."
+                        "Share that an open section has used of the limit in force, most first; at 100 % the rank is "
+                        "restarted or killed. The first occurrences after a start may have a longer limit."
                     ),
                     unit="percentunit",
                     queries=(Query(top(_open_of_limit)),),
@@ -69,19 +79,22 @@ HANGS = Board(
                 Panel(
                     title="Step skew",
                     description=(
-                        "Difference in steps between the first and the last rank. Growth means a straggler or a hang; "
-                        "steps are read every 2 s."
+                        "Difference in steps between the first and the last rank. Growth means a straggler or a hang. "
+                        "Steps are read every 2 s, with N ranks (more than 256) every N / 128 s."
                     ),
                     unit="none",
-                    queries=(Query(f"max({STEPS}) - min({STEPS})", "skew"),),
-                    empty=NO_STEPS,
+                    queries=(Query(f"{FIRST_STEP} - {LAST_STEP}", "skew"),),
+                    empty=NO_PROGRESS,
                     runbook="JobStalled",
                 ),
                 Panel(
                     title="Ranks furthest behind",
-                    description="Steps behind the first rank, most first.",
+                    description=(
+                        "Steps behind the first rank, most first; only ranks with series of their own "
+                        "(RESILIENCE_METRICS_RANKS)."
+                    ),
                     unit="none",
-                    queries=(Query(top(f"scalar(max({STEPS})) - max by (node, rank) ({STEPS})")),),
+                    queries=(Query(top(f"scalar({FIRST_STEP}) - max by (node, rank) ({STEPS})")),),
                     view="table",
                     empty=NO_STEPS,
                     runbook="JobStalled",

@@ -6,11 +6,10 @@ from dashboards.generator.boards.common import (
     DURATION,
     FAULTS,
     FIRST,
-    NO_STEPS,
+    FIRST_STEP,
+    LAST_STEP,
+    NO_PROGRESS,
     QUIET,
-    STEP,
-    STEPS,
-    TAKING_PART,
 )
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
 from dashboards.generator.queries import (
@@ -28,10 +27,13 @@ from dashboards.generator.queries import (
 from dashboards.generator.queries import STEP as INTERVAL
 
 _ACTIVE = counted("resilience_ranks", 'state="active"')
+_RANKS, _INACTIVE = counted("resilience_ranks"), counted("resilience_ranks", 'state="inactive"')
+_SPARE_NODES = f"({counted('resilience_node_waiting')} and {_ACTIVE} > 0)"
 _ALERTS = select("ALERTS", scope=('job_id="$job"',))
 
-_deriv = f"deriv({select(STEP)}[{RATE}])"
-_SPEED = f"({living(_deriv)} and on (node, rank) {TAKING_PART})"
+_MEDIAN_SPEED, _LOWEST_SPEED = (
+    living(f"deriv({select(f'resilience_step_{which}')}[{RATE}])") for which in ("median", "lowest")
+)
 _recovering = grown(DURATION + "_sum", by=("layer",))
 _recovered = grown(DURATION + "_count", by=("layer",))
 _productive = grown("resilience_productive_seconds_total")
@@ -65,8 +67,9 @@ OVERVIEW = Board(
                 Panel(
                     title="Restarts",
                     description=(
-                        "Restarts within the range, in place and by the launcher; each counts once for all ranks. A "
-                        "fault that ends a call of a Wrapper under the launcher is one restart by the launcher."
+                        "Restarts within the range, in place, by the launcher and by torchrun; each counts once for "
+                        "all ranks. A fault that ends a call of a Wrapper under the launcher is one restart by the "
+                        "launcher."
                     ),
                     unit="none",
                     queries=(Query(restarts()),),
@@ -118,11 +121,12 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Spares",
-                    description=("Ranks that wait to replace a lost rank; 0 if the job has no spares."),
-                    unit="none",
-                    queries=(
-                        Query(or_zero(counted("resilience_ranks", 'state="inactive"'), counted("resilience_ranks"))),
+                    description=(
+                        "Ranks of a Wrapper that wait to replace a lost one, and nodes of the launcher that wait for a "
+                        "place while other ranks are active; 0 if the job has no spares."
                     ),
+                    unit="none",
+                    queries=(Query(f"{or_zero(_INACTIVE, _RANKS)} + {or_zero(_SPARE_NODES, _RANKS)}"),),
                     view="stat",
                     width=4,
                     height=5,
@@ -176,13 +180,16 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     title="Steps per second",
-                    description="Step rate of the median rank and of the slowest one; 0 while the job restarts.",
+                    description=(
+                        "How fast steps grow: the median of the nodes' median ranks, and the slowest node's last rank; "
+                        "0 while the job restarts."
+                    ),
                     unit="none",
                     queries=(
-                        Query(f"clamp_min(quantile(0.5, {_SPEED}), 0)", "median"),
-                        Query(f"clamp_min(min({_SPEED}), 0)", "slowest"),
+                        Query(f"clamp_min(quantile(0.5, {_MEDIAN_SPEED}), 0)", "median"),
+                        Query(f"clamp_min(min({_LOWEST_SPEED}), 0)", "slowest"),
                     ),
-                    empty=NO_STEPS,
+                    empty=NO_PROGRESS,
                     runbook="JobStalled",
                 ),
                 Panel(
@@ -190,10 +197,10 @@ OVERVIEW = Board(
                     description="The highest and the lowest step of the ranks.",
                     unit="none",
                     queries=(
-                        Query(f"max({STEPS})", "first"),
-                        Query(f"min({STEPS})", "last"),
+                        Query(FIRST_STEP, "first"),
+                        Query(LAST_STEP, "last"),
                     ),
-                    empty=NO_STEPS,
+                    empty=NO_PROGRESS,
                     runbook="JobStalled",
                 ),
                 Panel(

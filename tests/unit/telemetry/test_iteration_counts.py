@@ -12,9 +12,11 @@ from resilience.facts.records import Record
 from resilience.telemetry.iteration_counts import SETTLED_S, IterationCounts
 
 
-def record(event: events.AnyEvent, seconds: float, iteration: int | None = None, role: Role = "rank") -> Record:
+def record(
+    event: events.AnyEvent, seconds: float, iteration: int | None = None, role: Role = "rank", cycle: int = 0
+) -> Record:
     rank = None if role == "agent" else 0
-    origin = Origin("job", "node", role, 1, iteration=iteration, initial_rank=rank)
+    origin = Origin("job", "node", role, 1, cycle=cycle, iteration=iteration, initial_rank=rank)
     return Record(0, 0, round(seconds * 1e9), origin, event)
 
 
@@ -66,3 +68,14 @@ def test_all_but_the_last_iteration_count() -> None:
     ]
     assert counted([AGENT, STARTED, INTERRUPTED, NEXT, *later], 11.3) == {"interrupted": 1}
     assert counted([AGENT, STARTED, INTERRUPTED, NEXT, *later], 60.0) == {"interrupted": 2}
+
+
+def test_restarts_by_torchrun_count_as_they_are_incidents_of_the_report() -> None:
+    """Each cycle is a new call. The last one has failed for good, or torchrun has not started the ranks again yet."""
+    records = []
+    for cycle in range(6):
+        records.append(record(events.IterationStarted(2, "active"), 300.0 * cycle, 0, cycle=cycle))
+        records.append(record(events.IterationEnded("interrupted", 9.0), 300.0 * cycle + 10.0, 0, cycle=cycle))
+    assert counted(records, 2000.0) == counted(records[::-1], 2000.0) == {"interrupted": 5}
+    # Under our launcher these are cycles, which it counts itself.
+    assert counted([AGENT, *records], 2000.0) == {}

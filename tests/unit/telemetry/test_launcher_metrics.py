@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from resilience.facts import events
 from resilience.facts.records import Record
 from resilience.telemetry.metrics import MetricView, Ranks
+from resilience.telemetry.rank_snapshot import Allowed, SnapshotSection
 from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
+from tests.support.node_stories import NodeStory
 from tests.unit.telemetry.test_metrics import samples, view_of
 
 STOP = sum(LEG_S.values())
@@ -49,6 +51,20 @@ def test_cycles_and_the_budget_are_counted() -> None:
     assert ended["resilience_restart_iterations_total", ("launcher", "exhausted")] == 1
     stopped = samples(launched([Fault("preempt", 0)]).records)
     assert stopped["resilience_restart_iterations_total", ("launcher", "aborted")] == 1
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_failed_cycle_that_none_follows_is_no_restart(is_over: bool) -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=1)
+    told.start("a", 1.0)
+    told.stop("a", 50.0, "failed")
+    if is_over:
+        told.agent("a", 51.0, events.JobEnded("failed", 1, "premature completion"))
+    key = "resilience_restart_iterations_total", ("launcher", "interrupted")
+    assert key not in samples(told.of_node("a"))
+    told.join("a", 52.0, 53.0, cycle=1, why="failure", size=1)
+    assert samples(told.of_node("a"))[key] == 1
 
 
 def test_neighbours_that_see_a_connection_close_are_cascade() -> None:
@@ -145,6 +161,33 @@ def test_switch_says_which_ranks_have_series_of_their_own(ranks: Ranks, seen: se
     }
 
 
+@pytest.mark.parametrize("ranks", ["all", "unhealthy", "none"])
+def test_steps_of_the_node_are_those_of_all_its_ranks_whichever_have_series(ranks: Ranks) -> None:
+    view = MetricView(lambda: 30 * 10**9, ranks)
+    for record in launched(ranks=4, is_running=True).records:
+        view.take(record)
+    view.take_snapshots({rank: msgspec.structs.replace(shown(rank), step=100 + 10 * rank) for rank in range(4)})
+    found = {name: n for (name, labels), n in view.samples().items() if name.startswith("resilience_step")}
+    assert found == {"resilience_step": 130, "resilience_step_lowest": 100, "resilience_step_median": 110}
+
+
+@pytest.mark.parametrize(("sections", "seen"), [(0, {"1"}), (1, set())])
+def test_most_silent_rank_counts_as_unhealthy_unless_a_section_is_open(sections: int, seen: set[str]) -> None:
+    """A rank that hangs without a limit stays active."""
+    view = MetricView(lambda: 200 * 10**9, "unhealthy")
+    for record in launched(is_running=True).records:
+        view.take(record)
+    view.take_snapshots(
+        {
+            0: msgspec.structs.replace(shown(0, sections), heartbeat_at=199.0, written_at=199.0),
+            1: shown(1, sections),
+        }
+    )
+    found = view.samples()
+    for name in ("state", "step", "silence_seconds"):
+        assert {labels[0] for metric, labels in found if metric == f"resilience_rank_{name}"} == seen
+
+
 def test_signs_of_the_worker_before_do_not_count() -> None:
     view = view_of(launched([Fault("kill", 1)], is_running=True).records)
     view.take_snapshots({0: shown(0)})
@@ -162,3 +205,15 @@ def test_present_signs_are_gauges() -> None:
     # The file may be about to be replaced: 0.5 s is what is known.
     assert view.samples()["resilience_rank_silence_seconds", ("0",)] == 0.5
     assert found["resilience_rank_section_open_seconds", ("0", "section 0")] == 20.0
+
+
+def test_used_share_of_an_open_section_is_that_of_the_limit_in_force() -> None:
+    """A first occurrence has the warm-up limit, not the limit of the later ones. A section without a limit has none."""
+    view = view_of(launched(is_running=True).records)
+    view._clock = lambda: 610 * 10**9
+    warming = (SnapshotSection("setup", 10.0, 3000.0), SnapshotSection("load", 10.0))
+    view.take_snapshots(
+        {0: msgspec.structs.replace(shown(0), sections=warming, limits=(Allowed("setup", 60.0, has_first=True),))}
+    )
+    found = {labels: n for (name, labels), n in view.samples().items() if name == "resilience_rank_section_used_ratio"}
+    assert found == {("0", "setup"): 0.2}

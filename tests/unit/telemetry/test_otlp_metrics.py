@@ -73,6 +73,16 @@ def test_exported_values_are_those_of_the_endpoint() -> None:
     assert compared > 200
 
 
+def test_histogram_leaves_out_its_minimum_which_is_not_known() -> None:
+    encoder = pytest.importorskip("opentelemetry.exporter.otlp.proto.common.metrics_encoder")
+    (resource,) = encoder.encode_metrics(_Converter("job", "node0")(busy_node().exported())).resource_metrics
+    points = [
+        point for metric in resource.scope_metrics[0].metrics for point in metric.exponential_histogram.data_points
+    ]
+    assert points and not any(point.HasField("min") for point in points)
+    assert all(point.HasField("max") for point in points)
+
+
 @pytest.mark.parametrize(
     ("environment", "protocol"),
     [
