@@ -15,14 +15,14 @@ from resilience.history.rank_time import RankSeconds
 
 class Times(msgspec.Struct, frozen=True):
     """Seconds of the whole job: rank-seconds divided by the number of ranks. productive_s and all causes add up to
-    total_s."""
+    total_s. rework_s: the known part; None if none is known, then it counts as productive."""
 
     total_s: float
     productive_s: float
     startup_s: float
     restart_s: float
     hang_s: float
-    rework_s: float
+    rework_s: float | None
     idle_s: float = 0.0
     ranks: int = 0
 
@@ -32,8 +32,9 @@ class Times(msgspec.Struct, frozen=True):
         return self.productive_s / self.total_s if self.total_s > 0 else None
 
 
-def times(history: History, without: Collection[int] = ()) -> Times:
-    """Return where the time of a job went. without: ranks to leave out because records are missing."""
+def times(history: History, without: Collection[int] = (), has_unknown_rework: bool = False) -> Times:
+    """Return where the time of a job went. without: ranks to leave out because records are missing. has_unknown_rework:
+    the rework of an incident is not known."""
     by_rank = {rank: seconds for rank, seconds in history.spent().items() if rank not in without}
     spent = RankSeconds()
     for seconds in by_rank.values():
@@ -45,7 +46,7 @@ def times(history: History, without: Collection[int] = ()) -> Times:
         startup_s=spent.startup / unit,
         restart_s=spent.restart / unit,
         hang_s=spent.hang / unit,
-        rework_s=spent.rework / unit,
+        rework_s=None if has_unknown_rework and not spent.rework else spent.rework / unit,
         idle_s=spent.idle / unit,
         ranks=len(by_rank),
     )

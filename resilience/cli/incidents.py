@@ -16,7 +16,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.in_words import seconds
 from resilience.report.repeats import KnownRun, RepeatedFault, as_json, faults, known_runs
-from resilience.report.terminal import REWORK_UNKNOWN
+from resilience.report.terminal import rework_unknown_in_words
 from resilience.run_folder.load import incomplete_in_words, is_run, runs_in
 from resilience.system.environment import Settings
 from resilience.system.render import Line, count, cut, date, field, say_json, show, width_of_terminal, wrap
@@ -74,7 +74,7 @@ def fault_lines(repeated: list[RepeatedFault], runs: int, width: int, most: int 
         title = f"{fault.fingerprint}  {fault.count} x {CLASSES[fault.what]}, {cost}"
         yield ((cut(title, width), "bold"),)
         if fault.unknown_rework:
-            yield from field("cost", f"{REWORK_UNKNOWN} ({count(fault.unknown_rework, 'incident')})", width)
+            yield from field("cost", rework_unknown_in_words(fault.unknown_rework), width)
         if fault.cause:
             yield from field("cause", fault.cause, width)
         if len(fault.runs) > 1:

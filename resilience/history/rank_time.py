@@ -5,7 +5,7 @@ first time: it entered its function or showed progress. It is restart from the m
 until the rank's first progress. Silence before that moment is a hang of every rank that was at work, because all of
 them wait for the silent one. A spare is idle, and so is a rank that finished before the others. The place of a dead
 rank is idle as long as its node is on record. Repeated work is rework, at the earlier speed. If no step is reported,
-rework is unknown and counts as zero.
+rework is unknown and counts as zero here; the views say that it is unknown.
 
 The time of a lost node counts up to its last record. A node that was not in the job's previous cycle waits at no cost
 until that cycle has failed. Its own records do not say when that was, so its metrics count its whole wait.

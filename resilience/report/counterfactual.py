@@ -101,7 +101,7 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
     rework_now = sum(rework_times)
     rework_then = len(rework_times) * every / 2
     writing = 0.0 if write_s is None else write_s * times.productive_s / every
-    of_job = min(1.0, times.rework_s / rework_now) if rework_now else 0.0  # not all ranks repeat all of it
+    of_job = min(1.0, (times.rework_s or 0.0) / rework_now) if rework_now else 0.0  # not all ranks repeat all of it
     writing_cost = "not recorded, assumed 0 (name a section `checkpoint`)"
     if write_s is not None:
         best = math.sqrt(2 * write_s * times.productive_s / max(1, len(rework_times)))

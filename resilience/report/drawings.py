@@ -235,21 +235,23 @@ _LEGEND = (
 # -- time ------------------------------------------------------------------------------------------
 
 
-def times_figure(times: Times) -> str:
-    """Return a bar and a table of where the time went."""
+def times_figure(times: Times, unknown_rework: int = 0) -> str:
+    """Return a bar and a table of where the time went. unknown_rework: number of incidents whose rework is unknown."""
     causes = [("productive", times.productive_s), *((cause, getattr(times, f"{cause}_s")) for cause in CAUSES)]
-    total = sum(value for _, value in causes) or 1.0
+    total = times.total_s or 1.0
     at, parts, rows = 0.0, [], []
-    for cause, value in causes:
-        width, word = value / total * WIDTH, WORDS.get(cause, cause)
+    for cause, known in causes:
+        value, word = known or 0.0, WORDS.get(cause, cause)
+        width = value / total * WIDTH
         if width > 0:
             parts.append(
                 f'<rect class="{cause}" x="{at:.1f}" y="0" width="{width:.1f}" height="22"><title>{word}: '
                 f"{seconds(value)}</title></rect>"
             )
         rows.append(
-            f'<tr><td><i class="swatch {cause}"></i>{word}</td><td class="n">{seconds(value)}</td>'
-            f'<td class="n">{value / total:.1%}</td></tr>'
+            f'<tr><td><i class="swatch {cause}"></i>{word}</td>'
+            f'<td class="n">{"unknown" if known is None else seconds(known)}</td>'
+            f'<td class="n">{"" if known is None else f"{known / total:.1%}"}</td></tr>'
         )
         at += width
     bar = (
@@ -257,7 +259,10 @@ def times_figure(times: Times) -> str:
         f"{''.join(parts)}</svg>"
     )
     ettr = "" if times.ettr is None else f'<p class="dim">Effective training time ratio (ETTR): {times.ettr:.1%}</p>'
-    return f"{bar}<table>{''.join(rows)}</table>{ettr}"
+    unknown = ""
+    if unknown_rework:
+        unknown = f'<p class="dim">Repeated steps of {count(unknown_rework, "incident")} unknown.</p>'
+    return f"{bar}<table>{''.join(rows)}</table>{unknown}{ettr}"
 
 
 # -- one restart -----------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from resilience.report.terminal import (
     as_of_in_words,
     incident_lines,
     report_lines,
+    unknown_in_words,
 )
 from resilience.report.throughput import throughput_of
 from resilience.run_folder.load import Reader, incomplete_in_words
@@ -92,7 +93,7 @@ class ReportPage:
             f"{_ranks_or(condensed.nodes)} · from {date(condensed.started_wall_ns)} to {date(condensed.last_wall_ns)}",
             lanes=lanes_figure(self.lanes, self._moment),
             throughput=throughput_figure(self.rates, self.lanes, self._moment),
-            times=None if condensed.times is None else times_figure(condensed.times),
+            times=None if condensed.times is None else times_figure(condensed.times, condensed.unknown_rework),
             times_unknown=TIMES_UNKNOWN,
             formulas=list({answer.kind: answer for answer in condensed.what_ifs}.values()),
             sections=_sections(condensed.sections),
@@ -155,6 +156,7 @@ def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
     none = "no incident" if condensed.completeness.is_whole else "no incident in the readable records"
     incidents_text = at_least + count(len(condensed.incidents), "incident") if condensed.incidents else none
     cost = "" if condensed.lost_s is None or not condensed.incidents else f", {seconds(condensed.lost_s)} lost"
+    cost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
     ettr = None if condensed.times is None else condensed.times.ettr
     kinds = _kinds(condensed.incidents)
     return {
