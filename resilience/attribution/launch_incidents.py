@@ -26,6 +26,7 @@ from resilience.attribution.incident import (
 )
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle
 from resilience.history.history import History
@@ -318,7 +319,7 @@ def _actions(
         starts = {worker.how for part in following.values() for worker in part.workers.values() if worker.how}
         start = f" ({' and '.join(sorted(starts))})" if starts else ""
         ranks = [rank for part in following.values() for rank in part.workers]
-        done.append(f"started again{start}: {named(ranks)} on {len(following)} node{'s' if len(following) > 1 else ''}")
+        done.append(f"started again{start}: {named(ranks)} on {count(len(following), 'node')}")
     elif status == "ended":
         reason = next((part.decided.why for part in parts.values() if part.decided is not None), "")
         done.append(f"the job ended{f': {reason}' if reason else ''}")

@@ -172,13 +172,15 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         sections=sections,
         launched=_launched(history.cycles),
         incidents=incidents,
-        notes=(
-            *(Note(what, tuple(sorted(ranks))) for what, ranks in history.noted.items()),
-            *_unknown_progress(history.cycles),
-        ),
+        notes=_notes(history),
         missing=run.missing,
         completeness=completeness,
     )
+
+
+def _notes(history: History) -> tuple[Note, ...]:
+    noted = (Note(what, tuple(sorted(ranks))) for what, ranks in history.noted.items())
+    return (*noted, *_unknown_progress(history.cycles))
 
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:

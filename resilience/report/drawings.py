@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.cost import Times
 from resilience.attribution.waterfall import Waterfall
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.markup import escape
 from resilience.history.phases import TimedPhase, Who
 from resilience.history.rank_time import CAUSES
 from resilience.report.rank_lanes import Lane, LaneChart, LaneStretch, Mark
 from resilience.report.sections import SectionSummary
 from resilience.report.throughput import Rate
-from resilience.system.render import clock, count, phase_name
+from resilience.system.render import clock, phase_name
 
 Moment = Callable[[int | None], str]
 WIDTH, LANE, LEFT, RIGHT = 1000, 20, 150, 990
@@ -148,7 +148,7 @@ def _merged_shapes(stretches: Iterable[LaneStretch], y: int, x: _Scale) -> str:
         begin, end = x(stretch.begin_ns), x(stretch.end_ns)
         shapes.setdefault(stretch.kind, []).append(f"M{begin} {y + 3}H{max(end, begin + 1)}v{LANE - 6}H{begin}z")
     return "".join(
-        f'<path class="{kind}" d="{"".join(shape)}"><title>{len(shape)} times {kind}</title></path>'
+        f'<path class="{kind}" d="{"".join(shape)}"><title>{count(len(shape), "time")} {kind}</title></path>'
         for kind, shape in shapes.items()
     )
 

@@ -24,7 +24,7 @@ from resilience.attribution.verdict_words import verdict_statements
 from resilience.attribution.waterfall import Waterfall, waterfall
 from resilience.errors import ConfigurationError
 from resilience.facts.encoding import text
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.printable import printable
 from resilience.facts.user_frames import is_ours
@@ -54,7 +54,7 @@ from resilience.report.throughput import throughput_of
 from resilience.run_folder.load import Reader, incomplete_in_words
 from resilience.run_folder.merge import clocks_of, history_of
 from resilience.system import files
-from resilience.system.render import count, date, moments, phase_name, short_path
+from resilience.system.render import date, moments, phase_name, short_path
 
 _HERE = Path(__file__).parent
 TEXT_WIDTH, UNWRAPPED = 100, 10_000

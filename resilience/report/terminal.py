@@ -14,7 +14,7 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame
 from resilience.report.condensed import Report
@@ -24,7 +24,6 @@ from resilience.run_folder.load import incomplete_in_words
 from resilience.system.render import (
     Line,
     clock,
-    count,
     cut,
     date,
     field,
