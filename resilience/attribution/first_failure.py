@@ -99,7 +99,7 @@ def cause_in_words(record: InterruptionRecord) -> str:
 def _cause(record: InterruptionRecord) -> str:
     error, end, detector = record.exception, record.exit, record.detector
     if error is not None:
-        return f"{error.type}: {error.message}" if error.message else error.type
+        return error.in_words
     if record.interruption is Interruption.TERMINATED and end is not None:
         ending = end.signal or ("ended" if end.code is None else f"exit code {end.code}")
         return f"{ending}, out of memory" if end.oom else ending

@@ -82,6 +82,11 @@ class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
 
+    @property
+    def in_words(self) -> str:
+        """Return type and message; the type alone if the message is empty."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
 
 class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a process ended: exit code or signal name, None if unknown."""

@@ -70,8 +70,8 @@ def _failure(record: InterruptionRecord, sentence: str) -> list[str]:
     lines = [f"  {sentence}" if sentence else f"  first failure: {where}: {record.message}"]
     exception = record.exception
     if exception is not None:
-        if f"{exception.type}: {exception.message}" not in sentence:
-            lines.append(f"  {exception.type}: {exception.message}")
+        if exception.in_words not in sentence:
+            lines.append(f"  {exception.in_words}")
         frame = user_frame(exception.stack) or (exception.stack[-1] if exception.stack else None)
         if frame is not None:
             lines.append(f"  at {frame.file}:{frame.line} in {frame.function}")

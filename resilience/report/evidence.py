@@ -26,7 +26,7 @@ def frame_in_words(frame: Frame) -> str:
 
 def exception_lines(error: ExceptionInfo, width: int, by: str = "", is_whole: bool = False) -> Iterator[Line]:
     """Yield an exception. by: prefix that names the rank. is_whole: include every frame, cause and note."""
-    text = f"{by}{error.type}: {error.message}"
+    text = by + error.in_words
     yield from field("what", text if is_whole else cut(text, LONGEST), width, "bold")
     yield from _frames(error.stack, width, is_whole)
     yield from _notes(error.notes, width, is_whole)

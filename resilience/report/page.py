@@ -259,7 +259,7 @@ def _cells(record: InterruptionRecord) -> tuple[str, ...]:
     """Return the row of the evidence's table for a record."""
     description = record.message
     if record.exception is not None:
-        description = f"{record.exception.type}: {record.exception.message}"
+        description = record.exception.in_words
     elif record.exit is not None and (record.exit.signal or record.exit.code is not None):
         description = record.exit.signal or f"exit code {record.exit.code}"
     process = record.process

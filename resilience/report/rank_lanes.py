@@ -164,7 +164,7 @@ def _label(place: Place) -> str:
 
 def _in_words(record: InterruptionRecord) -> str:
     if record.exception is not None:
-        return f"{record.exception.type}: {record.exception.message}"[:200]
+        return record.exception.in_words[:200]
     if record.exit is not None and (record.exit.signal or record.exit.code is not None):
         return f"its process ended: {record.exit.signal or f'exit code {record.exit.code}'}"
     return record.message[:200] or record.interruption.value

@@ -276,8 +276,9 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_
     yield from field("cost", _cost(incident), width)
     yield from field("done", "; ".join(incident.actions) or "no action recorded", width)
     if incident.same_as:
+        incidents = "incident" if len(incident.same_as) == 1 else "incidents"
         numbers = ", ".join(map(str, incident.same_as))
-        yield from field("repeats", f"the same failure as incident {numbers}", width, "yellow")
+        yield from field("repeats", f"the same failure as {incidents} {numbers}", width, "yellow")
     for number, advice in enumerate(incident.advice):
         yield from field("" if number else "next", advice, width, "green")
     if incident.status == "unfinished":

@@ -59,7 +59,7 @@ class LastFault:
 
     def _add(self, record: Record, event: events.Interrupted) -> None:
         origin, seen = record.origin, event.record
-        what = seen.message if seen.exception is None else f"{seen.exception.type}: {seen.exception.message}"
+        what = seen.message if seen.exception is None else seen.exception.in_words
         cycle = origin.attempt, origin.cycle
         iteration = origin.iteration if seen.iteration is None else seen.iteration
         call = None if iteration is None else origin.call

@@ -140,6 +140,16 @@ def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
+def test_exception_without_a_message_is_its_type_and_repeats_are_counted(make: Callable[..., Path]) -> None:
+    incident = report(load(make("run", [Fault("exception", 1, 0)]))).incidents[0]
+    error = msgspec.structs.replace(incident.records[0].exception, type="MemoryError", message="")
+    record = msgspec.structs.replace(incident.records[0], exception=error)
+    incident = msgspec.structs.replace(incident, records=(record,), same_as=(1, 2))
+    lines = [plain(line) for line in incident_lines(incident, WIDTH)]
+    assert "   what       MemoryError" in lines
+    assert "   repeats    the same failure as incidents 1, 2" in lines
+
+
 def test_long_times_of_a_phase_do_not_run_together(make: Callable[..., Path]) -> None:
     found = report(load(make("run", [Fault("exception", 1, 0)])))
     phase = Phase("resume", Spread(30.5, 90.0, 2, 4))
