@@ -158,7 +158,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             {_ITERATION: "0x5 1+1x4 5x20", _ENDED: "_x6 1+1x4 5x20", _blamed("n1"): "_x6 1+1x4 5x20"},
             "15m",
             ((_job(), "5"),),
-            {"culprit": "node n1, blamed 5 times within 6 hours"},
+            {"culprit": "node n1, times blamed within 6 hours: 5"},
         ),
         # The newest of two nodes' verdicts.
         Case(

@@ -102,7 +102,7 @@ _SILENT_RANK = _asked(
 )
 _FAULTY_NODE = _asked(
     f"topk(1, last_over_time(node:resilience_blamed:count6h{_OF_JOB}[6h]) > 0)",
-    'node {{ . | first | label "node" }}, blamed {{ . | first | value | humanize }} times within 6 hours',
+    'node {{ . | first | label "node" }}, times blamed within 6 hours: {{ . | first | value | humanize }}',
     UNKNOWN,
 )
 
@@ -435,7 +435,7 @@ ALERTS = (
         wait="0s",
         severity="warning",
         level="job",
-        summary="Job {{ $labels.job_id }} has {{ $value | humanize }} restarts left",
+        summary="Restarts left of job {{ $labels.job_id }}: {{ $value | humanize }}",
         board="restarts",
         culprit=_FAULTY_NODE,
         runbook=Runbook(

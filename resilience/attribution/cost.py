@@ -16,14 +16,15 @@ from resilience.history.rank_time import RankSeconds
 
 class Times(msgspec.Struct, frozen=True):
     """Seconds of the whole job: rank-seconds divided by the number of ranks. productive_s and all causes add up to
-    total_s. unknown_s: more seconds, of running workers that have shown no progress: they load, or send no signals."""
+    total_s. rework_s: the known part; None if none is known, then it counts as productive. unknown_s: more seconds, of
+    running workers that have shown no progress: they load, or send no signals."""
 
     total_s: float
     productive_s: float
     startup_s: float
     restart_s: float
     hang_s: float
-    rework_s: float
+    rework_s: float | None
     idle_s: float = 0.0
     ranks: int = 0
     unknown_s: float = 0.0
@@ -35,8 +36,9 @@ class Times(msgspec.Struct, frozen=True):
         return self.productive_s / self.total_s if is_known else None
 
 
-def times(history: History, without: Collection[int] = ()) -> Times:
-    """Return where the time of a job went. without: ranks to leave out because records are missing."""
+def times(history: History, without: Collection[int] = (), has_unknown_rework: bool = False) -> Times:
+    """Return where the time of a job went. without: ranks to leave out because records are missing. has_unknown_rework:
+    the rework of an incident is not known."""
     by_rank = {rank: of_rank for rank, of_rank in history.spent().items() if rank not in without}
     spent = RankSeconds()
     for of_rank in by_rank.values():
@@ -48,13 +50,13 @@ def times(history: History, without: Collection[int] = ()) -> Times:
         startup_s=spent.startup / unit,
         restart_s=spent.restart / unit,
         hang_s=spent.hang / unit,
-        rework_s=spent.rework / unit,
+        rework_s=None if has_unknown_rework and not spent.rework else spent.rework / unit,
         idle_s=spent.idle / unit,
         ranks=len(by_rank),
         unknown_s=spent.unknown / unit,
     )
 
 
-def unknown_in_words(spent: Times) -> str:
+def time_unknown_in_words(spent: Times) -> str:
     """Return how much time may have been productive or start-up."""
     return f"{seconds(spent.unknown_s)} without a signal of progress since the workers' start"

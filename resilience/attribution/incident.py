@@ -117,8 +117,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_unknown_rework(self) -> bool:
-        """Return True if the job continued, and how many steps it repeats is not on record."""
-        return self.cost.lost_steps is None and self.status == "restarted"
+        """Return True if the job continued, and how long it repeated steps is not known."""
+        return self.cost.rework_s is None and self.status == "restarted"
 
     @property
     def place(self) -> Place | Cycle:

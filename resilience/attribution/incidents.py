@@ -49,7 +49,7 @@ def incidents_of(history: History) -> tuple[Incident, ...]:
         if iteration.is_incident and key not in taken
     ]
     for place in places:
-        inside = [iterations[key] for key in within[place]]
+        inside = [iterations[key] for key in sorted(within[place])]
         makers.append(((*place, _LAST), partial(launch_incidents.incident, history, place, inside, incidents)))
     for _, make in sorted(makers, key=lambda maker: maker[0]):
         incidents.append(make())

@@ -26,6 +26,7 @@ from resilience.attribution.incident import (
 )
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle
 from resilience.history.history import History
@@ -46,7 +47,8 @@ def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
 
 
 def incident(history: History, place: Cycle, inside: Sequence[Iteration], before: Sequence[Incident]) -> Incident:
-    """Return the incident of a cycle. inside: a Wrapper's iterations that belong to it. before: earlier incidents."""
+    """Return the incident of a cycle. inside: a Wrapper's iterations that belong to it, in order. before: earlier
+    incidents."""
     cycles = history.cycles
     parts = cycles.parts(place)
     within = [record for iteration in inside for record in iteration.records if not _may_be_stopped(parts, record)]
@@ -257,7 +259,7 @@ def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
 
 def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
     """Return the evidence without ranks that an earlier iteration of the cycle has excluded."""
-    last = max(inside, key=lambda iteration: iteration.wall_ns or 0, default=None)
+    last = inside[-1] if inside else None
     if last is None or len(last.started) != last.world_size:
         return evidence  # no Wrapper, or not all ranks of its last iteration are known
     active = frozenset(rank for rank, state in last.started.items() if state == "active")
@@ -318,7 +320,7 @@ def _actions(
         starts = {worker.how for part in following.values() for worker in part.workers.values() if worker.how}
         start = f" ({' and '.join(sorted(starts))})" if starts else ""
         ranks = [rank for part in following.values() for rank in part.workers]
-        done.append(f"started again{start}: {named(ranks)} on {len(following)} node{'s' if len(following) > 1 else ''}")
+        done.append(f"started again{start}: {named(ranks)} on {count(len(following), 'node')}")
     elif status == "ended":
         reason = next((part.decided.why for part in parts.values() if part.decided is not None), "")
         done.append(f"the job ended{f': {reason}' if reason else ''}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from resilience.core.watched import unlearned_in_words, watched_in_words
 from resilience.facts import events
 from resilience.facts.deadlines import limited
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 
 _MISSING = {
     "file": "could not be kept",
@@ -87,11 +87,12 @@ def note(event: events.Event) -> str | None:
 def _compared(event: events.SuspicionCompared) -> str | None:
     where, others = _place(event.limit), len(event.waiting) + len(event.busy)
     if event.is_confirmed:
-        return f"a rank stood still in {where} while all {others} others of its node waited for it"
+        waited = "the other rank" if others == 1 else f"all {others} others"
+        return f"a rank stood still in {where} while {waited} of its node waited for it"
     return (
         None
         if not event.waiting
-        else f"{len(event.waiting)} of {others} other ranks waited while one was late in {where}"
+        else f"{len(event.waiting)} of {count(others, 'other rank')} waited while one was late in {where}"
     )
 
 

@@ -36,6 +36,7 @@ from resilience.attribution.symptoms import (
     is_inside,
     main_stack,
 )
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import HANGS as LIMITS
 from resilience.facts.interruptions import Category, Interruption
 from resilience.facts.user_frames import user_frame
@@ -461,9 +462,8 @@ def _blind(evidence: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:
     if hang:
         if known < evidence.active:
             missing = len(evidence.active) - len(known)
-            lacks[7] = lacks[8] = lacks[9] = f"where {missing} of {len(evidence.active)} active ranks were"
+            lacks[7] = lacks[8] = lacks[9] = f"where {missing} of {count(len(evidence.active), 'active rank')} were"
         if unknown := sorted(evidence.active - evidence.collectives.keys()):
-            lacks[10] = (
-                f"the collectives that {len(unknown)} of {len(evidence.active)} ranks entered (sequence unknown)"
-            )
+            some = f"{len(unknown)} of {count(len(evidence.active), 'rank')}"
+            lacks[10] = f"the collectives that {some} entered (sequence unknown)"
     return tuple(Blind(rule, what) for rule, what in sorted(lacks.items()) if rule not in fired)

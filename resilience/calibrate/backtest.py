@@ -13,7 +13,7 @@ import msgspec
 from resilience.calibrate.limits import Backtest, Target, TestedLimit, backtest, geometric_mean, upper_rate
 from resilience.calibrate.timings import ObservedRun
 from resilience.facts import encoding
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.system.render import Line, say_json, show, table, width_of_terminal, wrap
 
 WORSE = 1  # exit status; also if too few durations could be tested
@@ -93,7 +93,7 @@ def summarise(test: Backtest, size: int | None) -> Summary:
 
 def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     width = width_of_terminal()
-    title = "all data" if summary.n is None else f"the first {summary.n} durations"
+    title = "all data" if summary.n is None else f"the first {count(summary.n, 'duration')}"
     output: list[Line] = [((f"fitted on {title}, tested on the data left out", "bold"),), ()]
     by_deadline: dict[tuple[str, str], list[TestedLimit]] = defaultdict(list)
     for answer in answers:
@@ -122,8 +122,9 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     elif summary.n is not None:
         output += _indented(NOT_TESTED, "dim", width)
     sums = (
-        f"{summary.answers} limits tested, {summary.rated} with a rate; {summary.exceeded} of {summary.exposure} "
-        f"durations exceeded their limit, {summary.worse} limits did worse than stated"
+        f"{count(summary.answers, 'limit')} tested, {summary.rated} with a rate; {summary.exceeded} of "
+        f"{count(summary.exposure, 'duration')} exceeded their limit, "
+        f"{count(summary.worse, 'limit')} did worse than stated"
     )
     output += [(), *_indented(sums, "red" if summary.worse else "", width)]
     is_too_little = summary.says_too_little

@@ -17,7 +17,7 @@ from resilience.calibration.limits_file import Deadline, Timeouts
 from resilience.errors import ConfigurationError
 from resilience.facts.deadlines import split
 from resilience.facts.encoding import text
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.markup import escape
 from resilience.system import files
 
@@ -121,15 +121,15 @@ def _caption(deadline: Deadline) -> str:
     limit = "no limit" if deadline.timeout_s is None else f"limit {seconds(deadline.timeout_s)}"
     upper = deadline.expected_false_alarms_per_month.model_upper
     rate = "no rate stated" if upper is None else f"at most {upper:.2g} false alarms in 30 d"
-    return f"{limit}, {deadline.status}: {rate} ({deadline.n} in {deadline.runs} runs)"
+    return f"{limit}, {deadline.status}: {rate} ({deadline.n} in {count(deadline.runs, 'run')})"
 
 
 def _survival(descending: Sequence[tuple[float, int]], axes: _Axes) -> str:
     """Return at most POINTS points of the survival curve: for each duration, the share that took at least as long."""
-    n = sum(count for _, count in descending)
+    n = sum(number for _, number in descending)
     points, above, last = [], 0, (-9.0, -9.0)
-    for value, count in descending:
-        above += count
+    for value, number in descending:
+        above += number
         point = (axes.x(value), axes.y(above / n))
         if abs(point[0] - last[0]) + abs(point[1] - last[1]) > 1.0:
             points.append(point)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from resilience.facts.configuration import Configuration
+from resilience.facts.in_words import count
 
 LONGEST = 120  # characters of the arguments that a difference shows
 
@@ -88,7 +89,7 @@ def _unlike(what: str, before: object, now: object, why: str) -> tuple[Differenc
 
 
 def _range(least: int, most: int) -> str:
-    return f"{least} ranks" if least == most else f"{least} to {most} ranks"
+    return count(least, "rank") if least == most else f"{least} to {most} ranks"
 
 
 def _arguments(before: Sequence[str], now: Sequence[str]) -> tuple[Difference, ...]:

@@ -27,6 +27,7 @@ from resilience.calibration.tails import (
     tails_of,
     top_group,
 )
+from resilience.facts.in_words import count
 
 Status = Literal["ok", "tentative", "short", "provisional", "insufficient"]
 End = Literal["ok", "cut", "killed", "hang"]
@@ -201,7 +202,7 @@ def _too_few(pool: Pool, p: float, runs: int, kills: Sequence[float]) -> Timeout
     return Timeout(
         None,
         "insufficient",
-        f"{n} durations, at least {FEWEST} are needed",
+        f"{count(n, 'duration')}, at least {FEWEST} are needed",
         p,
         n,
         runs,
@@ -234,7 +235,7 @@ def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ..
 
 def _of_unknown_health(kills: Sequence[float]) -> str:
     return (
-        f"{len(kills)} occurrences were ended by a limit, the longest after {max(kills):.4g} s; it is not known "
+        f"a limit ended {count(len(kills), 'occurrence')}, the longest after {max(kills):.4g} s; it is not known "
         "whether they hung"
     )
 

@@ -15,6 +15,7 @@ from resilience.calibration import rank_groups
 from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Mode, Status, Timeout
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, section_of, split
+from resilience.facts.in_words import count
 from resilience.facts.limits import NO_LIMIT, First, Learned, Limit, Limits, OfRanks, Outside
 from resilience.facts.phases import Phases
 
@@ -203,7 +204,7 @@ def refitted_for(previous: Timeouts, ranks: int, target_false_alarms: float, hor
     ranks, or for more false alarms in the same time, states no rate there."""
     reasons = []
     if previous.ranks < ranks:
-        reasons.append(f"it was fitted for {previous.ranks} ranks, the target is for {ranks}")
+        reasons.append(f"it was fitted for {count(previous.ranks, 'rank')}, the target is for {ranks}")
     before, now = previous.target_false_alarms / previous.horizon_s, target_false_alarms / horizon_s
     if before > now * (1.0 + ROUNDED):
         reasons.append(f"it was fitted for {before / now:.3g} times as many false alarms as the target allows")

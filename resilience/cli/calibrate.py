@@ -27,7 +27,7 @@ from resilience.cli.run_argument import run_or_file
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.system import files, timeouts_file
 from resilience.system.render import Line, cut, say, say_json, show, table, width_of_terminal, wrap
 
@@ -233,7 +233,7 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
         (
             (
                 f"at most {timeouts.target_false_alarms:g} false alarms of the whole job in "
-                f"{timeouts.horizon_s / 86400:g} d at {timeouts.ranks} ranks",
+                f"{timeouts.horizon_s / 86400:g} d at {count(timeouts.ranks, 'rank')}",
                 "bold",
             ),
         ),

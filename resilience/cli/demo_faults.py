@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from resilience.errors import ConfigurationError
+from resilience.facts.in_words import count
 
 Kind = Literal["exception", "kill", "hang"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -37,7 +38,7 @@ def schedule(texts: list[str], ranks: int, steps: int, seed: int) -> tuple[DemoF
         raise ConfigurationError("--fault names a step twice; each fault needs its own step")
     if len(parsed) > steps // 10:
         raise ConfigurationError(
-            f"{len(parsed)} faults in {steps} steps; the limit is {steps // 10}, one per ten steps"
+            f"{count(len(parsed), 'fault')} in {count(steps, 'step')}; the limit is {steps // 10}, one per ten steps"
         )
     faults = []
     for number, (kind, step, rank) in enumerate(parsed):

@@ -16,11 +16,11 @@ from resilience.cli.demo_faults import DemoFault, Kind
 from resilience.cli.demo_ranks import DemoPlan, Team
 from resilience.cli.demo_screen import DemoScreen, DemoView, FaultProgress, fault_line, name_of, picture, progress
 from resilience.cli.demo_train import Task, Trained, Transformer, load_text
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.report.condensed import report
 from resilience.report.terminal import incident_lines
 from resilience.run_folder.load import load
-from resilience.system.render import count, width_of_terminal
+from resilience.system.render import width_of_terminal
 
 FRAME = 0.1  # seconds between two reads of the board
 KIND_ON_RECORD: dict[Kind, str] = {"exception": "exception", "kill": "terminated", "hang": "soft_timeout"}
@@ -81,10 +81,11 @@ class Demonstration:
 
     def _introduce(self, plan: DemoPlan, characters: int) -> None:
         parameters = sum(parameter.numel() for parameter in Transformer().parameters())
-        spares = "1 spare" if plan.spares == 1 else f"{plan.spares} spares"
+        spares = count(plan.spares, "spare")
         say = self._screen.say
-        say((f"{plan.ranks} ranks and {spares} train a transformer of {parameters:,} parameters", "bold"))
-        say(f"on {characters / 1e6:.1f} MB of Python's own sources, with a checkpoint every {plan.task.every} steps.")
+        say((f"{count(plan.ranks, 'rank')} and {spares} train a transformer of {parameters:,} parameters", "bold"))
+        every = count(plan.task.every, "step")
+        say(f"on {characters / 1e6:.1f} MB of Python's own sources, with a checkpoint every {every}.")
         planned = ", ".join(f"{name_of(fault)} at step {fault.step}" for fault in plan.faults)
         say(f"Planned faults: {planned or 'none'}.")
         say()
@@ -131,7 +132,9 @@ class Demonstration:
                 for line in output.read_text(errors="backslashreplace").splitlines()[-12:] if output.is_file() else ():
                     self._screen.say((f"    {line}", "dim"))
         if team.left_behind:
-            self._check(False, f"{team.left_behind} processes still ran 10 s after the ranks had ended")
+            self._check(
+                False, f"{count(team.left_behind, 'process', 'processes')} still ran 10 s after the ranks had ended"
+            )
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -171,7 +174,7 @@ class Demonstration:
             )
         if len(incidents) > len(recovered):
             say(f"        {count(len(incidents), 'incident')}: more than the planned faults")
-        self._check(len(results) == self._ranks, f"{len(results)} of {self._ranks} ranks trained to the end")
+        self._check(len(results) == self._ranks, f"{len(results)} of {count(self._ranks, 'rank')} trained to the end")
         digests = {trained.digest for trained in results.values()}
         expected = {trained.digest for trained in reference.values()}
         is_equal = len(digests) == len(expected) == 1 and digests == expected

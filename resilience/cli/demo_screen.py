@@ -14,9 +14,9 @@ import msgspec
 
 from resilience.cli.demo_board import DemoActivity, DemoRow, Return, Strike
 from resilience.cli.demo_faults import HANG_LIMIT, DemoFault
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.system.exit_signals import signals_deferred
-from resilience.system.render import Line, Piece, count, cut_line, may_paint, painted
+from resilience.system.render import Line, Piece, cut_line, may_paint, painted
 
 _BAR = 30
 _ASCII = str.maketrans({"█": "#", "░": ".", "…": "~", "·": "-"})

@@ -14,12 +14,21 @@ from resilience.attribution.symptoms import CLASSES
 from resilience.cli.run_argument import find_run
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.report.repeats import KnownRun, RepeatedFault, as_json, faults, known_runs
-from resilience.report.terminal import REWORK_UNKNOWN
+from resilience.report.terminal import rework_unknown_in_words
 from resilience.run_folder.load import incomplete_in_words, is_run, runs_in
 from resilience.system.environment import Settings
-from resilience.system.render import Line, count, cut, date, field, say_json, show, width_of_terminal, wrap
+from resilience.system.render import (
+    Line,
+    cut,
+    date,
+    field,
+    say_json,
+    show,
+    width_of_terminal,
+    wrap,
+)
 
 LISTED = 20  # faults; the others are only counted
 NAMED = 4  # runs, nodes or ranks of one fault; the others are only counted
@@ -74,7 +83,7 @@ def fault_lines(repeated: list[RepeatedFault], runs: int, width: int, most: int 
         title = f"{fault.fingerprint}  {fault.count} x {CLASSES[fault.what]}, {cost}"
         yield ((cut(title, width), "bold"),)
         if fault.unknown_rework:
-            yield from field("cost", f"{REWORK_UNKNOWN} ({count(fault.unknown_rework, 'incident')})", width)
+            yield from field("cost", rework_unknown_in_words(fault.unknown_rework), width)
         if fault.cause:
             yield from field("cause", fault.cause, width)
         if len(fault.runs) > 1:

@@ -20,6 +20,7 @@ from resilience.cli.incomplete import checked_history, say_incomplete
 from resilience.cli.run_argument import add_run, find_run, refuse_unlisted
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
+from resilience.facts.in_words import count
 from resilience.facts.printable import printable_json, printable_line
 from resilience.logs.folding import fold, folded_entry, template, templates
 from resilience.logs.notes import clock_notes, unlisted_notes, unparsed_notes
@@ -30,15 +31,7 @@ from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, last_ns, window
 from resilience.run_folder.query import QueryResult, run_query
 from resilience.run_folder.rank_ranges import ranks_of
-from resilience.system.render import (
-    NARROWEST,
-    count,
-    may_paint,
-    painted,
-    printable_pieces,
-    width_of_terminal,
-    wrap,
-)
+from resilience.system.render import NARROWEST, may_paint, painted, printable_pieces, width_of_terminal, wrap
 from resilience.system.render import Line as Row
 
 NOTHING_MATCHED = 1  # exit status

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from resilience.errors import ConfigurationError
 from resilience.facts.identity import attempt_of, safe_name
+from resilience.facts.in_words import count
 from resilience.run_folder.load import RECORDS, is_run, runs_in, unlisted_in
 from resilience.system.environment import Settings
-from resilience.system.render import count
 
 RUNS_NAMED = 8  # runs listed in an error message
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import InterruptionRecord
 
 FAILED = 1
@@ -97,20 +98,31 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
         return stop(f"the program cannot start: {failure.what}", FAILED)
     if budget.same_limit and same >= budget.same_limit and _may_repeat(step, failure):
         progress = f" without progress beyond step {step}" if step >= 0 else ""
-        return stop(f"the same failure {same} times in a row{progress}: {failure.what}", budget.same_exit_code)
+        return stop(f"the same failure {count(same, 'time')} in a row{progress}: {failure.what}", budget.same_exit_code)
     often = 1 + sum(
         past.fingerprint == failure.fingerprint and failure.at - past.at <= budget.window_s for past in history
     )
     if budget.same_in_window and often > budget.same_in_window and _may_repeat(step, failure):
         return stop(
-            f"the same failure {often} times within {budget.window_s:g} s: {failure.what}", budget.same_exit_code
+            f"the same failure {count(often, 'time')} within {budget.window_s:g} s: {failure.what}",
+            budget.same_exit_code,
         )
     starts = _since_progress(budget, [*history, failure])
     if budget.stalled_restarts and step >= 0 and starts > budget.stalled_restarts:
-        return stop(f"no worker has come beyond step {step} in {starts} starts", budget.same_exit_code)
+        return stop(f"no worker has come beyond step {step} in {count(starts, 'start')}", budget.same_exit_code)
     if left <= 0:
-        return stop(f"all {budget.max_restarts} restarts are used", FAILED)
+        return stop(_used_up(budget.max_restarts), FAILED)
     return Answer(True, failure.what, used + 1, left - 1, same)
+
+
+def _used_up(max_restarts: int) -> str:
+    match max_restarts:
+        case 0:
+            return "no restart is allowed"
+        case 1:
+            return "the only restart is used"
+        case _:
+            return f"all {max_restarts} restarts are used"
 
 
 def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) -> int:
@@ -119,12 +131,12 @@ def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) 
     if not _may_repeat(max(past.step for past in failures), failure):
         return 1
     progress = _progress(budget, failures)
-    count = 0
+    repeats = 0
     for past, advances in zip(reversed(failures), reversed(progress), strict=True):
         if past.fingerprint != failure.fingerprint or advances != progress[-1]:
             break
-        count += 1
-    return count
+        repeats += 1
+    return repeats
 
 
 def _may_repeat(step: int, failure: Failure) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 
 from resilience.core.membership import Assignment, NodeSeat
 from resilience.errors import ConfigurationError
+from resilience.facts import in_words
 
 SOURCES = "SLURM_PROCID or GROUP_RANK"
 
@@ -50,7 +51,7 @@ def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Cho
     if not 0 <= given < most:
         raise ConfigurationError(
             f"this node's rank of the infrastructure ({SOURCES}) is {given}, expected 0 to {most - 1} for at most "
-            f"{most} nodes; start one launcher per node, or pass --no-ft-use-infra-group-rank"
+            f"{in_words.count(most, 'node')}; start one launcher per node, or pass --no-ft-use-infra-group-rank"
         )
     warning = ""
     if least < most:
@@ -109,8 +110,8 @@ def _of_infrastructure(assignments: Sequence[Assignment]) -> Mapping[str, int]:
             problems.append(f"rank {rank} for {_nodes(nodes)}")
     if problems:
         raise ConfigurationError(
-            f"the infrastructure's group ranks ({SOURCES}) must be 0 to {most}, each once, for {most + 1} nodes; "
-            f"there is {'; '.join(problems)}"
+            f"the infrastructure's group ranks ({SOURCES}) must be 0 to {most}, each once, for "
+            f"{in_words.count(most + 1, 'node')}; there is {'; '.join(problems)}"
         )
     return ranks
 

@@ -32,6 +32,7 @@ from resilience.core.membership import Around, Arrived, Excluded, Left, Membersh
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ConfigurationError
+from resilience.facts.in_words import count
 
 More = TypeVar("More")  # operations that only the caller's `Question` yields
 Question = Callable[[int], Generator[Operation | More, Any, str]]
@@ -195,9 +196,9 @@ class Rendezvous:
             return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
         return Refusal(
             "late",
-            f"node {self.node} {reason} in cycle {number}: {len(known.last.seats)} nodes took part in the last one, "
-            f"{len(known.arrived)} wait, {len(known.missing)} of the last are missing, {terms.least} to {terms.most} "
-            "are wanted",
+            f"node {self.node} {reason} in cycle {number}: {count(len(known.last.seats), 'node')} took part in the "
+            f"last one; waiting {len(known.arrived)}, missing of the last {len(known.missing)}, "
+            f"wanted {terms.least} to {terms.most}",
         )
 
     def _hear(self, number: int, epoch: int, leader: str, heard: int) -> Protocol[tuple[Refusal | None, bool]]:

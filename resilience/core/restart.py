@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from resilience.errors import BarrierOverflow, BarrierTimeout
+from resilience.facts import in_words
 from resilience.facts.encoding import from_json, to_json_text
 from resilience.facts.interruptions import FaultOrigin, missed_completion
 from resilience.facts.seats import Seat
@@ -276,8 +277,8 @@ def arrive(name: str, rank: int, count: int, note: str = "1") -> Protocol[bool]:
     Raises: BarrierOverflow if rank is not below count."""
     if not 0 <= rank < count:
         raise BarrierOverflow(
-            f"rank {rank} reached barrier {name!r}, which was made for {count} ranks (0 to {count - 1}); "
-            "every participant must pass the same rendezvous_count and its own current rank",
+            f"rank {rank} reached barrier {name!r}, which was made for {in_words.count(count, 'rank')} "
+            f"(0 to {count - 1}); every participant must pass the same rendezvous_count and its own current rank",
             rank=rank,
             rendezvous_count=count,
             group_name=name,

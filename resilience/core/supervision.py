@@ -27,6 +27,7 @@ from resilience.core.shared_list import SharedList
 from resilience.core.stopping import Asked, Mode, on_signal
 from resilience.errors import DecodeError
 from resilience.facts import events
+from resilience.facts.in_words import count
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -305,7 +306,7 @@ class Supervision:
             case "completed":
                 return (yield from self.agree(CycleDecision("completed", self.name)))
             case "premature" if self._nodes.is_waiting:
-                more = f" and {nodes.waiting - 1} other nodes" if nodes.waiting > 1 else ""
+                more = f" and {count(nodes.waiting - 1, 'other node')}" if nodes.waiting > 1 else ""
                 return (yield from self.agree(self._premature(f"the workers of {self.name}{more}")))
         if control.takes_newcomers(rules.policy, nodes) and around.waiting:
             verdict = CycleDecision("interrupted", self.name, again="membership", detail="a node wants to join")

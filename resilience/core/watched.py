@@ -9,7 +9,7 @@ from resilience.core.silences import FACTOR
 from resilience.core.watch import defaults
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
 from resilience.facts.events import HangSuspected, HangsWatched, TimeoutsUnlearned
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.limits import NO_LIMIT, Limit, Limits
 
 MOST = 8  # limits named in one line
@@ -43,8 +43,8 @@ def watched_in_words(event: HangsWatched) -> str:
 def unlearned_in_words(event: TimeoutsUnlearned) -> str:
     """Return one line: with how many ranks learned limits hold, and that this cycle has another number."""
     least, most = event.least_world_size, event.most_world_size
-    learned, present = str(least) if least == most else f"{least} to {most}", event.world_size
-    return f"learned limits hold for {learned} ranks, not for the {present} of this cycle: configured limits hold"
+    learned = count(least, "rank") if least == most else f"{least} to {most} ranks"
+    return f"learned limits hold for {learned}, not for the {event.world_size} of this cycle: configured limits hold"
 
 
 def suspicion_in_words(rank: int, event: HangSuspected) -> str:

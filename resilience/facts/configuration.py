@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from resilience.facts.in_words import count
+
 MOST = 16 << 10  # bytes of arguments that are kept: they travel in one message to the monitor
 
 
@@ -35,7 +37,7 @@ class Configuration(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return a name that is equal for runs that may be combined without asking the user."""
         if self.table:
             return f"table {self.table}"
-        shape = f"{self.world_size} ranks" + (f", {self.ranks_per_node} a node" if self.ranks_per_node else "")
+        shape = count(self.world_size, "rank") + (f", {self.ranks_per_node} a node" if self.ranks_per_node else "")
         return f"{self.workload or 'an unnamed workload'}, {shape}"
 
 

@@ -16,6 +16,7 @@ from resilience.facts.user_frames import is_users
 
 FRAMES = 2  # the innermost ones
 MOST_MESSAGE = 200  # characters that are compared
+UNPRINTABLE = "<exception str() failed>"  # what the interpreter prints for a message whose `__str__` raises
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _VARIES = re.compile(
     r"""(?P<quoted>"[^"\n]*"|'[^'\n]*'|`[^`\n]*`)

@@ -1,4 +1,6 @@
-"""How is a duration written for a person?  In the largest units that fit, and never with an exponent."""
+"""How are a duration and a number of things written for a person?
+
+A duration has the largest units that fit, and never an exponent. A noun has the form that fits its number."""
 
 from __future__ import annotations
 
@@ -17,3 +19,8 @@ def seconds(value: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return "1 step", "2 steps". plural: if it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

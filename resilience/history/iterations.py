@@ -62,7 +62,11 @@ class Iteration:
         self.stuck: dict[int, str] = {}
         self.store_lost: dict[int, str] = {}
         self.unmonitored: set[int] = set()
-        self.wall_ns: int | None = None
+        self.wall_ns: int | None = None  # when a rank first learned of the interruption, or of the loss of the store
+
+    def noticed(self, at_ns: int) -> None:
+        """Note that a rank learned of the interruption at this time."""
+        self.wall_ns = at_ns if self.wall_ns is None else min(self.wall_ns, at_ns)
 
     @property
     def first_reporter(self) -> int | None:
@@ -250,6 +254,7 @@ class IterationHistory:
 
     def _outcome_seen(self, place: Place, who: _Call, record: Record, event: events.OutcomeSeen, at_ns: int) -> None:
         iteration, rank = self._at(place), who[3]
+        iteration.noticed(at_ns)
         iteration.answered.setdefault(rank, record.mono_ns)
         if event.by is not None:
             iteration.first[event.by] += 1
@@ -293,7 +298,7 @@ class IterationHistory:
             case events.StoreLost():
                 iteration = self._at(place)
                 iteration.store_lost[rank] = event.error
-                iteration.wall_ns = iteration.wall_ns or at_ns
+                iteration.noticed(at_ns)
             case events.MonitorLost():
                 self._at(place).unmonitored.add(rank)
             case _:  # no other event matters here

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
+from resilience.facts.in_words import count
 from resilience.inprocess.state import State
 from resilience.system import checkpoint_writers, collectives, group_aborts
 
@@ -95,7 +96,7 @@ class AbortCheckpointWriters(Abort):
         writing = checkpoint_writers.await_threads(limit)
         if writing:
             raise TimeoutError(
-                f"{writing} checkpoints are still being written after {limit:g} s (RESILIENCE_ABORT_WAIT) and may "
+                f"still writing {count(writing, 'checkpoint')} after {limit:g} s (RESILIENCE_ABORT_WAIT), which may "
                 "mix with those of the next iteration. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
                 "a new folder in each iteration",
                 limit=limit,

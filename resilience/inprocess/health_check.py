@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 
 from resilience.errors import FaultCounterExceeded, TimeoutError, error_in_words
+from resilience.facts.in_words import count
 from resilience.inprocess._runtime import options
 from resilience.inprocess._runtime.failure import left_communication_call
 from resilience.inprocess.state import State
@@ -69,7 +70,7 @@ class FaultCounter(HealthCheck):
         self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
             raise FaultCounterExceeded(
-                f"rank {state.rank} (initially {state.initial_rank}) failed {self.faults_count} times, limit "
+                f"rank {state.rank} (initially {state.initial_rank}) failed {count(self.faults_count, 'time')}, limit "
                 f"{self.max_rank_faults} (max_rank_faults); its last failure: {error_in_words(exc)}",
                 faults_count=self.faults_count,
                 max_rank_faults=self.max_rank_faults,

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from resilience.errors import RestartAbort
+from resilience.facts import in_words
 from resilience.inprocess._runtime import options
 from resilience.inprocess.state import State
 
@@ -60,8 +61,8 @@ class RetryController(Initialize):
     def __call__(self, state: State) -> State:
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
             raise RestartAbort(
-                f"the function was started {state.iteration} times and max_iterations is {self.max_iterations}; "
-                "the run's report says why it was interrupted"
+                f"the function was started {in_words.count(state.iteration, 'time')} and max_iterations is "
+                f"{self.max_iterations}; the run's report says why it was interrupted"
             )
         for role, count, name in (
             ("take part", state.world_size, "min_world_size"),
@@ -70,7 +71,7 @@ class RetryController(Initialize):
             required: int = getattr(self, name)
             if count < required:
                 raise RestartAbort(
-                    f"only {count} of the initial {state.initial_world_size} ranks {role}, and {name} is {required}; "
-                    "the run's report names the lost ranks"
+                    f"only {count} of {in_words.count(state.initial_world_size, 'initial rank')} {role}, and {name} is "
+                    f"{required}; the run's report names the lost ranks"
                 )
         return state

@@ -33,6 +33,7 @@ from resilience.errors import (
     StoreError,
 )
 from resilience.facts.encoding import text
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import InterruptionRecord, decode, encode
 from resilience.inprocess._runtime import options
 from resilience.inprocess._runtime.store_barrier import LOOK_AGAIN, gather
@@ -322,8 +323,8 @@ def _place(
     """Choose the store's place, and listen there if this process hosts it. Raises: StoreError."""
     if rendezvous.is_agents and port == rendezvous.port:
         if part is not None and part.is_rank:
-            count = size * CONNECTIONS + -(-size // (local_world_size() or 1))
-            descriptors.make_room_in_agent(port, count, f"host the store of {size} ranks")
+            connections = size * CONNECTIONS + -(-size // (local_world_size() or 1))
+            descriptors.make_room_in_agent(port, connections, f"host the store of {count(size, 'rank')}")
         return _StorePlace(host, port, is_agents=True)
     if part is None:
         listener = _listen(host, port, or_join=True) if rank_and_world_size()[0] == HOST_RANK else None
@@ -355,7 +356,7 @@ def _listen_for(size: int, host: str, port: int, or_any: bool = False) -> socket
     """Return the listening socket for a Wrapper's store that `size` ranks and their monitors will use."""
     descriptors.make_room(
         size * (CONNECTIONS + GROUP_CONNECTIONS) + -(-size // (local_world_size() or 1)),
-        f"host the stores of {size} ranks",
+        f"host the stores of {count(size, 'rank')}",
     )
     listener = _listen(host, port, or_any=or_any)
     assert listener is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from resilience.attribution.first_failure import cause_in_words
 from resilience.core.watched import suspicion_in_words, unlearned_in_words, watched_in_words
 from resilience.facts import events
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.printable import printable, printable_line
 from resilience.facts.records import Record
@@ -230,7 +231,7 @@ class Console:
         if self._is_quiet or LOG_LEVELS[level.upper()] < self._level:
             return
         if self._dropped:
-            message = f"({_count(self._dropped, 'line')} not shown) {message}"
+            message = f"({count(self._dropped, 'line')} not shown) {message}"
         line = printable_line(" ".join(f"resilience run: {message}".split())).encode()[: LONGEST - 1] + b"\n"
         if terminal.put(self._descriptor, line, time.monotonic()) == len(line):
             self._dropped = 0
@@ -247,8 +248,4 @@ def _restart_line(event: events.CycleStarted, cause: str, rendezvous: events.Ren
 
 
 def _size(rendezvous: events.RendezvousCompleted) -> str:
-    return f"{_count(rendezvous.world_size, 'rank')} on {_count(rendezvous.nodes, 'node')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{count(rendezvous.world_size, 'rank')} on {count(rendezvous.nodes, 'node')}"

@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic import events as elastic_events
@@ -30,13 +29,10 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
 from resilience.core.group_ranks import Choice, choose
-from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, DecodeError, StoreError, error_in_words
 from resilience.facts import events
-from resilience.facts.configuration import Configuration
 from resilience.facts.encoding import text
 from resilience.facts.identity import Job
-from resilience.facts.limits import Limits
 from resilience.facts.masking import masked
 from resilience.launcher import telling
 from resilience.launcher.agent import Agent
@@ -44,6 +40,7 @@ from resilience.launcher.arguments import LARGEST, Command
 from resilience.launcher.console import Console, note, say
 from resilience.launcher.cycle_supervisor import CycleSupervisor
 from resilience.launcher.event_reporter import NodeEvents
+from resilience.launcher.known_limits import configuration_of, limits_of, refuse_unfit_timeouts
 from resilience.launcher.monitors import Monitors
 from resilience.launcher.output.destinations import (
     FINISH_LIMIT,
@@ -61,8 +58,7 @@ from resilience.launcher.signals import Signals
 from resilience.launcher.summary import success, summary
 from resilience.launcher.worker import program, worker_main
 from resilience.launcher.worker.zygote import Zygote
-from resilience.monitor.config import rule_of, to_limits
-from resilience.system import attempts, timeouts_file
+from resilience.system import attempts
 from resilience.system.background import asked
 from resilience.system.environment import (
     PREFIX,
@@ -95,6 +91,7 @@ def launch(command: Command) -> int:
         # This may count GPUs, which initialises CUDA; no fork survives that.
         config, entrypoint, arguments = settle(command)
         cleanup.callback(remove_unused_log_folder, command, config)
+        refuse_unfit_timeouts(command, settings, configuration_of(command, settings, config))
         signals = Signals(config.signals_to_handle)
         name = agent_node_name(settings.job_id or f"{config.run_id} {config.rdzv_endpoint}")
         rendezvous = rendezvous_parameters(config, command, settings.attempt_hint)
@@ -279,36 +276,6 @@ def group_rank(command: Command, rendezvous: RendezvousParameters) -> Choice | N
     return choice
 
 
-def limits_of(command: Command, settings: Settings, folder: Path, reporter: NodeEvents) -> Limits:
-    """Return what the monitors enforce: the known limits, and the rule for silences that no limit covers."""
-    limits = _known_limits(command, settings, folder, reporter)
-    limits = msgspec.structs.replace(limits, rule=rule_of(command.config, settings))
-    reporter.emit(watched(limits))
-    return limits
-
-
-def _known_limits(command: Command, settings: Settings, folder: Path, reporter: NodeEvents) -> Limits:
-    """Return the configured limits, completed by learned limits."""
-    configured = to_limits(command.config)
-    source = command.options.timeouts or settings.timeouts
-    if source is None:
-        return configured
-    is_shadow = command.options.timeouts_shadow or settings.timeouts_shadow
-    limits, event = timeouts_file.learned(source, folder.parent, configured, _configuration(folder), is_shadow)
-    reporter.emit(event)
-    if event.note:
-        note(f"--timeouts {source}: {event.note}")
-    return limits
-
-
-def _configuration(folder: Path) -> Configuration:
-    """Return the configuration in the run folder, as the first node wrote it; empty if unreadable."""
-    try:
-        return asked(lambda: read_job(folder)).configuration
-    except (OSError, DecodeError):
-        return Configuration()
-
-
 def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
     """Let torchrun build its configuration; return it with the workers' program and arguments.
 
@@ -453,14 +420,7 @@ def run_folder(
         resilience_version=__version__,
         torch_version=str(torch.__version__),
         python_version=sys.version.split()[0],
-        configuration=Configuration(
-            command.torchrun.training_script,
-            settings.calibration_key if command.options.calibration_key is None else command.options.calibration_key,
-            config.max_nodes * config.nproc_per_node,
-            config.nproc_per_node,
-            masked(command.torchrun.training_script_args),
-            str(torch.__version__),
-        ),
+        configuration=configuration_of(command, settings, config),
         traceparent=Exporting.from_environment().traceparent,
         launch=launch.token,
     )

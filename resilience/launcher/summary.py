@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.core.cycle import CycleDecision
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.user_frames import user_frame
 from resilience.telemetry.log import as_people_read
@@ -42,7 +43,7 @@ def summary(
 
 def success(folder: Path, restarts: int) -> str:
     """Return the last message of a launcher whose job completed."""
-    after = f" after {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
+    after = f" after {count(restarts, 'restart')}" if restarts else ""
     return "\n".join([f"resilience run: the job completed{after}; to see what happened:", *_command(folder)])
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.run_folder.load import RECORDS, unlisted_in
 from resilience.run_folder.merge import LOGS, OUTPUT, MergedLines
-from resilience.system.render import count, cut
+from resilience.system.render import cut
 
 _NAMED = 5  # files named in a note
 

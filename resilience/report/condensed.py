@@ -61,9 +61,10 @@ class Report(msgspec.Struct, frozen=True):
     """A run, condensed. Times are UTC nanoseconds; ranks are initial ranks.
 
     completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died; the
-    launcher stopped it; no end is recorded. lost_s, lost_steps: known losses of all incidents. times: of the whole job,
-    None if too many records are missing. restarts: of ranks, in each layer. what_ifs: estimates for other settings.
-    completeness: of the records.
+    launcher stopped it; no end is recorded. lost_s, lost_steps: known losses of all incidents. unknown_cost,
+    unknown_rework: number of incidents whose cost, or whose time for repeated steps, is not known and missing in
+    `lost_s`. times: of the whole job, None if too many records are missing. restarts: of ranks, in each layer.
+    what_ifs: estimates for other settings. completeness: of the records.
     launched: None without the launcher. attempt: the newest one; a folder of an older version may contain several."""
 
     run: str
@@ -85,6 +86,8 @@ class Report(msgspec.Struct, frozen=True):
     open: tuple[int, ...]
     lost_s: float | None
     lost_steps: int | None
+    unknown_cost: int
+    unknown_rework: int
     times: Times | None
     restarts: tuple[RestartTimes, ...]
     what_ifs: tuple[WhatIf, ...]
@@ -132,10 +135,11 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     ranks = history.last_calls()
     seconds = [cost for incident in incidents if (cost := incident.cost.lost_s) is not None]
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
+    unknown_rework = sum(incident.has_unknown_rework for incident in incidents)
     size = history.world_size if history.world_size is not None else history.cycles.largest_world
     sections = sections_of(run.folder)
     completeness = run.completeness
-    spent = times(history, completeness.damaged) if completeness.is_enough else None
+    spent = times(history, completeness.damaged, unknown_rework > 0) if completeness.is_enough else None
     return Report(
         run=str(run.folder),
         job_id=run.job.job_id if run.job else history.job_id or run.folder.name,
@@ -160,19 +164,23 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         ),
         lost_s=sum(seconds) if seconds else None,
         lost_steps=sum(steps) if steps else None,
+        unknown_cost=len(incidents) - len(seconds),
+        unknown_rework=unknown_rework,
         times=spent,
         restarts=restart_times(history),
         what_ifs=() if spent is None else what_ifs(spent, incidents, history.last_ns, write_s(sections)),
         sections=sections,
         launched=_launched(history.cycles),
         incidents=incidents,
-        notes=(
-            *(Note(what, tuple(sorted(ranks))) for what, ranks in history.noted.items()),
-            *_unknown_progress(history.cycles),
-        ),
+        notes=_notes(history),
         missing=run.missing,
         completeness=completeness,
     )
+
+
+def _notes(history: History) -> tuple[Note, ...]:
+    noted = (Note(what, tuple(sorted(ranks))) for what, ranks in history.noted.items())
+    return (*noted, *_unknown_progress(history.cycles))
 
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:

@@ -12,7 +12,7 @@ import msgspec
 
 from resilience.attribution.cost import Times
 from resilience.attribution.incident import Incident
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 
 LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
 CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two
@@ -101,7 +101,7 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
     rework_now = sum(rework_times)
     rework_then = len(rework_times) * every / 2
     writing = 0.0 if write_s is None else write_s * times.productive_s / every
-    of_job = min(1.0, times.rework_s / rework_now) if rework_now else 0.0  # not all ranks repeat all of it
+    of_job = min(1.0, (times.rework_s or 0.0) / rework_now) if rework_now else 0.0  # not all ranks repeat all of it
     writing_cost = "not recorded, assumed 0 (name a section `checkpoint`)"
     if write_s is not None:
         best = math.sqrt(2 * write_s * times.productive_s / max(1, len(rework_times)))
@@ -114,7 +114,7 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
         times,
         of_job * (rework_now - rework_then) - writing,
         "saved = share of ranks · (repeated work - faults · every / 2) - writing · work / every",
-        f"{seconds(rework_now)} repeated by {of_job:.0%} of the ranks, {len(rework_times)} faults, "
+        f"{seconds(rework_now)} repeated by {of_job:.0%} of the ranks, {count(len(rework_times), 'fault')}, "
         f"{seconds(times.productive_s)} of work; writing one: {writing_cost}",
         "checkpoints cost only the time to write them" if write_s is not None else "writing a checkpoint costs nothing",
     )
@@ -139,7 +139,7 @@ def with_spares(times: Times, incidents: Sequence[Incident], spares: int, until_
         times,
         min(saved, times.idle_s) + min(sum(waits), times.restart_s),
         "saved = Σ min(spares, missing) / ranks · seconds + waiting for replacement nodes",
-        f"{seconds(lacking)} of missing ranks in total; waited {seconds(sum(waits))} for {len(waits)} nodes",
+        f"{seconds(lacking)} of missing ranks in total; waited {seconds(sum(waits))} for {count(len(waits), 'node')}",
         "a spare takes the place of a lost rank at once",
     )
 

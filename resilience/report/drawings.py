@@ -9,16 +9,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from resilience.attribution.advice import ranks_in_words
-from resilience.attribution.cost import Times, unknown_in_words
+from resilience.attribution.cost import Times, time_unknown_in_words
 from resilience.attribution.waterfall import Waterfall
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.markup import escape
 from resilience.history.phases import TimedPhase, Who
 from resilience.history.rank_time import CAUSES
 from resilience.report.rank_lanes import Lane, LaneChart, LaneStretch, Mark
 from resilience.report.sections import SectionSummary
 from resilience.report.throughput import Rate
-from resilience.system.render import clock, count, phase_name
+from resilience.system.render import clock, phase_name
 
 Moment = Callable[[int | None], str]
 WIDTH, LANE, LEFT, RIGHT = 1000, 20, 150, 990
@@ -148,7 +148,7 @@ def _merged_shapes(stretches: Iterable[LaneStretch], y: int, x: _Scale) -> str:
         begin, end = x(stretch.begin_ns), x(stretch.end_ns)
         shapes.setdefault(stretch.kind, []).append(f"M{begin} {y + 3}H{max(end, begin + 1)}v{LANE - 6}H{begin}z")
     return "".join(
-        f'<path class="{kind}" d="{"".join(shape)}"><title>{len(shape)} times {kind}</title></path>'
+        f'<path class="{kind}" d="{"".join(shape)}"><title>{count(len(shape), "time")} {kind}</title></path>'
         for kind, shape in shapes.items()
     )
 
@@ -235,21 +235,23 @@ _LEGEND = (
 # -- time ------------------------------------------------------------------------------------------
 
 
-def times_figure(times: Times) -> str:
-    """Return a bar and a table of where the time went."""
+def times_figure(times: Times, unknown_rework: int = 0) -> str:
+    """Return a bar and a table of where the time went. unknown_rework: number of incidents whose rework is unknown."""
     causes = [("productive", times.productive_s), *((cause, getattr(times, f"{cause}_s")) for cause in CAUSES)]
-    total = sum(value for _, value in causes) or 1.0
+    total = times.total_s or 1.0
     at, parts, rows = 0.0, [], []
-    for cause, value in causes:
-        width, word = value / total * WIDTH, WORDS.get(cause, cause)
+    for cause, known in causes:
+        value, word = known or 0.0, WORDS.get(cause, cause)
+        width = value / total * WIDTH
         if width > 0:
             parts.append(
                 f'<rect class="{cause}" x="{at:.1f}" y="0" width="{width:.1f}" height="22"><title>{word}: '
                 f"{seconds(value)}</title></rect>"
             )
         rows.append(
-            f'<tr><td><i class="swatch {cause}"></i>{word}</td><td class="n">{seconds(value)}</td>'
-            f'<td class="n">{value / total:.1%}</td></tr>'
+            f'<tr><td><i class="swatch {cause}"></i>{word}</td>'
+            f'<td class="n">{"unknown" if known is None else seconds(known)}</td>'
+            f'<td class="n">{"" if known is None else f"{known / total:.1%}"}</td></tr>'
         )
         at += width
     bar = (
@@ -257,8 +259,10 @@ def times_figure(times: Times) -> str:
         f"{''.join(parts)}</svg>"
     )
     ettr = "" if times.ettr is None else f'<p class="dim">Effective training time ratio (ETTR): {times.ettr:.1%}</p>'
-    unknown = f'<p class="dim">Not in the table: {unknown_in_words(times)}</p>' if times.unknown_s else ""
-    return f"{bar}<table>{''.join(rows)}</table>{ettr}{unknown}"
+    unknown = f'<p class="dim">Not in the table: {time_unknown_in_words(times)}</p>' if times.unknown_s else ""
+    if unknown_rework:
+        unknown += f'<p class="dim">Repeated steps of {count(unknown_rework, "incident")} unknown.</p>'
+    return f"{bar}<table>{''.join(rows)}</table>{unknown}{ettr}"
 
 
 # -- one restart -----------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import Cause, ExceptionInfo, Frame
 from resilience.facts.user_frames import is_users
-from resilience.system.render import Line, count, cut, field
+from resilience.system.render import Line, cut, field
 from resilience.telemetry.log import as_people_read
 
 SHOWN_FRAMES = 4  # of the user's code, in the short form

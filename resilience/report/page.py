@@ -24,7 +24,7 @@ from resilience.attribution.verdict_words import verdict_statements
 from resilience.attribution.waterfall import Waterfall, waterfall
 from resilience.errors import ConfigurationError
 from resilience.facts.encoding import text
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.printable import printable
 from resilience.facts.user_frames import is_ours
@@ -48,12 +48,13 @@ from resilience.report.terminal import (
     as_of_in_words,
     incident_lines,
     report_lines,
+    unknown_in_words,
 )
 from resilience.report.throughput import throughput_of
 from resilience.run_folder.load import Reader, incomplete_in_words
 from resilience.run_folder.merge import clocks_of, history_of
 from resilience.system import files
-from resilience.system.render import count, date, moments, phase_name, short_path
+from resilience.system.render import date, moments, phase_name, short_path
 
 _HERE = Path(__file__).parent
 TEXT_WIDTH, UNWRAPPED = 100, 10_000
@@ -92,7 +93,7 @@ class ReportPage:
             f"{_ranks_or(condensed.nodes)} · from {date(condensed.started_wall_ns)} to {date(condensed.last_wall_ns)}",
             lanes=lanes_figure(self.lanes, self._moment),
             throughput=throughput_figure(self.rates, self.lanes, self._moment),
-            times=None if condensed.times is None else times_figure(condensed.times),
+            times=None if condensed.times is None else times_figure(condensed.times, condensed.unknown_rework),
             times_unknown=TIMES_UNKNOWN,
             formulas=list({answer.kind: answer for answer in condensed.what_ifs}.values()),
             sections=_sections(condensed.sections),
@@ -155,6 +156,7 @@ def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
     none = "no incident" if condensed.completeness.is_whole else "no incident in the readable records"
     incidents_text = at_least + count(len(condensed.incidents), "incident") if condensed.incidents else none
     cost = "" if condensed.lost_s is None or not condensed.incidents else f", {seconds(condensed.lost_s)} lost"
+    cost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
     ettr = None if condensed.times is None else condensed.times.ettr
     kinds = _kinds(condensed.incidents)
     return {

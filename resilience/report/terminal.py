@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from resilience.attribution.advice import named, ranks_in_words
-from resilience.attribution.cost import unknown_in_words
+from resilience.attribution.cost import time_unknown_in_words
 from resilience.attribution.culprits import RULES
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame
 from resilience.report.condensed import Report
@@ -25,7 +25,6 @@ from resilience.run_folder.load import incomplete_in_words
 from resilience.system.render import (
     Line,
     clock,
-    count,
     cut,
     date,
     field,
@@ -38,6 +37,7 @@ from resilience.system.render import (
 LISTED = 12  # missing items and notes; the others are only counted
 BAR = 22
 REWORK_UNKNOWN = "rework unknown: the step before or after the restart is not on record"
+STEP_TIME_UNKNOWN = "rework unknown: how long a step took is not on record"
 TIMES_UNKNOWN = "unknown: too many records are missing"
 STACK_SHOWN = 3  # innermost frames
 WORTH = 0.01  # share of the total time; a change that saves less is not shown
@@ -133,13 +133,23 @@ def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
         losses = [seconds(condensed.lost_s)] if condensed.lost_s is not None else []
         losses += [count(condensed.lost_steps, "step")] if condensed.lost_steps else []
         lost = f", lost {' and '.join(losses)}" if losses else ""
-        if any(incident.has_unknown_rework for incident in condensed.incidents):
-            lost += f"; {REWORK_UNKNOWN}"
+        lost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
         at_least = "" if condensed.completeness.is_whole else "at least "
         yield from field("incidents", f"{at_least}{len(condensed.incidents)}{lost}", width, "bold", indent=2)
     else:
         none = "none" if condensed.completeness.is_whole else "none in the readable records"
         yield from field("incidents", none, width, indent=2)
+
+
+def unknown_in_words(unknown_cost: int, unknown_rework: int) -> str:
+    """Return what a sum of costs lacks, "" if nothing: numbers of incidents."""
+    lacks = f"; cost of {count(unknown_cost, 'incident')} unknown" if unknown_cost else ""
+    return lacks + (f"; {rework_unknown_in_words(unknown_rework)}" if unknown_rework else "")
+
+
+def rework_unknown_in_words(incidents: int) -> str:
+    """Return that a sum lacks the repeated steps of some incidents."""
+    return f"rework of {count(incidents, 'incident')} unknown"
 
 
 def as_of_in_words(condensed: Report, now_ns: int) -> str:
@@ -161,15 +171,17 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
     if spent is None:
         yield from field("time", TIMES_UNKNOWN, width, "yellow", indent=2)
     if spent is not None and spent.ettr is None and spent.unknown_s:
-        yield from field("time", f"productive share unknown: {unknown_in_words(spent)}", width, indent=2)
+        yield from field("time", f"productive share unknown: {time_unknown_in_words(spent)}", width, indent=2)
     if spent is None or spent.ettr is None:
         return
     lost = {"start-up": spent.startup_s, "restarts": spent.restart_s, "silence": spent.hang_s}
-    lost |= {"rework": spent.rework_s, "idle": spent.idle_s}
-    parts = ", ".join(f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005)
+    lost |= {"rework": spent.rework_s or 0.0, "idle": spent.idle_s}
+    known = [f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005]
+    unknown = [rework_unknown_in_words(condensed.unknown_rework)] if condensed.unknown_rework else []
+    parts = ", ".join(known + unknown)
     text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
     if spent.unknown_s >= WORTH * spent.total_s:
-        text += f"; {unknown_in_words(spent)}"
+        text += f"; {time_unknown_in_words(spent)}"
     if not condensed.completeness.is_whole:
         text += f" (of {count(spent.ranks, 'rank')})"
     yield from field("time", text, width, indent=2)
@@ -269,8 +281,9 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_
     yield from field("cost", _cost(incident), width)
     yield from field("done", "; ".join(incident.actions) or "no action recorded", width)
     if incident.same_as:
+        incidents = "incident" if len(incident.same_as) == 1 else "incidents"
         numbers = ", ".join(map(str, incident.same_as))
-        yield from field("repeats", f"the same failure as incident {numbers}", width, "yellow")
+        yield from field("repeats", f"the same failure as {incidents} {numbers}", width, "yellow")
     for number, advice in enumerate(incident.advice):
         yield from field("" if number else "next", advice, width, "green")
     if incident.status == "unfinished":
@@ -430,7 +443,7 @@ def _cost(incident: Incident) -> str:
     if not parts:
         return "unknown"
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
-    unknown = f"; {REWORK_UNKNOWN}" if incident.has_unknown_rework else ""
-    if cost.lost_steps and cost.rework_s is None:
-        unknown = "; how long these took is not known"
+    unknown = ""
+    if incident.has_unknown_rework:
+        unknown = f"; {STEP_TIME_UNKNOWN if cost.lost_steps else REWORK_UNKNOWN}"
     return total + ", ".join(parts) + unknown

@@ -18,9 +18,9 @@ from resilience.attribution.advice import named
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import events
 from resilience.facts.identity import Job, Origin
+from resilience.facts.in_words import count
 from resilience.facts.records import SCHEMA, Record, from_line, from_lines
 from resilience.history.completeness import Completeness
-from resilience.system.render import count
 from resilience.telemetry.recording import JOB_FILE, read_job
 
 RECORDS = "records"
@@ -291,7 +291,7 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
             )
         records.append(record)
     if bad > NOTED:
-        missing.append(Missing(name, f"{bad - NOTED} more lines are not records"))
+        missing.append(Missing(name, f"not records: {count(bad - NOTED, 'more line')}"))
     return records, bad
 
 

@@ -340,8 +340,13 @@ def _restarts_of(history: History) -> Iterator[dict[str, Any]]:
 
 
 def _seconds_of(history: History) -> Iterator[dict[str, Any]]:
+    has_unknown_rework = any(incident.has_unknown_rework for incident in incidents_of(history))
     for rank, spent in sorted(history.spent().items()):
-        times = {f"{name}_s": value / 1e9 for name, value in msgspec.structs.asdict(spent).items()}
+        times: dict[str, float | None] = {
+            f"{name}_s": value / 1e9 for name, value in msgspec.structs.asdict(spent).items()
+        }
+        if has_unknown_rework and not spent.rework:
+            times["rework_s"] = None
         yield {"rank": rank} | times | {"work_s": spent.productive / 1e9}
 
 

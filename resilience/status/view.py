@@ -13,10 +13,10 @@ import msgspec
 
 from resilience.attribution.advice import ranks_in_words
 from resilience.errors import ConfigurationError
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.run_folder.rank_ranges import ranges_of
 from resilience.status.state import Group, Now, RankNow, Sort, grouped, order
-from resilience.system.render import Line, brief, count, cut, field, table
+from resilience.system.render import Line, brief, cut, field, table
 
 What = Literal["ranks", "alike", "node"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
@@ -121,7 +121,7 @@ def status_lines(now: Now, width: int, rows: int) -> Iterator[Line]:
     yield from groups
     visible = ranks[: max(1, rows - len(groups))]
     yield from _rank_table(visible, width)
-    yield ((f"  … and {len(ranks) - len(visible)} more ranks, less suspicious than these", "dim"),)
+    yield ((f"  … and {count(len(ranks) - len(visible), 'more rank')}, less suspicious than these", "dim"),)
 
 
 def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
@@ -214,12 +214,12 @@ def _filled(lines: list[Line], height: int) -> list[Line]:
 def _foot(view: StatusView, first: int, last: int, total: int, world: int, looked_s: float, width: int) -> Line:
     if view.is_typing:
         return ((cut(f"filter: {view.text}", width - 1), "bold"), ("▏", "bold"))
-    noun = {"ranks": "ranks", "alike": "groups", "node": "nodes"}[view.what]
-    notes = [f"{first + 1 if total else 0}-{last} of {total} {noun} by {view.sort}"]
+    noun = {"ranks": "rank", "alike": "group", "node": "node"}[view.what]
+    notes = [f"{first + 1 if total else 0}-{last} of {count(total, noun)} by {view.sort}"]
     if view.only_wrong:
         notes.append("only unhealthy ranks")
     if view.text:
-        notes.append(f"filter {view.text!r}, {world} ranks in all")
+        notes.append(f"filter {view.text!r}, {count(world, 'rank')} in all")
     if view.is_paused:
         notes.append("PAUSED")
     if looked_s >= 2.0:

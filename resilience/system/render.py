@@ -142,11 +142,6 @@ def brief(value: float) -> str:
     return f"{whole // 86400}d"
 
 
-def count(number: int, noun: str) -> str:
-    """Return "1 step", "2 steps"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def phase_name(name: str) -> str:
     """Return the display name of a restart phase. Phase `import` covers the whole start of the script."""
     return "script start" if name == "import" else name

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from resilience.core.watched import watched_in_words
 from resilience.facts import events
+from resilience.facts.in_words import count
 from resilience.facts.interruptions import Exit
 from resilience.facts.printable import printable
 from resilience.facts.records import Record
@@ -85,8 +86,8 @@ class JobEnd:
     def ended(self, folder: Path, restarts: int, error: str) -> None:
         """Note that a call ended on rank 0. restarts: in place, in this call. error: empty if the call completed."""
         outcome = "completed" if not error else f"failed ({error.partition(':')[0]})"
-        count = f" after {restarts} restart{'' if restarts == 1 else 's'} in place" if restarts else ""
-        self._line = _end_line(outcome + count, folder)
+        after = f" after {count(restarts, 'restart')} in place" if restarts else ""
+        self._line = _end_line(outcome + after, folder)
         self._pid = os.getpid()
 
     def say(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resilience.attribution.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.history.phases import Who
 from resilience.system.render import Line, cut, date, phase_name, wrap
 
@@ -47,7 +47,7 @@ def waterfall_lines(restart: Waterfall, width: int) -> Iterator[Line]:
         text = f"  {seconds(at):>9}  {seconds(step.seconds):>9} {share:>3} %  {_step_in_words(step)}"
         yield ((cut(text, width), "bold" if step == restart.longest else ""),)
     if len(restart.path) > STEPS:
-        yield ((f"  … and {len(restart.path) - STEPS} shorter steps", "dim"),)
+        yield ((f"  … and {count(len(restart.path) - STEPS, 'shorter step')}", "dim"),)
     if restart.trace_id:
         yield ((f"  Trace {restart.trace_id}", "dim"),)
     if restart.uncertainty_s is not None:

@@ -199,6 +199,7 @@ def test_file_that_does_not_fit_is_refused_with_the_reason(launch: Launch, tmp_p
     other = launch(STEPS, "--timeouts", file, "--calibration-key", "large", RESILIENCE_JOB_ID="other")
     assert other.wait() == [2]
     assert "workload 'script.py' before, 'large' now" in other.output(stream=2)
+    assert {run.name for run in (tmp_path / "runs").iterdir() if run.is_dir()} == {"first"}  # nothing has started
     passed_over = launch(STEPS, "--timeouts", "auto", "--calibration-key", "large", RESILIENCE_JOB_ID="auto")
     assert passed_over.wait() == [0]
     assert loaded(passed_over).deadlines == 0

@@ -335,7 +335,7 @@ def test_successor_of_a_lost_node_gets_its_infrastructure_rank(make: Make) -> No
         ({"inner": "zookeeper"}, "the rendezvous backend is 'zookeeper'"),
         ({"join_timeout": "soon"}, "join_timeout is 'soon', expected a number above 0"),
         ({"backend": "static"}, "pass --node-rank"),
-        ({"infra_rank": 7}, "this node's rank is 7, but at most 1 nodes take part"),
+        ({"infra_rank": 7}, "this node's rank is 7, but the job has at most 1 node"),
     ],
 )
 def test_wrong_configuration_is_told(make: Make, conf: dict[str, Any], message: str) -> None:

@@ -173,7 +173,7 @@ def test_screen_follows_the_job_keys_and_the_size_of_the_terminal(job: Launched,
         shown.press("g")
         shown.shows("2 groups by limit")
         shown.press("gg/0\r")
-        shown.shows("1-1 of 1 ranks by limit, filter '0', 2 ranks in all")
+        shown.shows("1-1 of 1 rank by limit, filter '0', 2 ranks in all")
         shown.press("\x1b")
         shown.shows("1-2 of 2 ranks")
         shown.resize(140, 40)
@@ -284,7 +284,7 @@ def test_rank_that_stands_still_is_found_among_10_000(columns: int, tmp_path: Pa
         shown.press("g")
         shown.shows("1-2 of 2 groups")
         shown.press("gg/4711\r")
-        shown.shows("1-1 of 1 ranks by staleness, filter '4711', 10000 ranks in all")
+        shown.shows("1-1 of 1 rank by staleness, filter '4711', 10000 ranks in all")
         shown.press("q")
         assert shown.wait() == 0
         assert shown.modes == shown.before

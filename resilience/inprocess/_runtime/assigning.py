@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from resilience.core.restart import ENTRY, Assign, Unassigned
 from resilience.errors import InternalError, LeftInChild, RankDiscarded, RestartError
+from resilience.facts.in_words import count
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime.forked import here_only
 from resilience.inprocess.hook_store import CallStore, IterationStore
@@ -72,10 +73,10 @@ def _filtered(hook: RankFilter, state: State) -> State:
 
 def nobody_active(state: State) -> RestartError:
     """Return the error for a rank filter that leaves no rank to run the function."""
-    size = state.world_size
+    ranks = count(state.world_size, "rank")
     return RestartError(
-        f"the rank filter leaves none of {size} ranks active, so no rank would run the function; add ranks, or "
-        f"choose a filter that {size} ranks can satisfy"
+        f"the rank filter leaves none of {ranks} active, so no rank would run the function; add ranks, or "
+        f"choose a filter that {ranks} can satisfy"
     )
 
 

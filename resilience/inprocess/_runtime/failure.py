@@ -57,11 +57,16 @@ def describe(error: BaseException) -> ExceptionInfo:
 
 
 def _printed(error: BaseException) -> str:
-    """Return the message as a traceback shows it: that of a syntax error is without its place."""
+    """Return the message as a traceback shows it: that of a syntax error is without its place, and one that cannot be
+    printed is the same text whatever `__str__` raises."""
+    shown: object = error
     if isinstance(error, SyntaxError):
         with contextlib.suppress(Exception):  # a property of its class may raise
-            return message_of(Exception(error.msg))
-    return message_of(error)
+            shown = error.msg
+    try:
+        return str(shown)[:MOST_TEXT]
+    except (Exception, SystemExit):
+        return fingerprints.UNPRINTABLE
 
 
 def record_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from resilience.core import restart
 from resilience.core.restart import Add, Await, Protocol, Read, Set
 from resilience.errors import BarrierOverflow, BarrierTimeout
+from resilience.facts import in_words
 
 LOOK_AGAIN = 2.0  # seconds in a barrier until a rank checks whether a killed one has kept it closed
 
@@ -57,8 +58,9 @@ def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, 
         arrivals = yield Add(f"{name}/arrived", 0)
     members, _ = yield from _members(name, arrivals, count)
     raise BarrierTimeout(
-        f"rank {rank} waited {limit:g} s (timeout) in barrier {group_name!r}, and {len(members)} of {count} ranks "
-        "came; a rank is lost or late. Raise the timeout if ranks may arrive this far apart",
+        f"rank {rank} waited {limit:g} s (timeout) in barrier {group_name!r}, and {len(members)} of "
+        f"{in_words.count(count, 'rank')} came; a rank is lost or late. Raise the timeout if ranks may "
+        "arrive this far apart",
         rank=rank,
         rendezvous_count=count,
         group_name=group_name,
@@ -84,8 +86,9 @@ def _members(name: str, arrivals: int, count: int) -> Protocol[tuple[list[int], 
 
 def _overflow(group_name: str, rank: int, number: int, count: int) -> BarrierOverflow:
     return BarrierOverflow(
-        f"rank {rank} is number {number} to reach barrier {group_name!r}, which is for {count} ranks; "
-        "all must pass the same rendezvous_count, and a barrier serves once: use another group_name for the next",
+        f"rank {rank} is number {number} to reach barrier {group_name!r}, which is for "
+        f"{in_words.count(count, 'rank')}; all must pass the same rendezvous_count, and a barrier serves once: use "
+        "another group_name for the next",
         rank=rank,
         rendezvous_count=count,
         group_name=group_name,

@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from resilience.errors import ConfigurationError, StoreError
+from resilience.facts.in_words import count
 from resilience.launcher.rendezvous import etcd_store
 from resilience.launcher.rendezvous.conf import switch, whole
 from resilience.launcher.rendezvous.stores import Hosted, StoreProcess
@@ -89,7 +90,8 @@ def rank_of(parameters: RendezvousParameters, given: int | None) -> int | None:
         given = static_rank(parameters)
     if given is not None and not 0 <= given < parameters.max_nodes:
         raise ConfigurationError(
-            f"this node's rank is {given}, but at most {parameters.max_nodes} nodes take part; ranks count from 0"
+            f"this node's rank is {given}, but the job has at most {count(parameters.max_nodes, 'node')}; ranks "
+            "count from 0"
         )
     return given
 

@@ -517,6 +517,15 @@ def test_nobody_is_blamed_where_it_is_not_known_who_did_not_come() -> None:
     assert {blind.rule for blind in verdict.rules_blind} >= {7, 8, 9, 10}
 
 
+def test_incident_without_a_report_has_the_time_at_which_a_rank_learned_of_it() -> None:
+    """The records of the rank that reported it are lost."""
+    told = job([Fault("exception", 1, 0)])
+    left = [record for record in told.records if not isinstance(record.event, events.Interrupted)]
+    seen = min(record.wall_ns for record in left if isinstance(record.event, events.OutcomeSeen))
+    (incident,) = fold(left)
+    assert (incident.records, incident.detected_wall_ns, incident.since_wall_ns) == ((), seen, seen)
+
+
 def test_lost_store_is_no_ranks_fault() -> None:
     told = job(world=4)
     lost = [

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.attribution import launch_incidents
 from resilience.attribution.culprits import SURE
+from resilience.attribution.evidence import Evidence
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
@@ -17,6 +19,7 @@ from resilience.facts import events
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
+from resilience.history.iterations import Iteration
 from tests.support import record_streams
 from tests.support.launch_streams import ECHO, LEG_S, STEP_S, TRACEBACK, Fault, Kind, Launched, launched
 from tests.support.record_streams import LOADS, WAITS
@@ -399,6 +402,14 @@ def never_started(told: Launched, rank: int, called: int | None = None) -> list[
     add(rank, events.StoreLost("StoreError: nobody hosts it"))
     add(rank, events.CallEnded("left", 0, 1.0, "StoreError: nobody hosts it"))
     return made
+
+
+def test_rank_that_left_in_the_first_iteration_of_a_cycle_took_no_part_in_its_end() -> None:
+    first, last = Iteration(), Iteration()
+    first.started, first.world_size = dict.fromkeys(range(4), "active"), 4
+    last.started, last.world_size = dict.fromkeys((0, 2, 3), "active"), 3
+    evidence = launch_incidents._without_ranks_that_left_before(Evidence(active=frozenset(range(4))), [first, last])
+    assert evidence.active == {0, 2, 3}
 
 
 def test_where_no_rank_found_a_store_the_rank_that_says_so_first_is_not_to_blame() -> None:

@@ -38,6 +38,9 @@ RAISES = {
     "a group": "raise ExceptionGroup('tasks failed', [ValueError('x'), KeyError('y')])",
     "a class of a function": "class Broken(Exception): pass\nraise Broken('x')",
     "a recursion": "def again(n): return again(n + 1)\nagain(0)",
+    "a message that cannot be printed": (
+        "class Broken(Exception):\n    def __str__(self): raise KeyError('no message')\nraise Broken(1)"
+    ),
     "a type with a module": "import socket\nraise socket.gaierror(-2, 'Name or service not known')",
 }
 

@@ -480,7 +480,7 @@ def test_first_occurrence_that_a_limit_ended_leaves_the_usual_limit_alone(
     after = limits(*folders, killed, target=MONTHLY).deadlines
     assert (after["train"].warnings, after["train"].timeout_s) == ((), before["train"].timeout_s)
     assert [key for key, known in after.items() if known.warnings] == [name]
-    assert "1 occurrences were ended by a limit" in after[name].warnings[0]
+    assert "a limit ended 1 occurrence, " in after[name].warnings[0]
 
 
 def test_first_occurrence_of_a_table_that_a_limit_ended_is_one_of_the_first(tmp_path: Path) -> None:

@@ -576,7 +576,7 @@ def test_occurrences_that_a_limit_ended_are_told_and_raise_it_although_few_ended
     configuration = Configuration(table="t.csv")
     timeouts_file.write(out, Timeouts(SCHEMA, configuration, "", 1.0, MONTH, 1, earlier))
     assert main(["calibrate", str(path), "--out", str(out)]) == 4
-    assert "5 occurrences were ended by a limit, the longest after 10 s" in " ".join(capsys.readouterr().out.split())
+    assert "a limit ended 5 occurrences, the longest after 10 s" in " ".join(capsys.readouterr().out.split())
     assert timeouts_file.read(out).deadlines["eval"].timeout_s == limit_s
 
 
@@ -588,7 +588,7 @@ def test_table_in_which_a_limit_ended_every_occurrence_of_every_section_is_insuf
     lines = [f"0,eval,0,{i},{seconds},killed" for i in range(2)]
     path.write_text("\n".join(["run,section,rank,i,seconds,end", *lines]) + "\n")
     assert main(["calibrate", str(path)]) == 4
-    assert "2 occurrences were ended by a limit" in " ".join(capsys.readouterr().out.split())
+    assert "a limit ended 2 occurrences" in " ".join(capsys.readouterr().out.split())
 
 
 def test_table_without_an_occurrence_that_says_anything_is_refused(

@@ -133,6 +133,14 @@ def test_program_that_reports_no_step_has_the_whole_budget_for_whatever_is_no_ex
         assert last.why == f"all 10 restarts are used; {NO_STEP}"
 
 
+@pytest.mark.parametrize(
+    ("most", "why"), [(0, "no restart is allowed"), (1, "the only restart is used"), (2, "all 2 restarts are used")]
+)
+def test_budget_that_is_used_up_says_so_in_words(most: int, why: str) -> None:
+    budget = replace(BUDGET, max_restarts=most)
+    assert answer(budget, failures(*["signal:SIGKILL"] * (most + 1))).why.startswith(why)
+
+
 def test_exception_that_comes_again_ends_a_program_that_reports_no_step() -> None:
     same = failures(*["exception:x"] * 3, steps=[-1] * 3)
     third = answer(BUDGET, same)

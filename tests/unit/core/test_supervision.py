@@ -318,7 +318,7 @@ def test_failure_ends_the_job_where_no_restart_is_left_and_says_both_what_failed
     run = Run()
     verdict = run.run(supervise(run, "other", most=0).failed(failure()))
     assert verdict is not None and (verdict.outcome, verdict.again, verdict.exit_code) == ("exhausted", None, 1)
-    assert verdict.detail.startswith("ValueError: bad; all 0 restarts are used")
+    assert verdict.detail.startswith("ValueError: bad; no restart is allowed")
     assert [each.verdict for each in decisions(run)] == ["stop"]
     run = Run()
     verdict = run.run(supervise(run, "other").failed(failure("SyntaxError: bad", is_final=True)))

@@ -1,4 +1,4 @@
-"""Durations are written for a person: never with an exponent, wherever they appear."""
+"""Durations and numbers of things are written for a person, wherever they appear."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resilience.attribution.notes import note
 from resilience.core.watch import Finding
 from resilience.core.watched import suspicion_in_words
 from resilience.facts import events
-from resilience.facts.in_words import seconds
+from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Interruption, InterruptionRecord, OpenSection
 from resilience.monitor.server import silence_in_words
 from resilience.report.rank_lanes import _silent_stretches
@@ -44,6 +44,13 @@ def test_notes_have_hours_and_minutes(event: events.Event) -> None:
     assert TEXT in text
 
 
+@pytest.mark.parametrize(
+    ("others", "waited"), [((2,), "while the other rank of its node"), ((1, 2), "while all 2 others of its node")]
+)
+def test_note_on_a_suspect_counts_the_others(others: tuple[int, ...], waited: str) -> None:
+    assert waited in str(note(events.SuspicionCompared("step", others, is_confirmed=True)))
+
+
 def test_suspicion_has_hours_and_minutes() -> None:
     assert suspicion_in_words(1, events.HangSuspected("", HOURS, HOURS, HOURS, False)).count(TEXT) == 3
 
@@ -53,3 +60,11 @@ def test_labels_of_a_lane_have_hours_and_minutes(sections: tuple[OpenSection, ..
     record = InterruptionRecord(1, Interruption.HARD_TIMEOUT, silent_for_s=HOURS, open_sections=sections)
     (stretch,) = _silent_stretches(record, 0)
     assert TEXT in stretch.label
+
+
+@pytest.mark.parametrize(
+    ("number", "plural", "text"),
+    [(0, "", "0 ranks"), (1, "", "1 rank"), (2, "", "2 ranks"), (1, "rankes", "1 rank"), (2, "rankes", "2 rankes")],
+)
+def test_noun_has_the_form_of_its_number(number: int, plural: str, text: str) -> None:
+    assert count(number, "rank", plural) == text

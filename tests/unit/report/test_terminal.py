@@ -117,21 +117,37 @@ def test_rework_is_said_to_be_unknown_where_no_step_is_reported(
 ) -> None:
     told = launch_streams.launched([launch_streams.Fault("kill", 1)], signs=signs)
     run = str(told.write(tmp_path / "runs" / "launched"))
-    for options, times in (([], 2), (["--incident", "1"], 1)):  # of the whole job too
+    for options, times in (([], 2), (["--incident", "1"], 0)):  # of the time and of all incidents
         assert main(["report", run, *options]) == 0
-        assert unwrapped(capsys.readouterr().out).count(REWORK_UNKNOWN) == times * (not signs)
+        text = unwrapped(capsys.readouterr().out)
+        assert (REWORK_UNKNOWN in text) is not signs
+        assert text.count("rework of 1 incident unknown") == times * (not signs)
     assert main(["report", run, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (incident,) = found["incidents"]
     assert ("lost_steps" in incident["cost"], "rework_s" in incident["cost"]) == (signs, signs)
     assert (found["lost_steps"] is None) is not signs
+    assert (found["times"]["rework_s"] is None) is not signs
+    assert (found["unknown_cost"], found["unknown_rework"]) == (0, int(not signs))
     page = tmp_path / "report.html"
     assert main(["report", run, "--html", str(page)]) == 0
     assert (REWORK_UNKNOWN in unwrapped(page.read_text())) is not signs
+    assert ("Repeated steps of 1 incident unknown" in page.read_text()) is not signs
+    assert ('repeated steps</td><td class="n">unknown</td>' in page.read_text()) is not signs
 
 
 def unwrapped(text: str) -> str:
     return " ".join(text.split())
+
+
+def test_exception_without_a_message_is_its_type_and_repeats_are_counted(make: Callable[..., Path]) -> None:
+    incident = report(load(make("run", [Fault("exception", 1, 0)]))).incidents[0]
+    error = msgspec.structs.replace(incident.records[0].exception, type="MemoryError", message="")
+    record = msgspec.structs.replace(incident.records[0], exception=error)
+    incident = msgspec.structs.replace(incident, records=(record,), same_as=(1, 2))
+    lines = [plain(line) for line in incident_lines(incident, WIDTH)]
+    assert "   what       MemoryError" in lines
+    assert "   repeats    the same failure as incidents 1, 2" in lines
 
 
 def test_long_times_of_a_phase_do_not_run_together(make: Callable[..., Path]) -> None:

@@ -161,7 +161,7 @@ def test_many_bad_lines_are_counted(run: Path) -> None:
         file.write(b"nonsense\n" * (NOTED + 30))
     found = [missing for missing in load(run).missing if missing.file == "records/node-0.jsonl"]
     assert len(found) == NOTED + 1
-    assert found[-1].what == "30 more lines are not records"
+    assert found[-1].what == "not records: 30 more lines"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job_id": 5, "world_size": "x"}', b"\xff\xfe"])

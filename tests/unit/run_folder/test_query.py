@@ -211,6 +211,15 @@ def test_views_of_the_history_say_what_the_report_says(
     assert found.times.ettr == pytest.approx(work / (work + lost))
 
 
+def test_rework_of_a_rank_is_null_where_it_is_unknown(tmp_path: Path) -> None:
+    for signs in (True, False):
+        told = launch_streams.launched([launch_streams.Fault("kill", 1)], signs=signs)
+        folder = told.write(tmp_path / str(signs))
+        assert answers(folder, "SELECT bool_and(rework_s > 0), count(rework_s) > 0 FROM seconds") == [
+            (signs or None, signs)
+        ]
+
+
 SLOWEST = """SELECT incident, phase, max(s) FROM (
     SELECT incident, phase, node, rank, sum(duration_s) AS s FROM phases GROUP BY ALL) GROUP BY ALL"""
-LOST = " + ".join(f"{cause}_s" for cause in CAUSES)
+LOST = " + ".join(f"coalesce({cause}_s, 0)" for cause in CAUSES)  # rework may be unknown

@@ -139,6 +139,15 @@ class Unprintable:
         raise RuntimeError("it cannot be printed")
 
 
+def test_exception_that_cannot_be_printed_has_one_fingerprint_whatever_its_str_raises() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise self.args[0]
+
+    errors = [Broken(KeyError("rank 0")), Broken(AttributeError("rank 1")), Broken(SystemExit(3))]
+    assert len({failure.describe(error).fingerprint for error in errors}) == 1
+
+
 def test_syntax_error_whose_message_cannot_be_printed_is_described() -> None:
     assert failure.describe(SyntaxError(Unprintable())).message == "<no message: __str__ raised RuntimeError>"
 
