@@ -451,7 +451,7 @@ def run_folder(
             job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
         return attempts.allocate(root, job_id, settings.attempt, settings.attempt_hint)
 
-    launch = attempts.agree(handler.job_store, root, handler.id, allocate)
+    launch = attempts.agree(handler.job_store, root, handler.id, allocate, say=note)
     folder = writable(own_folder(root, launch))
     argv = masked(sys.argv[1:])
     job = Job(
