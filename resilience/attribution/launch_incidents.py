@@ -105,7 +105,13 @@ def _first(verdict: Verdict, evidence: Evidence, mover: int | None) -> int | Non
 def _lost_nodes(parts: dict[str, NodeCycle]) -> list[str]:
     """Return the nodes that others declared lost, and those that noticed their own loss of the job's store."""
     decided = {part.lost_node for part in parts.values() if part.lost_node is not None}
-    return sorted(decided | {node for node, part in parts.items() if part.is_cut_off})
+    return sorted(decided | _cut_off(parts).keys())
+
+
+def _cut_off(parts: dict[str, NodeCycle]) -> dict[str, NodeCycle]:
+    """Return the nodes that lost the job's store while they had a place in this cycle. A node that waits for a place
+    takes no part."""
+    return {node: part for node, part in parts.items() if part.is_cut_off and part.started is not None}
 
 
 def _ranks_by_node(parts: dict[str, NodeCycle], lost: list[str], size: int | None) -> dict[str, list[int]]:
@@ -122,15 +128,19 @@ def _ranks_by_node(parts: dict[str, NodeCycle], lost: list[str], size: int | Non
 
 
 def _without_store(parts: dict[str, NodeCycle], inside: Sequence[Iteration]) -> frozenset[int]:
-    """Return the ranks without a store. These are the ranks of nodes that lost the job's store; if any node lost it,
-    nodes that fell silent count too. If a Wrapper's call found no store, and no other call found one, these are all
-    ranks: the launcher may have ended the others before they could record it."""
+    """Return the ranks without a store. These are the ranks of nodes that lost the job's store, unless only one node
+    lost it and another one ended the cycle with it. If no node did, nodes that fell silent count too. If a Wrapper's
+    call found no store, and no other call found one, these are all ranks: the launcher may have ended the others before
+    they could record it."""
     workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
     is_refused = any(iteration.store_lost and not iteration.started for iteration in inside)
     if is_refused and all(worker.called_ns is None for worker in workers.values()):
         return frozenset(workers)
-    cut_off = [part for part in parts.values() if part.is_cut_off]
-    if cut_off:
+    cut_off = list(_cut_off(parts).values())
+    is_answered = any(part.ended is not None and not part.is_cut_off for part in parts.values())
+    if is_answered and len(cut_off) == 1:
+        return frozenset()
+    if cut_off and not is_answered:
         cut_off += [part for part in parts.values() if part.ended is None and part.decided is None]
     return frozenset(rank for part in cut_off for rank in part.workers)
 

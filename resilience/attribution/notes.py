@@ -48,7 +48,7 @@ def note(event: events.Event) -> str | None:
         case events.MonitorLost():
             return f"continued without a monitor: {event.reason}"
         case events.StoreLost():
-            return f"lost the store: {event.error}"
+            return f"a process lost its store: {event.error}"
         case events.NodeFellSilent():
             return f"node {event.silent_node} fell silent for {seconds(event.silent_for_s)}"
         case events.CallStarted(monitor="executed"):

@@ -138,6 +138,15 @@ class Supervision:
         self.leaves = why
         return verdict
 
+    def cut_off(self, store: str, why: str) -> CycleDecision:
+        """Return the verdict of a node that lost the job's store. Other nodes may still reach it, so only this node
+        leaves, unless it hosts the store. store: its address; why: in words."""
+        if self._hosts_store:
+            detail = f"the job's store at {store}, which node {self.name} hosts, is lost: {why}"
+        else:
+            self.leaves = detail = f"node {self.name} could not reach the job's store at {store}: {why}"
+        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=detail)
+
     def leave(self, why: str) -> NodeProtocol[CycleDecision]:
         """Return the verdict of a node that leaves while others may stay."""
         yield Emit(events.NodeExcluded(why))

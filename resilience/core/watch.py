@@ -359,12 +359,17 @@ def _rows_at_end(
     if any(_is_set(limits, section) and not _is_learned_for(limits, section) for section in observation.open_sections):
         return kept
     if silence is None and _watched(rows) & BETWEEN_SIGNS:  # the program has announced heartbeats and sent none
-        silence = Silence("", observation.since, rule.first, observation.since + rule.first)
+        silence = _owed_at_end(rule, observation)
     if silence is None:
         return kept
     set_limits = _moments(limit for name, _, limit in rows if name in BETWEEN_SIGNS - defaults(limits))
     silence = msgspec.structs.replace(silence, allowed=max([silence.allowed, *set_limits]))
     return [*kept, _silence_row(limits, rule, silence)]
+
+
+def _owed_at_end(rule: Rule, observation: Observation) -> Silence:
+    """Return the silence of a rank that has shown no sign of life while its interpreter shuts down."""
+    return Silence("", observation.since, rule.first, observation.since + SUSPECT * rule.first)
 
 
 def _moments(limits: Iterable[Limit]) -> list[Seconds]:
@@ -380,8 +385,8 @@ def _for_signs(limits: Limits) -> list[Seconds]:
 def weighed_silence(limits: Limits, observation: Observation) -> Silence | None:
     """Return the silence with the limit that ends it, if the rule applies to the rank's present activity."""
     for name, _, limit in in_force(limits, observation):
-        silence = observation.silence
-        if deadlines.limited(name).kind == "silence" and silence is not None:
+        if deadlines.limited(name).kind == "silence" and limits.rule is not None:
+            silence = observation.silence or _owed_at_end(limits.rule, observation)
             (allowed, *_) = _moments((limit,))
             if allowed <= silence.allowed:
                 return silence

@@ -458,7 +458,8 @@ class StoreHosted(Event, frozen=True, tag="store.hosted"):
 
 
 class StoreLost(Event, frozen=True, tag="store.lost"):
-    """The wrapper's store no longer answers. In an agent's record: the job's store."""
+    """The wrapper's store no longer answers this process. In an agent's record: the job's store; other nodes may still
+    reach it."""
 
     level: ClassVar[Level] = "error"
     error: str

@@ -16,7 +16,6 @@ from torch.distributed.elastic.utils import macros
 
 from resilience.attribution.symptoms import symptom
 from resilience.calibration.limits_file import holds_in
-from resilience.core import cycle
 from resilience.core.agent_protocol import Emit, HighestStep, NodeOperation, NodeProtocol
 from resilience.core.budget import Budget, table
 from resilience.core.control import Policy, Request
@@ -183,10 +182,9 @@ class CycleSupervisor:
 
     def cut_off(self, reason: str) -> CycleDecision:
         """Return what follows from the loss of the job's store."""
-        reason = self.handler.why_cut_off or reason
-        self.reporter.emit(events.StoreLost(reason[:500]))
-        detail = f"the job's store is lost, because its node or the network to it failed: {reason}"
-        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=detail)
+        verdict = self._supervision.cut_off(self.handler.store_address, self.handler.why_cut_off or reason)
+        self.reporter.emit(events.StoreLost(verdict.detail[:500]))
+        return verdict
 
     def _stopped_while_waiting(self) -> CycleDecision:
         """Return what follows from a signal that came while no workers ran, or during a cycle with another verdict.

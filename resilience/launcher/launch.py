@@ -188,7 +188,7 @@ def report_end(agent: Agent, node: CycleSupervisor, console: Console, folder: Pa
     """Record how the job ended, and say it on the terminal. Only one node reports a failure."""
     verdict, reporter = agent.verdict, node.reporter
     first, sentence = None, ""
-    if verdict.is_failure:  # before JobEnded, which is the last record
+    if verdict.is_failure and not node.has_left:  # before JobEnded, the last record; the others may not have failed
         state = reporter.emit if console.is_first else lambda event: None
         first, sentence = telling.first_failure(folder, reporter.origin, console.has_nodes, state)
     reporter.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
@@ -406,7 +406,7 @@ def run_folder(
             job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
         return attempts.allocate(root, job_id, settings.attempt, settings.attempt_hint)
 
-    launch = attempts.agree(handler.job_store, root, handler.id, allocate)
+    launch = attempts.agree(handler.job_store, root, handler.id, allocate, say=note)
     folder = writable(own_folder(root, launch))
     argv = masked(sys.argv[1:])
     job = Job(

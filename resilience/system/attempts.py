@@ -2,11 +2,13 @@
 
 A run folder can be created only once, on whatever hosts of a shared file system, so creating it allocates the attempt.
 One process of a launch does that: the first that writes a key of the launch's store. It publishes the result there for
-all others. If it dies before, another process takes its place after a while."""
+all others. If it dies before, one of the others takes its place: after a while, or at once if a launcher has started
+all processes again."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from resilience.core.restart import Await, CompareSet, Read
+from resilience.core.restart import Await, Check, CompareSet, Read
 from resilience.errors import ConfigurationError, StoreError
 from resilience.facts import encoding
 from resilience.facts.identity import attempt_of, run_name
@@ -22,7 +24,8 @@ from resilience.system import files, private
 from resilience.system.background import asked
 from resilience.system.store import execute
 
-ALLOCATION_LIMIT = 30.0  # seconds for a process to allocate an attempt, before another one does it
+ALLOCATION_LIMIT = 5.0  # seconds for a process to allocate an attempt, before another one does it: longer than a disk
+# that hangs may take (`READ_LIMIT`). A process that is slower still does no harm: the first published launch counts.
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -99,17 +102,34 @@ def newest(root: Path, job_id: str, is_ours: Callable[[Path], bool]) -> int | No
     return max(ours or attempts, default=None)
 
 
-def agree(store: Any, root: Path, process: str, allocate_one: Callable[[], Launch], prefix: str = "") -> Launch:
+def agree(
+    store: Any,
+    root: Path,
+    process: str,
+    allocate_one: Callable[[], Launch],
+    prefix: str = "",
+    start: int = 0,
+    say: Callable[[str], object] = lambda line: None,
+) -> Launch:
     """Return the launch that all processes of this store belong to.
 
-    process: a unique name of this process. allocate_one: usually called in one process only. If another process was
-    faster, the folder that it created is removed. Raises: StoreError; ConfigurationError, in every process, if
-    `allocate_one` does."""
-    key = f"{prefix}launch"
-    allocator = str(execute(CompareSet(f"{prefix}launch/allocator", process), store))
-    if allocator != process and execute(Await(key, ALLOCATION_LIMIT), store):
-        (published,) = execute(Read((key,)), store)
-        return _valid(published)
+    process: a unique name of this process, `NAME/UNIQUE`. allocate_one: usually called in one process only. If another
+    process was faster, the folder that it created is removed. start: how often a launcher has started the processes
+    before: those of an earlier start are gone. say: prints a line if this process takes the place of another one.
+    Raises: StoreError; ConfigurationError, in every process, if `allocate_one` does."""
+    key, absent = f"{prefix}launch", ""
+    if start and execute(Check((key,)), store):
+        return _published(store, key)
+    for turn in itertools.count():
+        allocator = str(execute(CompareSet(f"{key}/allocator/{start}/{turn}", process), store))
+        if allocator == process:
+            break
+        if execute(Await(key, ALLOCATION_LIMIT), store):
+            return _published(store, key)
+        absent = allocator
+    if absent:
+        name = absent.rpartition("/")[0]
+        say(f"{name} created no run folder within {ALLOCATION_LIMIT:g} s; {process.rpartition('/')[0]} creates one")
     try:
         allocated = allocate_one()
     except ConfigurationError as error:
@@ -124,6 +144,11 @@ def agree(store: Any, root: Path, process: str, allocate_one: Callable[[], Launc
 def share(store: Any, own: Launch, prefix: str = "") -> Launch:
     """Publish a known launch, and return the one that was published first. Raises: StoreError."""
     return _valid(execute(CompareSet(f"{prefix}launch", encoding.to_json_text(own)), store))
+
+
+def _published(store: Any, key: str) -> Launch:
+    (published,) = execute(Read((key,)), store)
+    return _valid(published)
 
 
 def _valid(published: object) -> Launch:

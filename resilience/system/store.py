@@ -177,7 +177,7 @@ def lost(operation: restart.Operation, error: BaseException) -> StoreError:
     reason, _, _ = str(error).partition("\n")
     return StoreError(
         f"the store did not answer {operation}: {type(error).__name__}: {reason[:200]}; "
-        "its host process or node is gone or unreachable, so this rank cannot continue",
+        "its host process or node is gone or unreachable, so this process cannot continue",
         operation=operation,
     )
 

@@ -180,8 +180,7 @@ class Agent:
 
     def _cut_off(self, error: StoreError) -> CycleDecision:
         self.has_lost_store = True
-        detail = f"the job's store is lost: {error}"
-        return CycleDecision("failed", self.rendezvous.node, exit_code=FAILED, detail=detail)
+        return self.supervision.cut_off("node 0", str(error))
 
     def _stop_limit(self, verdict: CycleDecision) -> Protocol[Seconds]:
         try:

@@ -70,7 +70,9 @@ def test_lost_line_to_the_store_ends_its_node_with_a_reason_and_the_other_goes_o
     proxy.set("swallow" if mode == "swallow" else "reset")
     assert job.wait_agent(1).code == 1
     await_end(old)
-    assert f"the job's store is lost, because its node or the network to it failed: {words}" in job.output(1, 2)
+    said = f"this node leaves the job: node node1 could not reach the job's store at 127.0.0.1:{proxy.port}: {words}"
+    assert said in job.output(1, 2)
+    assert "store was lost" not in job.output(1, 2) + job.output(0, 2)
     job.await_worker("up.1.0")
     go(job)
     assert job.wait() == [0, 1]

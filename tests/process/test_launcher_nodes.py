@@ -262,7 +262,7 @@ def test_g_loss_of_the_node_that_hosts_the_store_ends_the_job_and_is_told(launch
     job.wait()
     for pid in pids:
         await_end(pid)
-    assert "the job's store is lost" in job.output(1, 2)
+    assert "this node leaves the job: node node1 could not reach the job's store at 127.0.0.1:" in job.output(1, 2)
     assert outcomes(job) == {"node1": ("failed", 1)}
 
 

@@ -63,3 +63,42 @@ def test_restarts_by_torchrun_are_cycles_of_one_job(tmp_path: Path, run_id: list
     summary = report(load(run))
     assert summary.attempts == 1
     assert [(incident.attempt, incident.cycle) for incident in summary.incidents] == [(0, 0), (0, 1)]
+
+
+KILLED = """
+import os, signal
+from resilience.inprocess import Wrapper
+from resilience.system import attempts
+
+attempts.ALLOCATION_LIMIT = 3600.0  # nobody may have to wait for a process that is gone
+allocate = attempts.allocate
+
+def killed(root, job_id, wanted, least):
+    allocate(root, job_id, wanted, least)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    attempts.allocate = killed
+
+@Wrapper()
+def train():
+    pass
+
+train()
+"""
+
+
+def test_ranks_go_on_in_an_attempt_of_their_own_after_the_one_that_allocated_it_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KILLED)
+    options = ["--nproc-per-node=2", "--max-restarts=1", f"--master-port={free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "train.py")]
+    runs = {"RESILIENCE_RUN_DIR": str(tmp_path / "runs"), "RESILIENCE_JOB_ID": "job"}
+    env = dict(os.environ, **runs, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=220, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"job", "job@1"}
+    started = [
+        record for record in load(tmp_path / "runs" / "job@1").records if isinstance(record.event, events.CallStarted)
+    ]
+    assert {(record.origin.attempt, record.origin.cycle) for record in started} == {(1, 1)}
+    assert {record.origin.initial_rank for record in started} == {0, 1}

@@ -113,7 +113,13 @@ def assert_store_lost(job: Launched) -> None:
     assert (verdict.what, verdict.culprits) == ("store_lost", ())
 
 
-CUT_OFF = "the job's store is lost, because its node or the network to it failed: it did not answer for 1.5 s"
+def cut_off(three: Hosts, node: int) -> str:
+    """What a node says that got no answer from the store, which the first host has."""
+    return f"node node{node} could not reach the job's store at {three[0].address}:"
+
+
+LATE = ": it did not answer for 1.5 s"
+
 
 # -- a node is lost -----------------------------------------------------------------------------------
 
@@ -124,7 +130,7 @@ def test_power_loss_of_a_host_is_noticed_and_the_others_go_on(launch: Launch, th
     three[2].lose()
     up(job, 1, 2)
     go(job)
-    assert job.wait() == [0, 0, None]
+    assert job.wait() == [0, 0, -signal.SIGKILL]
     assert whys(job, 0, 1, 2) == [["first", "failure"], ["first", "failure"], ["first"]]
     assert_lost(job, 2)
 
@@ -138,7 +144,7 @@ def test_spare_takes_the_place_of_a_lost_host(launch: Launch, three: Hosts) -> N
     three[lost].lose()
     up(job, 1, 2)
     go(job)
-    assert job.wait() == [None if number == lost else 0 for number in range(3)]
+    assert job.wait() == [-signal.SIGKILL if number == lost else 0 for number in range(3)]
     assert whys(job, spare) == [["first"]]
     assert_lost(job, lost)
 
@@ -172,7 +178,8 @@ def test_frozen_host_of_the_store_ends_the_others_and_waits_for_them_in_vain(lau
     assert [job.wait_agent(number).code for number in (1, 2)] == [1, 1]
     three[0].signal(signal.SIGCONT)
     assert job.wait() == [1, 1, 1]
-    assert all(CUT_OFF in job.output(number, 2) for number in (1, 2))
+    assert all(cut_off(three, number) in job.output(number, 2) for number in (1, 2))
+    assert all(LATE in job.output(number, 2) for number in (1, 2))
     assert "found no place within 4 s (join_timeout)" in job.output(0, 2)
     assert_store_lost(job)
 
@@ -193,7 +200,10 @@ def test_host_that_is_cut_off_has_ended_before_the_others_go_on_and_comes_back(l
     assert back.wait() == [0]
     assert job.wait() == [0, 0, 1]
     assert max(at_work(job, 2, 0)) < min(at_work(job, 0, 1))  # never two rounds at once
-    assert CUT_OFF in job.output(2, 2)
+    assert cut_off(three, 2) in job.output(2, 2) and LATE in job.output(2, 2)
+    assert not any("store was lost" in job.output(number, 2) for number in range(3))
+    (lost,) = job.of(events.StoreLost)
+    assert (lost.origin.node, lost.event.error.startswith(cut_off(three, 2))) == ("node2", True)
     assert whys(job, 0, 1, 2) == [["first", "failure", "membership"]] * 2 + [["first", "first"]]
     assert_lost(job, 2)
 
@@ -280,11 +290,8 @@ def test_two_ranks_that_do_not_reach_each_other_are_found_by_their_limits(launch
 
 
 def store_pid(job: Launched) -> int:
-    """The store process of the first agent: its one child that is neither worker, monitor nor zygote."""
-    known = {record.event.worker_pid for record in job.of(events.WorkerStarted)}
-    known |= {record.origin.pid for record in job.account.records() if record.origin.role == "monitor"}
-    children = psutil.Process(job.job.pids[0]).children()
-    (pid,) = (child.pid for child in children if child.pid not in known and "zygote" not in "".join(child.cmdline()))
+    """Return the pid of the first agent's store process."""
+    (pid,) = (child.pid for child in psutil.Process(job.job.pids[0]).children() if child.name() == "res-store")
     return int(pid)
 
 
@@ -293,7 +300,8 @@ def test_store_process_that_is_killed_ends_the_job_everywhere(launch: Launch, th
     up(job, 0, 3)
     os.kill(store_pid(job), signal.SIGKILL)
     assert job.wait() == [1, 1, 1]
-    assert all("the job's store is lost" in job.output(number, 2) for number in range(3))
+    assert f"the job's store at {three[0].address}:" in job.output(0, 2) and "is lost: " in job.output(0, 2)
+    assert all(cut_off(three, number) in job.output(number, 2) for number in (1, 2))
     assert_store_lost(job)
 
 
@@ -301,8 +309,9 @@ def test_loss_of_the_host_of_the_store_ends_the_others(launch: Launch, three: Ho
     job = launch()
     up(job, 0, 3)
     three[0].lose()
-    assert job.wait() == [None, 1, 1]
-    assert all(CUT_OFF in job.output(number, 2) for number in (1, 2))
+    assert job.wait() == [-signal.SIGKILL, 1, 1]
+    assert all(cut_off(three, number) in job.output(number, 2) for number in (1, 2))
+    assert all(LATE in job.output(number, 2) for number in (1, 2))
     assert_store_lost(job)
 
 

@@ -242,7 +242,8 @@ class Session:
             _launch = attempts.share(self._base, launch, self._launch_prefix)
         else:
             process = f"{self.node}/{os.getpid()}/{secrets.token_hex(4)}"
-            _launch = attempts.agree(self._base, self._root, process, self._allocate, self._launch_prefix)
+            keys, start = self._launch_prefix, self.settings.restart_count
+            _launch = attempts.agree(self._base, self._root, process, self._allocate, keys, start, standard.show)
         return _launch
 
     @property

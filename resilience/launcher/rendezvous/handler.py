@@ -196,6 +196,11 @@ class Handler(RendezvousHandler):
         return self._rendezvous_store.is_host
 
     @property
+    def store_address(self) -> str:
+        """Return host and port of the job's store."""
+        return self._rendezvous_store.server
+
+    @property
     def store_pid(self) -> int:
         """Return the pid of this agent's store process."""
         return self._stores.pid

@@ -63,6 +63,12 @@ class RendezvousStore:
         self._clients.append(client)
         return client
 
+    @property
+    def server(self) -> str:
+        """Return the store's address and port, in words."""
+        host, port = self._server
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def cut(self) -> None:
         """Close all connections of this process to the store; pending requests get a StoreError. Any thread."""
         self._is_cut.set()

@@ -16,6 +16,7 @@ from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
 from resilience.facts import events
+from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
@@ -377,6 +378,48 @@ def test_where_most_nodes_are_cut_off_the_host_of_the_store_is_to_blame_and_none
     (incident,) = fold(without_store(launched([Fault("node", 2)], nodes=3), "node1", "node2"))
     assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
     assert incident.excluded == (2, 3, 4, 5)
+
+
+def test_node_that_alone_is_cut_off_is_lost_though_it_had_most_ranks() -> None:
+    told = launched([Fault("node", 2)], nodes=2)
+    records = without_store(told, "node1")
+    for number, record in enumerate(records):  # rank 1 ran on node1 too
+        if 1 in (record.origin.initial_rank, worker_rank(record.event)):
+            records[number] = msgspec.structs.replace(record, origin=on_node(record.origin, "node1"))
+    (incident,) = fold(records)
+    assert (incident.verdict.what, [culprit.rank for culprit in incident.verdict.culprits]) == ("node_lost", [1])
+
+
+def test_node_that_died_while_another_one_was_cut_off_does_not_mean_that_the_store_was_lost() -> None:
+    told = launched([Fault("node", 2)], nodes=3)
+    died = [r for r in told.records if (r.origin.node, r.origin.cycle) != ("node2", 0) or not is_end(r.event)]
+    (incident,) = fold(without_store(Launched({("all", None): died}), "node1"))
+    assert (incident.verdict.what, incident.verdict.first) == ("node_lost", 2)
+
+
+def on_node(origin: Origin, node: str) -> Origin:
+    return msgspec.structs.replace(origin, node=node)
+
+
+def worker_rank(event: events.Event) -> int | None:
+    return event.worker_rank if isinstance(event, events.WorkerStarted | events.WorkerExited) else None
+
+
+def is_end(event: events.Event) -> bool:
+    return isinstance(event, events.CycleEnded | events.RestartDecided)
+
+
+def test_spare_that_is_cut_off_while_it_waits_is_no_part_of_an_incident() -> None:
+    told = launched([Fault("raise", 2)], nodes=2)
+    (plain,) = fold(told.records)
+    agent = next(record for record in told.records if isinstance(record.event, events.CycleStarted))
+    spare = on_node(agent.origin, "spare")
+    lost = Record(1, agent.wall_ns, agent.mono_ns, spare, events.StoreLost("node spare could not reach it"))
+    unfinished = [record for record in told.records if record.origin.cycle == 0 and not is_end(record.event)]
+    (running,) = fold(unfinished)
+    assert fold([*told.records, lost]) == (plain,)
+    (incident,) = fold([*unfinished, lost])
+    assert incident.verdict == running.verdict
 
 
 def never_started(told: Launched, rank: int, called: int | None = None) -> list[Record]:

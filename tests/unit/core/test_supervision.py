@@ -74,6 +74,9 @@ class Agent:
     def waits_in_vain(self) -> CycleDecision:
         return self._run(self._supervision.late("node a found no place"))
 
+    def cut_off(self) -> CycleDecision:
+        return self._supervision.cut_off("10.0.0.1:29400", "it did not answer for 6 s")
+
     @property
     def leaves(self) -> str:
         return self._supervision.leaves
@@ -254,6 +257,26 @@ def test_node_that_waits_in_vain_only_leaves_if_the_others_may_go_on(
     verdict = late.waits_in_vain()
     assert (verdict.outcome, verdict.detail, late.leaves) == ("failed", *("node a found no place",) * 2)
     assert "cycle/5" not in store.data
+
+
+def test_node_that_alone_may_have_lost_the_store_leaves_and_closes_nothing() -> None:
+    store = Store()
+    lost = Agent("a", store, 1)
+    verdict = lost.cut_off()
+    detail = "node a could not reach the job's store at 10.0.0.1:29400: it did not answer for 6 s"
+    assert (verdict.outcome, verdict.exit_code, verdict.detail, lost.leaves) == ("failed", 1, detail, detail)
+    lost.over(verdict)
+    assert "cycle/5" not in store.data
+
+
+def test_host_of_the_store_that_lost_it_ends_the_job() -> None:
+    store = Store()
+    host = Agent("a", store, 1, is_host=True)
+    verdict = host.cut_off()
+    assert verdict.detail.startswith("the job's store at 10.0.0.1:29400, which node a hosts, is lost: ")
+    assert (verdict.exit_code, host.leaves) == (1, "")
+    host.over(verdict)
+    assert "cycle/5" in store.data
 
 
 def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None:

@@ -1057,11 +1057,25 @@ def test_only_the_rule_or_a_longer_set_limit_holds_while_the_interpreter_shuts_d
     longer_set = limits_of(rule=RULE, heartbeat=Limit(hard=2000.0))
     longer_silence = msgspec.structs.replace(OF_THE_RULE, allowed=2000.0, suspect_at=START + 1500.0)
     assert watcher.weighed_silence(longer_set, ending) == longer_silence
-    assert watcher.weighed_silence(limits_of(rule=RULE, initial_heartbeat=Limit(hard=50.0)), announced) is None
     with_margin = limits_of(rule=msgspec.structs.replace(RULE, margin=30.0))
     assert watcher.weighed_silence(with_margin, ending) == OF_THE_RULE
     both = limits_of(rule=RULE, watchdog=Limit(hard=30.0), step=Limit(hard=5.0))
     assert found(watch_over(watcher, both, ending, until=1000.0)) == {"watchdog"}
+
+
+def test_rank_that_never_sent_the_heartbeats_it_announced_is_suspected_before_its_shutdown_is_ended(
+    watcher: ModuleType,
+) -> None:
+    announced = in_function(heartbeats_from=START, doing=Doing.ENDING, since=START + 7.0)
+    for allowed in (50.0, 2000.0):
+        limits = limits_of(rule=RULE, initial_heartbeat=Limit(hard=allowed))
+        longer = max(allowed, 600.0)
+        assert watcher.weighed_silence(limits, announced) == Silence(
+            "", START + 7.0, longer, START + 7.0 + 0.75 * longer
+        )
+    assert watcher.weighed_silence(limits_of(rule=RULE), announced) is None  # no limit ends it
+    by_user = limits_of(initial_heartbeat=Limit(hard=50.0))
+    assert watcher.weighed_silence(by_user, announced) is None  # a limit that is set, without the rule
 
 
 def test_section_that_a_thread_has_open_keeps_its_limit_while_the_interpreter_shuts_down(watcher: ModuleType) -> None:

@@ -58,18 +58,40 @@ def test_attempt_that_is_taken_is_an_error_in_every_process(tmp_path: Path) -> N
             agree(store, tmp_path, process, lambda: allocate(tmp_path, "job", 0, 0))
 
 
-def test_process_takes_the_place_of_one_that_ended_before_it_published(
+def die() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_one_process_takes_the_place_of_one_that_ended_before_it_published_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "ALLOCATION_LIMIT", 0.0)
-    store = dist.HashStore()
+    store, said = dist.HashStore(), list[str]()
+    for process in ("a/1", "b/2"):
+        with pytest.raises(KeyboardInterrupt):
+            agree(store, tmp_path, process, die, say=said.append)
+    third = agree(store, tmp_path, "c/3", lambda: allocate(tmp_path, "job", None, 0), say=said.append)
+    assert agree(store, tmp_path, "d/4", unused, say=said.append) == third
+    assert third.attempt == 0
+    words = "created no run folder within 0 s"
+    assert said == [f"a {words}; b creates one", f"b {words}; c creates one"]
 
-    def die() -> Launch:
-        raise KeyboardInterrupt
+
+def test_process_that_ended_before_its_launcher_started_all_again_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "ALLOCATION_LIMIT", 3600.0)
+    store, said = dist.HashStore(), list[str]()
+
+    def killed() -> NoReturn:
+        allocate(tmp_path, "job", None, 0)
+        die()
 
     with pytest.raises(KeyboardInterrupt):
-        agree(store, tmp_path, "a", die)
-    assert agree(store, tmp_path, "b", lambda: allocate(tmp_path, "job", None, 0)).attempt == 0
+        agree(store, tmp_path, "a/1", killed)
+    again = agree(store, tmp_path, "a/2", lambda: allocate(tmp_path, "job", None, 0), start=1, say=said.append)
+    assert agree(store, tmp_path, "b/3", unused, start=1) == agree(store, tmp_path, "b/4", unused, start=2) == again
+    assert (again.attempt, said) == (1, [])
 
 
 def test_folder_of_the_slower_of_two_processes_that_allocate_is_removed(tmp_path: Path) -> None:
