@@ -142,10 +142,10 @@ def _metadata(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
     return {"help": meaning, "read": read}
 
 
-def _of_variable(name: str, read: Callable[[Any], Any]) -> Any:
-    """Return the field of a setting that is also a variable, which has the same meaning."""
+def _of_variable(name: str, read: Callable[[Any], Any], more: str = "") -> Any:
+    """Return the field of a setting that is also a variable, which has the same meaning. more: is added to it."""
     same = variable(name)
-    meaning = f"{same.meaning}; none: the value of {same.name}, which is {same.default} by default"
+    meaning = f"{same.meaning}; none: the value of {same.name}, which is {same.default} by default{more}"
     return dataclasses.field(default=None, metadata=_metadata(read, meaning))
 
 
@@ -181,7 +181,7 @@ class FaultToleranceConfig:
         default=None,
         metadata=_metadata(_timeout, "longest time without a higher resilience.step(n), after the first call"),
     )
-    detect_hangs: bool | None = _of_variable("detect_hangs", _yes_or_no)
+    detect_hangs: bool | None = _of_variable("detect_hangs", _yes_or_no, "; in a RankMonitorServer of your own: false")
     hang_first_limit: float | None = _of_variable("hang_first_limit", _timeout)
     hang_least_limit: float | None = _of_variable("hang_least_limit", _timeout)
     end_suspected_ranks: bool | None = dataclasses.field(

@@ -18,6 +18,7 @@ import msgspec
 from resilience.errors import MonitorError
 from resilience.facts.identity import attempt_of, run_name
 from resilience.facts.interruptions import InterruptionRecord
+from resilience.facts.limits import Limits
 from resilience.monitor import messages
 from resilience.monitor.config import FaultToleranceConfig, rule_of, to_limits
 from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest
@@ -31,12 +32,18 @@ LOOK_EVERY = 1.0  # seconds
 MOST_UNREAD = 256  # records, and requests, that are kept until the caller asks for them
 
 
+def limits_of(cfg: FaultToleranceConfig, settings: environment.Settings) -> Limits:
+    """Return what a server enforces: the limits of `cfg`, and the rule for silences only if `cfg` asks for it. Code for
+    the compatible API sets its own limits, and may be silent for longer between two heartbeats."""
+    return msgspec.structs.replace(to_limits(cfg), rule=rule_of(cfg, settings) if cfg.detect_hangs else None)
+
+
 class RankMonitorServer:
     """A rank's monitor in a process of its own. `run_in_subprocess` starts one."""
 
     def __init__(self, cfg: FaultToleranceConfig, ipc_socket_path: str, folder: Path) -> None:
         settings = environment.Settings.from_environment()
-        limits = msgspec.structs.replace(to_limits(cfg), rule=rule_of(cfg, settings))  # first: it may be wrong
+        limits = limits_of(cfg, settings)  # first: it may be wrong
         self._path = Path(ipc_socket_path)
         self._listener: socket.socket = listen(self._path)
         self._findings: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)

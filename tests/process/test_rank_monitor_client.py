@@ -299,7 +299,7 @@ def test_server_and_client_are_a_pair_without_further_calls(tmp_path: Path) -> N
 
 def test_silence_without_a_set_limit_is_found_by_a_server_of_ones_own(tmp_path: Path) -> None:
     hangs = f"{BEGIN}client.send_heartbeat(); input()"
-    with pair(tmp_path, hangs, hang_first_limit=0.25) as (server, (worker,)):
+    with pair(tmp_path, hangs, detect_hangs=True, hang_first_limit=0.25) as (server, (worker,)):
         record = server.find(60.0)
         assert record is not None and record.detector is not None
         limit_s = 6 * 0.25  # before the second heartbeat
