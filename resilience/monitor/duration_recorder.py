@@ -19,6 +19,7 @@ import msgspec
 from resilience.calibration.limits_file import SeenInJob, fallback, staleness
 from resilience.calibration.recurring_phases import BEGINNING, SLOW
 from resilience.core.observation import Doing
+from resilience.core.standstills import REMEMBERED
 from resilience.core.watch import Finding
 from resilience.errors import DecodeError
 from resilience.facts import deadlines
@@ -33,7 +34,7 @@ from resilience.telemetry.recording import read_job
 from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
-STANDSTILLS = 8  # the most recent ones that are remembered, for occurrences that are recorded later
+LONG = 5.0  # seconds: a standstill that cuts off any occurrence; a shorter one only if it took most of its time
 LATER = 1e-3  # seconds by which a sign has to be later than another one to count as a different sign
 
 JUMP = 10  # a step that rises by more than this many times the usual rise was read from a checkpoint
@@ -132,7 +133,7 @@ class DurationRecorder:
         self._gaps: list[
             tuple[float, float]
         ] = []  # begin, seconds: out of sections, unless a section was open around them
-        self._standstills: deque[tuple[float, float]] = deque(maxlen=STANDSTILLS)  # begin, end
+        self._standstills: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # begin, end
         self._silent_from = 0.0  # for the initial heartbeat
         self._has_beaten = False
         self.how: Start = "cold"
@@ -407,7 +408,8 @@ class DurationRecorder:
 
         The rank went on if only its monitor was stopped: then no occurrence lasts for most of that time."""
         for since, until in self._standstills:
-            if 2.0 * (min(began + seconds, until) - max(began, since)) > until - since:
+            within = min(began + seconds, until) - max(began, since)
+            if 2.0 * within > until - since and (within > LONG or 2.0 * within > seconds):
                 return max(0.0, since - began)
         return seconds
 

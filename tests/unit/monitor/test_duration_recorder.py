@@ -254,6 +254,12 @@ def test_what_a_rank_did_while_only_its_monitor_stood_still_counts(keeper: Durat
     assert [row for row in kept(keeper, tmp_path) if row[0] == "step"] == [("step", 20.0, "ok")] * 4
 
 
+def test_short_standstill_cuts_off_only_what_lasted_for_most_of_it(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.stood_still(10.0, 13.0)
+    keeper.take([section("save", 5.0, 10.0), section("data", 9.875, 3.25)], [])
+    assert kept(keeper, tmp_path)[1:] == [("save", 10.0, "ok"), ("data", 0.125, "cut")]
+
+
 def test_section_of_a_rank_that_died_after_a_standstill_is_cut_off_there(
     keeper: DurationRecorder, tmp_path: Path
 ) -> None:

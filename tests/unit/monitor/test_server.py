@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from selectors import DefaultSelector
 from typing import Any
@@ -18,7 +19,16 @@ from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
 from resilience.core.observation import Doing, Observation
 from resilience.core.silences import Shown
-from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Finding, Watch, decide, exceeded
+from resilience.core.watch import (
+    AskRestart,
+    CaptureEvidence,
+    Decision,
+    Finding,
+    Watch,
+    decide,
+    exceeded,
+    next_deadline,
+)
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import NAME_BYTES
@@ -392,7 +402,7 @@ def test_learned_limit_stays_if_the_node_is_suspended_within_a_step(
 
 
 @pytest.mark.parametrize("at", ["before it waits", "while it waits", "after it has waited"])
-def test_limits_count_anew_wherever_the_monitor_was_when_the_job_was_suspended(
+def test_no_limit_is_exceeded_wherever_the_monitor_was_when_the_job_was_suspended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
 ) -> None:
     clock = Clock()
@@ -424,6 +434,81 @@ def test_limits_count_anew_wherever_the_monitor_was_when_the_job_was_suspended(
     monkeypatch.undo()
     worker._channels[0].close()  # the monitor has closed its own end
     assert found == [[]]
+
+
+class Host:
+    """The selector of a monitor. The host stands still at times; until then a rank steps."""
+
+    def __init__(
+        self, clock: Clock, rank: RankSide, steps_until: float, standstills: list[tuple[float, float]]
+    ) -> None:
+        self._clock, self._rank = clock, rank
+        self._steps = [(at, 0.0) for at in (clock.now + 0.1 * n for n in range(400)) if at < steps_until]
+        self._standstills = list(standstills)
+
+    def select(self, timeout: float) -> list[Any]:
+        until = self._clock.now + timeout
+        while (happens := min(self._steps[:1] + self._standstills[:1], default=(math.inf, 0.0)))[0] <= until:
+            at, seconds = happens
+            self._clock.now = max(self._clock.now, at + seconds)
+            if seconds:
+                self._standstills.pop(0)
+                self._steps = [(step + seconds, 0.0) for step, _ in self._steps]
+            else:
+                self._steps.pop(0)
+                self._rank.step(int(at * 100.0))
+        self._clock.now = max(self._clock.now, until)
+        return []
+
+    def register(self, *_: Any) -> None:
+        """Nothing of the rank's is read."""
+
+    unregister = register
+
+
+@pytest.fixture
+def found_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., float]:
+    """When the monitor finds a hang on a host that stands still at times, in seconds from the first step."""
+
+    def found_at(limit: float, steps_for: float, standstills: list[tuple[float, float]], until: float) -> float:
+        clock = Clock()
+        found = math.inf
+        with monkeypatch.context() as virtual:
+            virtual.setattr(page, "time", clock)
+            virtual.setattr(server, "time", clock)
+            worker = Worker(tmp_path, Limits(step=Limit(hard=limit)))
+            rank, monitor = worker.attach(), worker.monitor
+            began = clock.now
+
+            def decide(state: Watch, seen: Any, now: float) -> Decision:
+                nonlocal found
+                if exceeded(state.limits, seen, now):
+                    found = min(found, now - began)
+                monitor._is_over = found < math.inf or now > began + until
+                return Decision(state, (), min(now + 2.0, next_deadline(state, seen, now) or math.inf))
+
+            rank.doing(Doing.FUNCTION)
+            virtual.setattr(server, "FLUSH_EVERY", math.inf)
+            monitor._flush_at, monitor._snapshots.due = clock.now, math.inf  # it has something to do, and looks
+            at = [(began + begin, seconds) for begin, seconds in standstills]
+            virtual.setattr(monitor, "_selector", Host(clock, rank, began + steps_for, at))
+            virtual.setattr(server, "decide", decide)
+            monitor.run()
+        worker._channels[0].close()  # the monitor has closed its own end
+        return found
+
+    return found_at
+
+
+def test_short_standstill_of_the_host_ends_no_rank_whenever_it_begins(found_on: Callable[..., float]) -> None:
+    for hundredths in range(0, 100, 7):
+        began = 5.0 + hundredths / 100
+        assert found_on(1.0, 20.0, [(began, 3.2)], until=12.0) == math.inf
+
+
+def test_hang_on_a_host_that_stands_still_again_and_again_is_found(found_on: Callable[..., float]) -> None:
+    standstills = [(595.0 * number, 8.0) for number in range(1, 10)]
+    assert found_on(600.0, 1.0, standstills, until=5000.0) < 615.0
 
 
 def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:
