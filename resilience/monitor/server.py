@@ -627,6 +627,8 @@ class RankMonitor:
         self._listen(finished, view)
         if self._recorder is not None:
             self._recorder.take(finished, view.open_sections, self._announced_at, before.heartbeat_at, before.step)
+            if self._recorder.has_near_miss:  # the next occurrence may take a little longer
+                self._replace_stale_limits()
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if self._page.are_names_full and not self._has_told_of_names:

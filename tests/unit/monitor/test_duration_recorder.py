@@ -351,6 +351,18 @@ def test_occurrence_near_the_limit_outside_phases_makes_it_stale(keeper: Duratio
     assert reason == "a healthy occurrence took 0.7 s, 70% of the limit of 1 s outside known phases"
 
 
+def test_stale_limit_is_raised_again_by_an_occurrence_near_it(keeper: DurationRecorder) -> None:
+    keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.11)}, {})
+    keeper.take([section("data", float(at), 0.13) for at in range(40)], [])
+    ((_, reason, fallback),) = keeper.stale()
+    assert (reason.split(" moved")[0], fallback) == ("the median", 1.0)
+    raised = []
+    for number, seconds in enumerate((0.6, 0.9, 0.9, 3.0, 3.5)):
+        keeper.take([section("data", 50.0 + 10.0 * number, seconds)], [])
+        raised.append([fallback for _, _, fallback in keeper.stale()])
+    assert raised == [[], [4.5], [], [], [17.5]]
+
+
 def test_occurrence_beyond_the_reach_of_a_short_limit_does_not_make_it_stale(keeper: DurationRecorder) -> None:
     known = Learned(timeout_s=9.0, median_s=0.1, p99_s=0.2, outside_s=1.0)
     keeper.expect({"data": known}, {"data": Phases((), 2)})

@@ -208,6 +208,17 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_if_the_rank_sets_other
     assert worker.monitor._watch.limits.heartbeat == Limit(hard=60.0)
 
 
+def test_occurrence_near_a_learned_limit_raises_it_at_the_next_look(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, LEARNED)
+    monitor = worker.monitor
+    worker.attach()
+    monitor._page.drain = lambda: ([Closed("work", 8.0, 10.0)], 0)
+    monitor._fold_timings(monitor._flush_at - 10.0)
+    shown = work_limits(monitor)
+    worker.close()
+    assert shown == (40.0, [])
+
+
 def test_learned_limit_that_no_longer_fits_stays_replaced_in_the_next_call(tmp_path: Path, pipe: int) -> None:
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
     monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
