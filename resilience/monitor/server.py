@@ -128,6 +128,8 @@ class RankMonitor:
         self._expected_at = time.monotonic()  # the latest time at which this process was to run
         self._standstills: deque[Standstill] = deque(maxlen=REMEMBERED)
         self._raised: dict[str, float] = {}  # learned limits that no longer fit, and the longer ones in their place
+        self._limits_of_all = Limits()  # of all groups of ranks
+        self._group_rank: int | None = None  # the rank whose group's limits hold; None: the limits of all ranks
         self._unlearned: Limits | None = None  # that hold once fewer ranks are active; None: the same ones
         self._most_active = 0  # ranks in any iteration
         self._is_gone = False
@@ -319,16 +321,13 @@ class RankMonitor:
         """Write this rank's records to `folder` from now on, and apply these limits."""
         unlearned = limits.unlearned and msgspec.structs.replace(limits.unlearned, rule=limits.rule)
         self._unlearned = unlearned and with_recorded_names(unlearned)
-        limits = self._usable(of_rank(limits, origin.initial_rank, origin.world_size))
-        self._watch = Watch(limits=limits)
-        self.suspicions.expect(limits)
-        if self._raised:
-            self.suspicions.forget()
         self._folder = folder
         if self._recorder is None:
             self._recorder = DurationRecorder(folder, origin)
             self._recorder.process_started(origin.cycle, self._is_cold)
-        self._recorder.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
+        self._watch = Watch()
+        self._limits_of_all, self._group_rank = limits, origin.initial_rank
+        self._apply(of_rank(limits, origin.initial_rank, origin.world_size))
         self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
         if self._file is None:
@@ -339,6 +338,23 @@ class RankMonitor:
                 WRITER.submit(lambda: write_job(job, folder))
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
+
+    def _apply(self, limits: Limits) -> None:
+        limits = self._usable(limits)
+        self._watch = msgspec.structs.replace(self._watch, limits=limits)
+        self.suspicions.expect(limits)
+        if self._raised:
+            self.suspicions.forget()
+        assert self._recorder is not None
+        self._recorder.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
+
+    def _seated(self, rank: int | None) -> None:
+        """Apply the limits of the rank's group only while it does the work of its initial rank. After ranks were lost,
+        it may do that of a rank in another group; then the limits of all ranks hold, which are the longest."""
+        group_rank = rank if rank == self._initial_rank else None
+        if self._unlearned is not None and self._origin is not None and group_rank != self._group_rank:
+            self._group_rank = group_rank
+            self._apply(of_rank(self._limits_of_all, group_rank, self._origin.world_size))
 
     def _usable(self, limits: Limits) -> Limits:
         """Return the limits with the names of the rank's sections. A limit that no longer fits stays replaced, although
@@ -388,6 +404,7 @@ class RankMonitor:
                 self._most_active = max(self._most_active, event.active_world_size)
                 if event.active_world_size < self._most_active:
                     self._forget_learned()
+                self._seated(record.origin.rank)
             case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"

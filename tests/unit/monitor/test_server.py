@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from resilience.calibration.fitting import MONTH
-from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
+from resilience.calibration.limits_file import SCHEMA, Deadline, RankGroupLimit, Timeouts, in_force
 from resilience.core.observation import Doing, Observation
 from resilience.core.silences import Shown
 from resilience.core.watch import (
@@ -174,6 +174,25 @@ def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Pat
     WRITER.flush()
     assert shown == [["save", "work"], ["save", "work"], ["save"]]
     assert monitor._watch.limits.rule == Rule()
+
+
+def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(tmp_path: Path, pipe: int) -> None:
+    """Rank 0 saves for 20 s, the others for 1 s. Rank 8 is a spare. Rank 0 is lost, so rank 1 saves instead."""
+    process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
+    monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
+    groups = (RankGroupLimit("0", 100.0, "ok", ""), RankGroupLimit("1-7", 5.0, "ok", ""))
+    deadlines = {"save": Deadline(100.0, "ok", "", 1e-6, groups=groups)}
+    found = Timeouts(SCHEMA, Configuration("train.py", world_size=9), "", 1.0, MONTH, 9, deadlines)
+    origin = Origin("job", "n", "rank", os.getpid(), iteration=0, initial_rank=1, rank=1, world_size=9)
+    monitor.open(origin, tmp_path, in_force(found, Limits()))
+    shown = []
+    for rank in (1, 0, 0, 1):
+        moved = msgspec.structs.replace(origin, rank=rank)
+        monitor._take(Record(0, 0, 0, moved, events.IterationStarted(8, "active")))
+        assert monitor._recorder is not None
+        shown.append((monitor._watch.limits.sections["save"].hard, monitor._recorder._learned["save"].timeout_s))
+    WRITER.flush()
+    assert shown == [(5.0, 5.0), (100.0, 100.0), (100.0, 100.0), (5.0, 5.0)]
 
 
 LEARNED = Limits(
