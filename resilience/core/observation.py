@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 
 from resilience.core.silences import Silence
+from resilience.core.standstills import Standstill
 from resilience.facts.deadlines import Start
 
 Seconds = float
@@ -75,7 +76,7 @@ class Observation(msgspec.Struct, frozen=True):
     agent_lost_at: Seconds | None = None
     are_others_seen: bool = True  # the other ranks' positions were recorded since the present finding
     suspicion: Suspicion | None = None
-    resumed_at: Seconds | None = None  # when the observer ran again after a standstill, perhaps the rank's too
+    standstills: tuple[Standstill, ...] = ()  # of the observer, so perhaps of the rank too
 
     @property
     def is_outside(self) -> bool:

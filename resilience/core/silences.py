@@ -23,6 +23,7 @@ from typing import Literal
 
 import msgspec
 
+from resilience.core.standstills import Standstill
 from resilience.facts.limits import Rule
 
 Seconds = float
@@ -37,7 +38,7 @@ START = 6.0  # times `Rule.first`, until the first round is over: healthy first 
 SAFE = 2.0  # times the longest silence of its kind: no limit is shorter, learned or not
 SAME = 1e-8  # seconds: signs this close are one sign, reported twice
 SUSPECT = 0.75  # of the limit: a suspicion is reported then at the latest
-STANDSTILL = 30.0  # seconds between two looks: the monitor did not run, so the rank may not have run either
+STANDSTILL = 30.0  # seconds: a standstill of the monitor that lasted longer within one silence is not learned
 
 
 class SignOfLife(msgspec.Struct, frozen=True):
@@ -85,18 +86,16 @@ class Hearing(msgspec.Struct, frozen=True):
     counts: number of signs, by (what, name). start, early: the longest silence before the first round ended, and in the
     rest of the warm-up, by kind. last: time of the last sign. round_at: when the last round ended. suspected: start of
     the silence for which a suspicion was reported. is_expected: the first sign must come, because the job has shown
-    rounds before this cycle. stood: seconds before the first sign in which the whole node was stopped."""
+    rounds before this cycle."""
 
     shown: Shown = Shown()
     is_expected: bool = False
-    stood: Seconds = 0.0
     counts: dict[tuple[str, str], int] = {}
     start: dict[str, Seconds] = {}
     early: dict[str, Seconds] = {}
     open: tuple[PauseInSection, ...] = ()
     last: Seconds | None = None
     round_at: Seconds = 0.0
-    looked_at: Seconds = math.inf
     suspected: Seconds | None = None
 
 
@@ -125,16 +124,14 @@ def begin(hearing: Hearing) -> Hearing:
     return hearing if hearing.last is None else Hearing(shown=hearing.shown)
 
 
-def wait(hearing: Hearing, now: Seconds) -> Hearing:
-    """Return the state after a look at a rank that has shown no sign yet."""
-    stood = hearing.stood + _standstill(hearing, hearing.looked_at, now, now)
-    return msgspec.structs.replace(hearing, stood=stood, looked_at=now)
-
-
 def hear(
-    hearing: Hearing, signs: Iterable[SignOfLife], still_open: tuple[PauseInSection, ...], now: Seconds
+    hearing: Hearing,
+    signs: Iterable[SignOfLife],
+    still_open: tuple[PauseInSection, ...],
+    standstills: Iterable[Standstill] = (),
 ) -> Hearing:
-    """Return the state after the signs since the last look. still_open: the sections that are open now."""
+    """Return the state after the signs since the last look. still_open: the sections that are open now. standstills: of
+    the monitor."""
     opened = list(hearing.open)
     last, rounds, round_at = hearing.last, rounds_of(hearing.counts), hearing.round_at
     counts = defaultdict(int, hearing.counts)
@@ -143,7 +140,7 @@ def hear(
     durations: list[Seconds] = []  # of rounds
     for sign in _in_order(hearing, signs, still_open):
         if last is not None and sign.at > last + SAME and not sign.failed:
-            kind, seconds = _kind(opened), sign.at - last - _standstill(hearing, last, sign.at, now)
+            kind, seconds = _kind(opened), sign.at - last - _stood_still(standstills, last, sign.at)
             if rounds >= WARM_UP:
                 healthy[kind].append(seconds)
             else:
@@ -161,8 +158,6 @@ def hear(
                 if before >= WARM_UP:
                     durations.append(sign.at - round_at)
                 round_at = sign.at
-    if last is not None:
-        last += _standstill(hearing, last, now, now)
     return msgspec.structs.replace(
         hearing,
         shown=_with(hearing.shown, healthy, durations),
@@ -172,7 +167,6 @@ def hear(
         open=still_open,
         last=last,
         round_at=round_at,
-        looked_at=now,
     )
 
 
@@ -180,10 +174,10 @@ def present(rule: Rule, hearing: Hearing, since: Seconds, is_ending: bool = Fals
     """Return the present silence, None if no sign is expected. since: the earliest possible start of the silence.
     is_ending: the program is over and its interpreter shuts down, about which the job's pauses say nothing."""
     if hearing.last is None:
-        begun, allowed = since + hearing.stood, rule.first if is_ending else START * rule.first
+        allowed = rule.first if is_ending else START * rule.first
         is_owed = hearing.is_expected
-        suspect_at = begun + min(rule.first, SUSPECT * allowed)
-        return Silence("", begun, allowed, suspect_at, is_before_first_sign=True) if is_owed else None
+        suspect_at = since + min(rule.first, SUSPECT * allowed)
+        return Silence("", since, allowed, suspect_at, is_before_first_sign=True) if is_owed else None
     kind = _kind(hearing.open)
     shown = hearing.shown.silences.get(kind, NONE)
     rounds = rounds_of(hearing.counts)
@@ -251,11 +245,10 @@ def _kind(opened: Iterable[PauseInSection]) -> str:
     return max(opened, key=lambda section: section.at, default=PauseInSection("", 0.0)).name
 
 
-def _standstill(hearing: Hearing, begin: Seconds, end: Seconds, now: Seconds) -> Seconds:
-    """Return for how long of a silence the monitor did not look. If that is long, it is not a silence of the rank: the
-    whole node was stopped."""
-    unseen = min(end, now) - max(begin, hearing.looked_at)
-    return unseen if unseen > STANDSTILL else 0.0
+def _stood_still(standstills: Iterable[Standstill], begin: Seconds, end: Seconds) -> Seconds:
+    """Return for how long the monitor stood still within a silence, without standstills that may be its own alone."""
+    within = (min(end, each.ended) - max(begin, each.began) for each in standstills)
+    return sum(seconds for seconds in within if seconds > STANDSTILL)
 
 
 def _with(shown: Shown, healthy: Mapping[str, list[Seconds]], rounds: list[Seconds]) -> Shown:

@@ -15,6 +15,7 @@ import msgspec
 
 from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.silences import SUSPECT, Silence
+from resilience.core.standstills import since_standstills
 from resilience.facts import deadlines
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, of_limit, of_section
 from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
@@ -241,10 +242,10 @@ def _ends_at(limits: Limits, observation: Observation, moment: Seconds) -> Secon
 
 
 def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, Limit]]:
-    """Return (name, start of the silence, limit) for each limit that applies to the rank's present activity. After a
-    suspended node or job has continued, each limit counts anew: meanwhile the rank could show no sign of life."""
-    rows, resumed_at = _rows(limits, observation), observation.resumed_at
-    return rows if resumed_at is None else [(name, max(since, resumed_at), limit) for name, since, limit in rows]
+    """Return (name, start of the silence, limit) for each limit that applies to the rank's present activity. A silence
+    is shorter by the time in which the rank's host stood still."""
+    rows, standstills = _rows(limits, observation), observation.standstills
+    return [(name, since_standstills(standstills, since), limit) for name, since, limit in rows]
 
 
 def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, Limit]]:
@@ -384,13 +385,13 @@ def _for_signs(limits: Limits) -> list[Seconds]:
 
 def weighed_silence(limits: Limits, observation: Observation) -> Silence | None:
     """Return the silence with the limit that ends it, if the rule applies to the rank's present activity."""
-    for name, _, limit in in_force(limits, observation):
+    for name, since, limit in in_force(limits, observation):
         if deadlines.limited(name).kind == "silence" and limits.rule is not None:
             silence = observation.silence or _owed_at_end(limits.rule, observation)
             (allowed, *_) = _moments((limit,))
-            if allowed <= silence.allowed:
-                return silence
-            return msgspec.structs.replace(silence, allowed=allowed, suspect_at=silence.since + SUSPECT * allowed)
+            suspect_after = silence.suspect_at - silence.since if allowed <= silence.allowed else SUSPECT * allowed
+            changes = {"since": since, "suspect_at": since + suspect_after, "allowed": max(allowed, silence.allowed)}
+            return msgspec.structs.replace(silence, **changes)
     return None
 
 
@@ -443,7 +444,7 @@ def next_deadline(watch: Watch, observation: Observation, now: Seconds) -> Secon
     """Return the earliest time at which a limit could be exceeded, None without limits.
 
     This includes limits that are not in force yet: a section may open at any moment, unannounced."""
-    moments = [now + limit for limit in _all(watch.limits)]
+    moments = [now + limit for limit in every_limit(watch.limits)]
     for _, since, limit in in_force(watch.limits, observation):
         if limit.hard is not None:
             moments.append(_ends_at(watch.limits, observation, since + limit.hard))
@@ -452,7 +453,7 @@ def next_deadline(watch: Watch, observation: Observation, now: Seconds) -> Secon
     return min(moments, default=None)
 
 
-def _all(limits: Limits) -> list[Seconds]:
+def every_limit(limits: Limits) -> list[Seconds]:
     """Return all limits that are set, in seconds."""
     fields = (
         limits.watchdog,

@@ -16,9 +16,10 @@ from statistics import median_low
 
 import msgspec
 
-from resilience.calibration.limits_file import SeenInJob, fallback, staleness
+from resilience.calibration.limits_file import NEAR_MISS, SeenInJob, fallback, staleness
 from resilience.calibration.recurring_phases import BEGINNING, SLOW
 from resilience.core.observation import Doing
+from resilience.core.standstills import REMEMBERED
 from resilience.core.watch import Finding
 from resilience.errors import DecodeError
 from resilience.facts import deadlines
@@ -33,7 +34,7 @@ from resilience.telemetry.recording import read_job
 from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
-STANDSTILLS = 8  # the most recent ones that are remembered, for occurrences that are recorded later
+LONG = 5.0  # seconds: a standstill that cuts off any occurrence; a shorter one only if it took most of its time
 LATER = 1e-3  # seconds by which a sign has to be later than another one to count as a different sign
 
 JUMP = 10  # a step that rises by more than this many times the usual rise was read from a checkpoint
@@ -41,14 +42,15 @@ _RISES = 99  # how many rises of the step are kept, the first ones after a start
 
 
 class _Statistics(msgspec.Struct):
-    """This job's statistics of a deadline that has a learned limit."""
+    """This job's statistics of a deadline that has a learned limit. fallback_s: the limit since that one was stale, 0
+    before."""
 
     n: int = 0
     max_s: float = 0.0
     hour_began: float = 0.0
     hour_n: int = 0
     above_p99: int = 0
-    is_stale: bool = False
+    fallback_s: float = 0.0
     outside_max_s: float = 0.0
 
 
@@ -129,10 +131,11 @@ class DurationRecorder:
         self._first_step: int | None = None  # since the last start; None: no step was reported
         self._rises = _Rises()  # of the step since the last start
         self._statistics: dict[str, _Statistics] = {}
+        self.has_near_miss = False  # since the last call of `stale`: an occurrence may have come near its limit
         self._gaps: list[
             tuple[float, float]
         ] = []  # begin, seconds: out of sections, unless a section was open around them
-        self._standstills: deque[tuple[float, float]] = deque(maxlen=STANDSTILLS)  # begin, end
+        self._standstills: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # begin, end
         self._silent_from = 0.0  # for the initial heartbeat
         self._has_beaten = False
         self.how: Start = "cold"
@@ -164,12 +167,16 @@ class DurationRecorder:
         return first is not None and first <= BEGINNING
 
     def stale(self) -> list[tuple[str, str, float]]:
-        """Return (deadline, reason, fallback in seconds) of limits that no longer fit, each once."""
+        """Return (deadline, reason, fallback in seconds) of limits that no longer fit. A fallback is compared only with
+        the longest occurrence, until that comes near it."""
         stale_limits = []
+        self.has_near_miss = False
         for name, statistics in self._statistics.items():
             learned = self._learned.get(name)
-            if learned is None or statistics.is_stale:
+            if learned is None:
                 continue
+            if statistics.fallback_s:
+                learned = Learned(statistics.fallback_s, median_s=0.0, p99_s=0.0)
             in_job = SeenInJob(
                 statistics.n,
                 statistics.max_s,
@@ -180,8 +187,8 @@ class DurationRecorder:
             )
             reason = staleness(learned, in_job)
             if reason:
-                statistics.is_stale = True
-                stale_limits.append((name, reason, fallback(learned, in_job)))
+                statistics.fallback_s = fallback(learned, in_job)
+                stale_limits.append((name, reason, statistics.fallback_s))
         return stale_limits
 
     def process_started(self, cycle: int, is_cold: bool | None = None) -> None:
@@ -398,6 +405,8 @@ class DurationRecorder:
             statistics.hour_n += 1
             statistics.above_p99 += seconds > learned.p99_s
             statistics.max_s = max(statistics.max_s, seconds)
+            shortest = statistics.fallback_s or min(learned.timeout_s, learned.outside_s or learned.timeout_s)
+            self.has_near_miss |= seconds > NEAR_MISS * shortest
             is_outside = phases is not None and phases.is_outside(self._counts[name] - 1)
             if phases is not None and is_outside and self.how == "cold" and self._is_aligned(name, phases):
                 statistics.outside_max_s = max(statistics.outside_max_s, seconds)
@@ -407,7 +416,8 @@ class DurationRecorder:
 
         The rank went on if only its monitor was stopped: then no occurrence lasts for most of that time."""
         for since, until in self._standstills:
-            if 2.0 * (min(began + seconds, until) - max(began, since)) > until - since:
+            within = min(began + seconds, until) - max(began, since)
+            if 2.0 * within > until - since and (within > LONG or 2.0 * within > seconds):
                 return max(0.0, since - began)
         return seconds
 

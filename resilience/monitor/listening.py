@@ -22,8 +22,8 @@ from resilience.core.silences import (
     hear,
     present,
     suspect,
-    wait,
 )
+from resilience.core.standstills import Standstill
 from resilience.facts.limits import Rule
 from resilience.monitor.page import Closed, PageView
 
@@ -55,10 +55,17 @@ class Listener:
         """Begin again: another program shows signs of life from now on."""
         self._hearing = begin(self._hearing)
 
-    def take(self, finished: Iterable[Closed], view: PageView, now: float, is_healthy: bool) -> None:
+    def take(
+        self,
+        finished: Iterable[Closed],
+        view: PageView,
+        is_healthy: bool,
+        standstills: Iterable[Standstill] = (),
+    ) -> None:
         """Take the entries finished since the last check, and the page as it is after that.
 
-        is_healthy: the rank was neither ended nor interrupted, so its silences are worth learning."""
+        is_healthy: the rank was neither ended nor interrupted, so its silences are worth learning. standstills: of this
+        process."""
         self._is_ending = view.doing is Doing.ENDING
         sign_times = [
             at for at in (view.step_at, view.heartbeat_at, view.ping_at, view.section_left_at) if at is not None
@@ -72,14 +79,13 @@ class Listener:
             self._iteration = view.iteration
             finished = [entry for entry in finished if entry.at >= view.since]  # the others belong to the time before
             if view.doing not in RUNNING or not has_signs:
-                self._hearing = wait(self._hearing, now)
                 return
         signs = [sign for entry in finished for sign in _signs(entry, is_healthy)]
         latest = max((sign.at for sign in signs), default=-math.inf)
         # Signs that came after the page's ring was read. The ring, now or at an earlier check, has the others.
         signs += [SignOfLife(at, "other", failed=not is_healthy) for at in sign_times if at > latest + SAME]
         still_open = tuple(PauseInSection(section.name, section.entered_at) for section in view.open_sections)
-        self._hearing = hear(self._hearing, signs, still_open, now)
+        self._hearing = hear(self._hearing, signs, still_open, standstills)
 
     def silence(self, rule: Rule, since: float) -> Silence | None:
         """Return the present silence, None if no sign is expected. since: time of entry into the function."""

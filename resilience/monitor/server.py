@@ -12,7 +12,7 @@ import selectors
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,6 +24,7 @@ from resilience.core import hang_kind, watch
 from resilience.core.limits import with_recorded_names
 from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.pace import Pace
+from resilience.core.standstills import NOTICEABLE, REMEMBERED, Standstill, longest_sleep
 from resilience.core.watch import Decision, Finding, Watch, decide
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, events, tracebacks
@@ -48,7 +49,6 @@ from resilience.system.channel import Channel, ChannelClosed
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, write_job
 
-STOOD_STILL = 5.0  # seconds by which this process ran too late; then it, or its node, was stopped
 FLUSH_EVERY = 15.0  # seconds between two writes of the timing histograms
 EXIT_LIMIT = 0.05  # seconds to learn how a dying rank ended
 MOST_MESSAGES = 256  # of the rank that are read before its signs of life are checked again
@@ -126,8 +126,10 @@ class RankMonitor:
         self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
         self._expected_at = time.monotonic()  # the latest time at which this process was to run
-        self._resumed_at: float | None = None  # when this process last ran again after it stood still
+        self._standstills: deque[Standstill] = deque(maxlen=REMEMBERED)
         self._raised: dict[str, float] = {}  # learned limits that no longer fit, and the longer ones in their place
+        self._limits_of_all = Limits()  # of all groups of ranks
+        self._group_rank: int | None = None  # the rank whose group's limits hold; None: the limits of all ranks
         self._unlearned: Limits | None = None  # that hold once fewer ranks are active; None: the same ones
         self._most_active = 0  # ranks in any iteration
         self._is_gone = False
@@ -205,7 +207,8 @@ class RankMonitor:
     def _sleep(self, due: float) -> None:
         """Wait until a descriptor is ready or a check is due, and handle what is ready."""
         now = self._clock()
-        self._expected_at = wake_at = max(now, self._pace.wake_at(now, due))
+        sleep_until = now + longest_sleep(watch.every_limit(self._watch.limits))
+        self._expected_at = wake_at = max(now, min(sleep_until, self._pace.wake_at(now, due)))
         resting = None if self._pace.reads(now) else self._channel
         if resting is not None:
             self._selector.unregister(resting)
@@ -221,8 +224,8 @@ class RankMonitor:
     def _clock(self) -> float:
         """Return the time. Notice if this process stood still, since it was to wake or since the last call."""
         now = time.monotonic()
-        if now - self._expected_at > STOOD_STILL:
-            self._resumed_at = now
+        if now - self._expected_at > NOTICEABLE:
+            self._standstills.append(Standstill(self._expected_at, now))
             if self._recorder is not None:
                 self._recorder.stood_still(self._expected_at, now)
         self._expected_at = now
@@ -323,6 +326,7 @@ class RankMonitor:
             self._recorder = DurationRecorder(folder, origin)
             self._recorder.process_started(origin.cycle, self._is_cold)
         self._watch = Watch()
+        self._limits_of_all, self._group_rank = limits, origin.initial_rank
         self.limit(of_rank(limits, origin.initial_rank, origin.world_size))
         self._origin = self._witness.origin = msgspec.structs.replace(origin, role="monitor", pid=os.getpid())
         self._witness.logs = (folder / "logs" / f"{self._name}.jsonl",)
@@ -334,6 +338,14 @@ class RankMonitor:
                 WRITER.submit(lambda: write_job(job, folder))
         assert self._emitter is not None
         self._emitter.move(call=origin.call)
+
+    def _seated(self, rank: int | None) -> None:
+        """Apply the limits of the rank's group only while it does the work of its initial rank. After ranks were lost,
+        it may do that of a rank in another group; then the limits of all ranks hold, which are the longest."""
+        group_rank = rank if rank == self._initial_rank else None
+        if self._unlearned is not None and self._origin is not None and group_rank != self._group_rank:
+            self._group_rank = group_rank
+            self.limit(of_rank(self._limits_of_all, group_rank, self._origin.world_size))
 
     def limit(self, limits: Limits) -> None:
         """Apply these limits from now on. A learned limit that no longer fits stays replaced, although the sender does
@@ -389,6 +401,7 @@ class RankMonitor:
                 self._most_active = max(self._most_active, event.active_world_size)
                 if event.active_world_size < self._most_active:
                     self._forget_learned()
+                self._seated(record.origin.rank)
             case events.IterationEnded(outcome):
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"
@@ -450,7 +463,7 @@ class RankMonitor:
             has_left=call is not None and view.left_call == call,
             are_others_seen=self._are_others_seen(),
             suspicion=self.suspicions.confirmed,
-            resumed_at=self._resumed_at,
+            standstills=tuple(self._standstills),
         )
 
     def _are_others_seen(self) -> bool:
@@ -501,6 +514,7 @@ class RankMonitor:
         self._stacks = self._witness.take_stacks(thorough=finding.severity == "hard")
         if self._witness.has_iterations and self._page.read().iteration != self._observation.iteration:
             self._stacks = stacks.Stacks("none", reason="the rank has restarted meanwhile")
+        self._expected_at = time.monotonic()  # this took time, but the host did not stand still
         self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
 
     def _ask_for_stacks(self, number: int) -> bool:
@@ -624,9 +638,11 @@ class RankMonitor:
         before = self._page.read()
         finished, overrun = self._page.drain()
         view = self._page.read()
-        self._listen(finished, view, now)
+        self._listen(finished, view)
         if self._recorder is not None:
             self._recorder.take(finished, view.open_sections, self._announced_at, before.heartbeat_at, before.step)
+            if self._recorder.has_near_miss:  # the next occurrence may take a little longer
+                self._replace_stale_limits()
         if overrun:
             self.emit(events.TelemetryDropped("timing", "the page's ring was overrun", overrun))
         if self._page.are_names_full and not self._has_told_of_names:
@@ -637,13 +653,13 @@ class RankMonitor:
             self._write_timings()
         return view
 
-    def _listen(self, finished: list[Closed], view: PageView, now: float) -> None:
+    def _listen(self, finished: list[Closed], view: PageView) -> None:
         """Learn how long a healthy rank is silent."""
         is_ended = self._watch.kill_at is not None or self._watch.asked_in == view.iteration
         is_healthy = (
             not is_ended and not self._observation.is_dismissed and self._interrupted_at(view.iteration) is None
         )
-        self._listener.take(finished, view, now, is_healthy)
+        self._listener.take(finished, view, is_healthy, self._standstills)
 
     def _weigh_silence(self, now: float) -> float | None:
         """Report a long silence that only the rule limits. Return when to check again."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from resilience.core.standstills import REMEMBERED, Standstill, since_standstills
 from resilience.system.open_sockets import Connection, opened_by
 
 T = TypeVar("T")
@@ -48,10 +50,10 @@ class Patience:
         self._asks = asks
         self._answered = answered
         self._waits: tuple[float, float] | None = None  # when the wait began, and when the answer is due
-        self._longest_gap = STOOD_STILL + 2 * interval
+        self._interval = interval
         self._overdue: tuple[float, float] | None = None  # the wait that the last check found overdue
         self._checked_at = math.inf
-        self._resumed_at = -math.inf
+        self._standstills: deque[Standstill] = deque(maxlen=REMEMBERED)
 
     def ask(self, operation: Callable[[], T], allowed: float) -> T:
         try:
@@ -68,13 +70,13 @@ class Patience:
 
     def check(self) -> None:
         """End the connection of an operation that two checks have found overdue by more than the limit: after a short
-        stop the answer may be there already. After this process stood still for longer, the limit counts anew, because
+        stop the answer may be there already. A longer time in which this process stood still does not count, because
         the store may have stood still too. From any other thread."""
         waits, now = self._waits, time.monotonic()
-        if now - self._checked_at > self._longest_gap:
-            self._resumed_at = now
+        if now - self._checked_at > STOOD_STILL + 2 * self._interval:
+            self._standstills.append(Standstill(self._checked_at + self._interval, now))
         self._checked_at = now
-        if waits is None or now < max(waits[1], self._resumed_at) + self.limit:
+        if waits is None or now < since_standstills(self._standstills, waits[1]) + self.limit:
             return
         if self._overdue is waits:
             self.ran_out_after = now - waits[0]

@@ -103,7 +103,7 @@ class SilentJob:
         return has_shown_its_pauses(self.hearing.shown)
 
     def _look(self) -> None:
-        self.hearing = hear(self.hearing, self._signs, tuple(self._open), self.now)
+        self.hearing = hear(self.hearing, self._signs, tuple(self._open))
         self._signs.clear()
         self._looked_at = self.now
         silence = present(self.rule, self.hearing, self._began)

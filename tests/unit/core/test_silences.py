@@ -24,6 +24,7 @@ from resilience.core.silences import (
     present,
     rounds_of,
 )
+from resilience.core.standstills import Standstill
 from resilience.facts.limits import Rule
 from tests.support.silent_jobs import SilentJob
 
@@ -180,34 +181,24 @@ def test_program_that_only_loads_is_not_watched_as_if_it_trained() -> None:
     assert job.kills == []
 
 
-def test_time_in_which_the_whole_node_stood_still_is_no_silence() -> None:
-    hearing = Hearing()
-    for at in range(100):
-        hearing = hear(hearing, [SignOfLife(float(at), "step")], (), float(at))
-    hearing = hear(hearing, [], (), 100.0)
-    hearing = hear(hearing, [], (), 5000.0)  # suspended meanwhile
-    silence = present(Rule(), hearing, 0.0)
-    assert silence is not None and silence.since + silence.allowed > 5000.0 + 590.0
-
-
 @pytest.mark.parametrize("before", [(), (100.25, 100.5)], ids=["no step before it", "steps before it"])
 @pytest.mark.parametrize("is_quick", [True, False], ids=["rank is first", "monitor is first"])
 def test_time_in_which_the_whole_node_stood_still_is_not_learned(before: tuple[float, ...], is_quick: bool) -> None:
     """The steps before it may not have been read yet when the node was suspended."""
     hearing = Hearing()
     for at in range(101):
-        hearing = hear(hearing, [SignOfLife(float(at), "step")], (), float(at))
+        hearing = hear(hearing, [SignOfLife(float(at), "step")], ())
     looks = [[*before, 5000.5], []] if is_quick else [[*before], [5000.5]]
-    for now, steps in zip((5001.0, 5002.0), looks, strict=True):
-        hearing = hear(hearing, [SignOfLife(at, "step") for at in steps], (), now)
+    for steps in looks:
+        hearing = hear(hearing, [SignOfLife(at, "step") for at in steps], (), [Standstill(101.5, 5000.25)])
     assert hearing.shown.silences[""].longest <= 2.0
 
 
 def test_steps_of_a_rank_whose_monitor_stood_still_are_learned() -> None:
     hearing = Hearing()
     for at in range(101):
-        hearing = hear(hearing, [SignOfLife(float(at), "step")], (), float(at))
-    hearing = hear(hearing, [SignOfLife(at, "step") for at in (120.0, 141.0, 160.0)], (), 161.0)
+        hearing = hear(hearing, [SignOfLife(float(at), "step")], ())
+    hearing = hear(hearing, [SignOfLife(at, "step") for at in (120.0, 141.0, 160.0)], (), [Standstill(102.0, 161.0)])
     assert hearing.shown.silences[""].longest == 21.0
     silence = present(Rule(), hearing, 0.0)
     assert silence is not None and silence.since == 160.0
@@ -389,7 +380,7 @@ def test_kinds_outside_sections_are_told_apart_by_a_factor_of_two() -> None:
         at = 0.0
         for number in range(2000):
             at += pauses[number // 50 % len(pauses)] if number % 50 == 49 else 0.1
-            hearing = hear(hearing, [SignOfLife(at, "step")], (), at)
+            hearing = hear(hearing, [SignOfLife(at, "step")], ())
         return hearing.shown
 
     assert kinds_of_pause(shown(0.1)) == 0
@@ -401,9 +392,9 @@ def test_kinds_outside_sections_are_told_apart_by_a_factor_of_two() -> None:
 
 def test_signs_of_a_section_opened_between_two_looks_have_their_kind() -> None:
     hearing = Hearing(counts={("step", ""): 10}, last=0.0)
-    hearing = hear(hearing, [], (PauseInSection("checkpoint", 1.0),), 2.0)
-    hearing = hear(hearing, [SignOfLife(9.0, "closed", "checkpoint", 1.0)], (), 10.0)
-    hearing = hear(hearing, [SignOfLife(14.0, "closed", "evaluation", 11.0)], (), 15.0)
+    hearing = hear(hearing, [], (PauseInSection("checkpoint", 1.0),))
+    hearing = hear(hearing, [SignOfLife(9.0, "closed", "checkpoint", 1.0)], ())
+    hearing = hear(hearing, [SignOfLife(14.0, "closed", "evaluation", 11.0)], ())
     silences = hearing.shown.silences
     assert {kind: each.longest for kind, each in silences.items()} == {"": 2.0, "checkpoint": 8.0, "evaluation": 3.0}
 
@@ -411,13 +402,13 @@ def test_signs_of_a_section_opened_between_two_looks_have_their_kind() -> None:
 def test_inner_section_is_the_kind_while_sections_nest() -> None:
     hearing = Hearing(counts={("step", ""): 10}, last=0.0)
     signs = [SignOfLife(30.0, "closed", "save", 10.0), SignOfLife(37.0, "closed", "epoch", 5.0)]
-    shown = hear(hearing, signs, (), 40.0).shown
+    shown = hear(hearing, signs, ()).shown
     assert {kind: each.longest for kind, each in shown.silences.items()} == {"": 5.0, "epoch": 7.0, "save": 20.0}
 
 
 def test_section_that_is_found_late_does_not_move_the_last_sign_back() -> None:
     hearing = Hearing(counts={("step", ""): 10}, last=10.0)
-    hearing = hear(hearing, [SignOfLife(30.0, "closed", "save", 9.0)], (), 31.0)
+    hearing = hear(hearing, [SignOfLife(30.0, "closed", "save", 9.0)], ())
     assert {kind: each.longest for kind, each in hearing.shown.silences.items()} == {"save": 20.0}
 
 
@@ -432,12 +423,12 @@ def test_rounds_are_steps_else_heartbeats_else_the_section_that_was_closed_most_
 def test_sections_that_open_and_pings_are_no_rounds() -> None:
     hearing = Hearing()
     for at in range(10):
-        hearing = hear(hearing, [SignOfLife(float(at), "other")], (PauseInSection("load", 0.0),), float(at))
+        hearing = hear(hearing, [SignOfLife(float(at), "other")], (PauseInSection("load", 0.0),))
     assert rounds_of(hearing.counts) == 0
 
 
 def test_rounds_of_the_warm_up_are_not_counted() -> None:
-    hearing = hear(Hearing(), [SignOfLife(float(at), "step") for at in range(12)], (), 12.0)
+    hearing = hear(Hearing(), [SignOfLife(float(at), "step") for at in range(12)], ())
     assert sum(hearing.shown.rounds.values()) == 12 - 1 - WARM_UP
     assert hearing.start == {"": 1.0}  # there was no silence before the first sign
 
@@ -463,7 +454,6 @@ def test_a_cycle_keeps_what_the_job_has_shown_and_forgets_its_signs() -> None:
         5.0,
         4.0,
         5.0,
-        4.0,
     )
     assert begin(hearing) == Hearing(shown=hearing.shown)
     assert begin_cycle(hearing.shown) == Hearing(shown=hearing.shown, is_expected=True)

@@ -16,6 +16,7 @@ import pytest
 from resilience.core import watch
 from resilience.core.observation import Doing, Observation, Sign, Suspicion
 from resilience.core.silences import Silence
+from resilience.core.standstills import Standstill
 from resilience.core.watch import (
     AskRestart,
     CaptureEvidence,
@@ -619,7 +620,7 @@ STANDS_STILL = (
     in_function(step_at=LATER),  # nothing may end this function
     in_function(step_at=START, interrupted_at=LATER, watchdog_at=LATER),
     in_function(step_at=START, interrupted_at=LATER, store_due_at=LATER),
-    in_function(step_at=START, interrupted_at=LATER, resumed_at=LATER),
+    in_function(step_at=START, interrupted_at=LATER, standstills=(Standstill(START, LATER - 8.0),)),
     Observation(doing=Doing.OUTSIDE, since=LATER),  # of a program that enters a Wrapper: its agent counts it as hung
 )
 
@@ -991,18 +992,31 @@ def test_rank_without_any_limit_is_ended_past_the_limit_of_the_rule(watcher: Mod
     assert (at, end.finding.limit, end.finding.allowed) == (START + 600.0, "silence", 600.0)
 
 
-def test_limits_count_anew_after_the_whole_node_stood_still(watcher: ModuleType) -> None:
+def test_time_in_which_the_host_stood_still_is_no_silence(watcher: ModuleType) -> None:
     limits = limits_of(watchdog=Limit(hard=50.0), step=Limit(soft=20.0, hard=40.0))
     seen = in_function(watchdog_at=START, step_at=START)
     assert found(watch_over(watcher, limits, seen, until=60.0)) == {"step"}
-    resumed = msgspec.structs.replace(seen, resumed_at=START + 1000.0)
-    decided = watcher.decide(Watch(limits), resumed, START + 1001.0)
+    standstills = Standstill(START - 10.0, START - 1.0), Standstill(START + 5.0, START + 1005.0)
+    resumed = msgspec.structs.replace(seen, standstills=standstills)
+    decided = watcher.decide(Watch(limits), resumed, START + 1006.0)
     assert (decided.commands, decided.wake_at) == ((), START + 1020.0)
     late = watcher.decide(Watch(limits), resumed, START + 1041.0)
     assert [type(command) for command in late.commands] == [CaptureEvidence, AskRestart]
     assert [command.finding.severity for command in late.commands] == ["hard"] * 2
-    earlier = msgspec.structs.replace(seen, resumed_at=START - 10.0)  # it has shown signs since then
-    assert watcher.decide(Watch(limits), earlier, START + 19.0).wake_at == START + 20.0
+    assert [command.finding.silent_for for command in late.commands] == [41.0] * 2
+
+
+def test_hang_is_found_however_often_the_host_stands_still(watcher: ModuleType) -> None:
+    standstills = tuple(Standstill(START + 100.0 * number, START + 100.0 * number + 8.0) for number in range(6))
+    seen = in_function(step_at=START, standstills=standstills)
+    commands = watch_over(watcher, limits_of(step=Limit(hard=600.0)), seen, until=1e5)
+    assert next(at for at, command in commands if isinstance(command, AskRestart)) == START + 648.0
+
+
+def test_silence_of_the_rule_is_weighed_without_the_time_in_which_the_host_stood_still(watcher: ModuleType) -> None:
+    seen = silent(standstills=(Standstill(START + 5.0, START + 105.0),))
+    weighed = watcher.weighed_silence(limits_of(rule=RULE), seen)
+    assert (weighed.since, weighed.suspect_at, weighed.allowed) == (START + 100.0, START + 160.0, 600.0)
 
 
 def test_worker_without_a_program_has_no_limit_but_the_rules(watcher: ModuleType) -> None:

@@ -60,7 +60,7 @@ class Watched:
     def _look(self) -> None:
         finished, _ = self._monitor.drain()
         view = self._monitor.read()
-        self._listener.take(finished, view, self.now, is_healthy=True)
+        self._listener.take(finished, view, is_healthy=True)
         silence = self._listener.silence(Rule(), view.since)
         if silence is not None:
             self.limits[silence.kind] = silence.allowed

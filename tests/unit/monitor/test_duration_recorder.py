@@ -254,6 +254,12 @@ def test_what_a_rank_did_while_only_its_monitor_stood_still_counts(keeper: Durat
     assert [row for row in kept(keeper, tmp_path) if row[0] == "step"] == [("step", 20.0, "ok")] * 4
 
 
+def test_short_standstill_cuts_off_only_what_lasted_for_most_of_it(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.stood_still(10.0, 13.0)
+    keeper.take([section("save", 5.0, 10.0), section("data", 9.875, 3.25)], [])
+    assert kept(keeper, tmp_path)[1:] == [("save", 10.0, "ok"), ("data", 0.125, "cut")]
+
+
 def test_section_of_a_rank_that_died_after_a_standstill_is_cut_off_there(
     keeper: DurationRecorder, tmp_path: Path
 ) -> None:
@@ -343,6 +349,18 @@ def test_occurrence_near_the_limit_outside_phases_makes_it_stale(keeper: Duratio
     ((name, reason, fallback),) = keeper.stale()
     assert (name, fallback) == ("data", 9.0)
     assert reason == "a healthy occurrence took 0.7 s, 70% of the limit of 1 s outside known phases"
+
+
+def test_stale_limit_is_raised_again_by_an_occurrence_near_it(keeper: DurationRecorder) -> None:
+    keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.11)}, {})
+    keeper.take([section("data", float(at), 0.13) for at in range(40)], [])
+    ((_, reason, fallback),) = keeper.stale()
+    assert (reason.split(" moved")[0], fallback) == ("the median", 1.0)
+    raised = []
+    for number, seconds in enumerate((0.6, 0.9, 0.9, 3.0, 3.5)):
+        keeper.take([section("data", 50.0 + 10.0 * number, seconds)], [])
+        raised.append([fallback for _, _, fallback in keeper.stale()])
+    assert raised == [[], [4.5], [], [], [17.5]]
 
 
 def test_occurrence_beyond_the_reach_of_a_short_limit_does_not_make_it_stale(keeper: DurationRecorder) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from selectors import DefaultSelector
 from typing import Any
@@ -15,11 +16,20 @@ import msgspec
 import pytest
 
 from resilience.calibration.fitting import MONTH
-from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
+from resilience.calibration.limits_file import SCHEMA, Deadline, RankGroupLimit, Timeouts, in_force
 from resilience.core.limits import ClientLimits, SectionTimeouts, with_state
 from resilience.core.observation import Doing, Observation
 from resilience.core.silences import Shown
-from resilience.core.watch import AskRestart, CaptureEvidence, Decision, Finding, Watch, decide, exceeded
+from resilience.core.watch import (
+    AskRestart,
+    CaptureEvidence,
+    Decision,
+    Finding,
+    Watch,
+    decide,
+    exceeded,
+    next_deadline,
+)
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import NAME_BYTES
@@ -168,6 +178,25 @@ def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Pat
     assert monitor._watch.limits.rule == Rule()
 
 
+def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(tmp_path: Path, pipe: int) -> None:
+    """Rank 0 saves for 20 s, the others for 1 s. Rank 8 is a spare. Rank 0 is lost, so rank 1 saves instead."""
+    process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
+    monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
+    groups = (RankGroupLimit("0", 100.0, "ok", ""), RankGroupLimit("1-7", 5.0, "ok", ""))
+    deadlines = {"save": Deadline(100.0, "ok", "", 1e-6, groups=groups)}
+    found = Timeouts(SCHEMA, Configuration("train.py", world_size=9), "", 1.0, MONTH, 9, deadlines)
+    origin = Origin("job", "n", "rank", os.getpid(), iteration=0, initial_rank=1, rank=1, world_size=9)
+    monitor.open(origin, tmp_path, in_force(found, Limits()))
+    shown = []
+    for rank in (1, 0, 0, 1):
+        moved = msgspec.structs.replace(origin, rank=rank)
+        monitor._take(Record(0, 0, 0, moved, events.IterationStarted(8, "active")))
+        assert monitor._recorder is not None
+        shown.append((monitor._watch.limits.sections["save"].hard, monitor._recorder._learned["save"].timeout_s))
+    WRITER.flush()
+    assert shown == [(5.0, 5.0), (100.0, 100.0), (100.0, 100.0), (5.0, 5.0)]
+
+
 LEARNED = Limits(
     sections={"work": Limit(hard=10.0)},
     outside={"work": Outside(Limit(hard=5.0), Phases((), 99))},
@@ -253,6 +282,17 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_for_the_next_worker(tm
         each.close()
     assert work_limits(following.monitor) == (40.0, [])
     assert work_limits(configured.monitor) == (3.0, [])
+
+
+def test_occurrence_near_a_learned_limit_raises_it_at_the_next_look(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, LEARNED)
+    monitor = worker.monitor
+    worker.attach()
+    monitor._page.drain = lambda: ([Closed("work", 8.0, 10.0)], 0)
+    monitor._fold_timings(monitor._flush_at - 10.0)
+    shown = work_limits(monitor)
+    worker.close()
+    assert shown == (40.0, [])
 
 
 def test_learned_limit_that_no_longer_fits_stays_replaced_in_the_next_call(tmp_path: Path, pipe: int) -> None:
@@ -461,7 +501,7 @@ def test_learned_limit_stays_if_the_node_is_suspended_within_a_step(
 
 
 @pytest.mark.parametrize("at", ["before it waits", "while it waits", "after it has waited"])
-def test_limits_count_anew_wherever_the_monitor_was_when_the_job_was_suspended(
+def test_no_limit_is_exceeded_wherever_the_monitor_was_when_the_job_was_suspended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
 ) -> None:
     clock = Clock()
@@ -493,6 +533,81 @@ def test_limits_count_anew_wherever_the_monitor_was_when_the_job_was_suspended(
     monkeypatch.undo()
     worker._channels[0].close()  # the monitor has closed its own end
     assert found == [[]]
+
+
+class Host:
+    """The selector of a monitor. The host stands still at times; until then a rank steps."""
+
+    def __init__(
+        self, clock: Clock, rank: RankSide, steps_until: float, standstills: list[tuple[float, float]]
+    ) -> None:
+        self._clock, self._rank = clock, rank
+        self._steps = [(at, 0.0) for at in (clock.now + 0.1 * n for n in range(400)) if at < steps_until]
+        self._standstills = list(standstills)
+
+    def select(self, timeout: float) -> list[Any]:
+        until = self._clock.now + timeout
+        while (happens := min(self._steps[:1] + self._standstills[:1], default=(math.inf, 0.0)))[0] <= until:
+            at, seconds = happens
+            self._clock.now = max(self._clock.now, at + seconds)
+            if seconds:
+                self._standstills.pop(0)
+                self._steps = [(step + seconds, 0.0) for step, _ in self._steps]
+            else:
+                self._steps.pop(0)
+                self._rank.step(int(at * 100.0))
+        self._clock.now = max(self._clock.now, until)
+        return []
+
+    def register(self, *_: Any) -> None:
+        """Nothing of the rank's is read."""
+
+    unregister = register
+
+
+@pytest.fixture
+def found_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., float]:
+    """When the monitor finds a hang on a host that stands still at times, in seconds from the first step."""
+
+    def found_at(limit: float, steps_for: float, standstills: list[tuple[float, float]], until: float) -> float:
+        clock = Clock()
+        found = math.inf
+        with monkeypatch.context() as virtual:
+            virtual.setattr(page, "time", clock)
+            virtual.setattr(server, "time", clock)
+            worker = Worker(tmp_path, Limits(step=Limit(hard=limit)))
+            rank, monitor = worker.attach(), worker.monitor
+            began = clock.now
+
+            def decide(state: Watch, seen: Any, now: float) -> Decision:
+                nonlocal found
+                if exceeded(state.limits, seen, now):
+                    found = min(found, now - began)
+                monitor._is_over = found < math.inf or now > began + until
+                return Decision(state, (), min(now + 2.0, next_deadline(state, seen, now) or math.inf))
+
+            rank.doing(Doing.FUNCTION)
+            virtual.setattr(server, "FLUSH_EVERY", math.inf)
+            monitor._flush_at, monitor._snapshots.due = clock.now, math.inf  # it has something to do, and looks
+            at = [(began + begin, seconds) for begin, seconds in standstills]
+            virtual.setattr(monitor, "_selector", Host(clock, rank, began + steps_for, at))
+            virtual.setattr(server, "decide", decide)
+            monitor.run()
+        worker._channels[0].close()  # the monitor has closed its own end
+        return found
+
+    return found_at
+
+
+def test_short_standstill_of_the_host_ends_no_rank_whenever_it_begins(found_on: Callable[..., float]) -> None:
+    for hundredths in range(0, 100, 7):
+        began = 5.0 + hundredths / 100
+        assert found_on(1.0, 20.0, [(began, 3.2)], until=12.0) == math.inf
+
+
+def test_hang_on_a_host_that_stands_still_again_and_again_is_found(found_on: Callable[..., float]) -> None:
+    standstills = [(595.0 * number, 8.0) for number in range(1, 10)]
+    assert found_on(600.0, 1.0, standstills, until=5000.0) < 615.0
 
 
 def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:

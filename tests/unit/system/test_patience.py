@@ -45,9 +45,14 @@ def test_wait_is_ended_once_it_exceeds_its_limit(monkeypatch: pytest.MonkeyPatch
     assert ended_after(monkeypatch, every_second, allowed=5.0) == 5.0 + LIMIT + 1.0
 
 
-def test_limit_counts_anew_after_the_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_which_the_process_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     resumed = [3000.0 + second for second in range(40)]
-    assert ended_after(monkeypatch, [1.0, 2.0, *resumed]) == 3000.0 + LIMIT + 1.0
+    assert ended_after(monkeypatch, [1.0, 2.0, *resumed]) == 3000.0 - 3.0 + LIMIT + 1.0  # it was to check at 3.0
+
+
+def test_wait_is_ended_however_often_the_process_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [20.0 * minute + second for minute in range(20) for second in range(9)]
+    assert ended_after(monkeypatch, checks) == 11.0 + LIMIT + 1.0  # it stood still from 9.0 to 20.0
 
 
 def test_busy_machine_that_delays_checks_a_little_ends_the_wait_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

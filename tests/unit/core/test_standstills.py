@@ -1,0 +1,22 @@
+"""How much of a silence the host stood still, and how long its monitor may sleep."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.core.standstills import NOTICEABLE, Standstill, longest_sleep, since_standstills
+
+
+@pytest.mark.parametrize(
+    ("since", "later_by"),
+    [(0.0, 5.0), (10.0, 5.0), (12.0, 3.0), (13.0, 2.0), (20.0, 2.0), (21.0, 1.0), (22.0, 0.0), (30.0, 0.0)],
+)
+def test_silence_is_shorter_by_the_standstills_since_its_beginning(since: float, later_by: float) -> None:
+    standstills = [Standstill(10.0, 13.0), Standstill(20.0, 22.0)]
+    assert since_standstills(standstills, since) == since + later_by
+
+
+def test_monitor_sleeps_for_a_quarter_of_its_shortest_limit() -> None:
+    assert longest_sleep([600.0, 60.0]) == 15.0
+    assert longest_sleep([600.0, 0.1]) == NOTICEABLE
+    assert longest_sleep([]) == float("inf")
