@@ -45,7 +45,6 @@ NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
 SELECTION = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")  # options
 DEFAULT = ("time", "level", "who", "text")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SIZED = 200  # leading rows that determine a table's column widths
@@ -189,7 +188,7 @@ def _table(answer: QueryResult) -> Iterator[str]:
 
 def _texts(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the text of each row. On a terminal, add colours, wrap long lines under their text, and keep only the last
-    state of a progress bar; elsewhere one row stays one line. The workers' own colours are removed."""
+    state of a progress bar; elsewhere one row stays one line."""
     is_terminal = sys.stdout.isatty()
     paint = may_paint(sys.stdout)
     width = width_of_terminal()
@@ -198,7 +197,6 @@ def _texts(rows: Iterable[Row]) -> Iterator[str]:
             yield ""
             continue
         *prefix, (text, style) = row
-        text = _COLOURS.sub("", text)
         if not is_terminal:
             yield painted((*prefix, (text, style)), paint)
             continue

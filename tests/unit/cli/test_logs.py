@@ -315,3 +315,19 @@ def test_columns_have_the_fields_of_an_interruption(tmp_path: Path, capsys: pyte
 def test_time_of_a_selection_is_named_at_its_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(run), "--since", "1s", "--grep", "no such text"]) == 1
     assert re.search(r"--since 1s \(from [^)]*\), --grep no such text", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", ["^disk full$", "k f"])
+def test_grep_searches_the_text_without_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    write(tmp_path, "output/0/3.err", b"\x1b[31mdisk\x1b[0m full\n")
+    (tmp_path / "records").mkdir()
+    write(tmp_path, "logs/node-4.jsonl", log_line("\x1b[31mdisk\x1b[0m full", AT, 4))
+    lines = call(capsys, str(tmp_path), "--grep", text, "--columns", "rank,text")
+    assert [line.split(maxsplit=1) for line in lines] == [["4", "disk full"], ["3", "disk full"]]
+    assert main(["logs", str(tmp_path), "--grep", "31m"]) == 1
+
+
+def test_a_field_has_no_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "records").mkdir()
+    write(tmp_path, "logs/node-4.jsonl", log_line("\x1b[31mdisk\x1b[0m full", AT, 4, mood="\x1b[32mfine\x1b[0m"))
+    assert call(capsys, str(tmp_path), "--columns", "event,mood,rank") == ["disk full  fine     4"]
