@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from resilience.attribution.incidents import incidents_of
@@ -45,6 +45,7 @@ NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
 SELECTION = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")  # options
 DEFAULT = ("time", "level", "who", "text")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SIZED = 200  # leading rows that determine a table's column widths
@@ -246,20 +247,22 @@ def _choice(arguments: argparse.Namespace, folder: Path) -> LineFilter:
 
 
 def since_ns(text: str, last: int) -> int:
-    """Return a point in time, UTC nanoseconds. last: time of the run's last line; "10m" is 10 minutes before it.
+    """Return a point in time, UTC nanoseconds. last: time of the run's last line; "10m" is 10 minutes before it, but
+    not before 1970.
 
     Raises: ConfigurationError."""
     ago = _AGO.fullmatch(text)
     if ago is not None:
-        return last - round(float(ago[1]) * _UNITS[ago[2]] * 1e9)
+        return last - round(min(float(ago[1]) * _UNITS[ago[2]] * 1e9, last))
     day = datetime.fromtimestamp(last / 1e9, timezone.utc).strftime("%Y-%m-%dT")
     try:
         at = datetime.fromisoformat((text if "-" in text else day + text).replace("Z", "+00:00"))
-    except ValueError:
+        at = at.astimezone(timezone.utc) if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    except (ValueError, OverflowError):  # OverflowError: not in the years 1 to 9999 in UTC
         raise ConfigurationError(
             f"--since {text}: not a time; write 2026-01-31T12:00:00, 12:00 (UTC), or 90s, 10m, 2h before the last line"
         ) from None
-    return round((at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)).timestamp() * 1e9)
+    return (at - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _columns(text: str | None) -> tuple[str, ...]:

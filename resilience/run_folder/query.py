@@ -131,7 +131,7 @@ class QueryResult(msgspec.Struct):
 def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
     """Run an SQL query on a run.
 
-    Raises: ConfigurationError if DuckDB is not installed or the query fails."""
+    Raises: ConfigurationError if DuckDB is not installed or the query fails or has no statement."""
     try:
         duckdb = importlib.import_module("duckdb")
     except ImportError:
@@ -147,6 +147,10 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
             bad = _define(connection, folder, Path(temporary), history)
             try:
                 result = connection.execute(sql)
+                if result is None:
+                    raise ConfigurationError(
+                        "--sql: the query has no statement; write for example: SELECT count(*) FROM records"
+                    )
                 columns = tuple(column[0] for column in result.description or ())
                 yield QueryResult(columns, _rows(result), bad, completeness)
             except duckdb.Error as error:

@@ -195,6 +195,8 @@ def test_lines_wrap_on_a_terminal_of_80_columns(
         (["--rank", "7-1"], "write ranks as 0-7,12"),
         (["--rank", "x"], "write ranks as 0-7,12"),
         (["--since", "tomorrow"], "write 2026-01-31T12:00:00"),
+        (["--since", "0001-01-01T00:00:00+01:00"], "not a time"),
+        (["--since", "9999-12-31T23:59:59-01:00"], "not a time"),
         (["--grep", "("], "not a regular expression"),
         (["--around", "1"], "has no incidents"),
         (["--diff", "nowhere"], "does not exist"),
@@ -218,6 +220,7 @@ def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], argume
         ["--rank", "1", "--grep", "nan"],
         ["--event", "nosuch", "--json"],
         ["--diff", "job"],
+        ["--since", "9999-12-31T23:59:59.999999"],
     ],
 )
 def test_options_that_match_nothing_are_named_and_the_exit_status_is_1(
@@ -254,6 +257,13 @@ def test_ranks_and_times_are_read_as_people_write_them() -> None:
     assert since_ns("2023-11-14T23:13:20+01:00", AT) == AT
     with pytest.raises(ConfigurationError):
         since_ns("5 fortnights", AT)
+
+
+@pytest.mark.parametrize("ago", ["99999999d", "9" * 400 + "s"])
+def test_since_longer_ago_than_any_line_selects_all(run: Path, capsys: pytest.CaptureFixture[str], ago: str) -> None:
+    assert call(capsys, str(run), "--since", ago) == call(capsys, str(run))
+    assert main(["logs", str(run), "--since", ago, "--level", "critical"]) == 1
+    assert f"matches --level critical, --since {ago} (from 1970-01-01T" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", [str(2**20 + 1), "0-999999999", "9" * 5000])

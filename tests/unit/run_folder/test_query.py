@@ -150,6 +150,12 @@ def test_wrong_question_names_the_views(run: Path, sql: str) -> None:
         answers(run, sql)
 
 
+@pytest.mark.parametrize("sql", ["", " ", ";", "-- SELECT 1"])
+def test_query_without_a_statement_is_refused(run: Path, capsys: pytest.CaptureFixture[str], sql: str) -> None:
+    assert main(["logs", str(run), "--sql", sql]) == 2
+    assert "--sql: the query has no statement; write for example" in capsys.readouterr().err
+
+
 def test_without_duckdb_the_extra_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
