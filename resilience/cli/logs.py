@@ -10,7 +10,7 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from resilience.logs.folding import fold, folded_entry, template, templates
 from resilience.logs.notes import clock_notes, unlisted_notes, unparsed_notes
 from resilience.logs.terminal import COLUMNS, folded_rows, rows_of
 from resilience.run_folder.entries import entry_of, utc
-from resilience.run_folder.lines import LEVELS, Line, line_text
+from resilience.run_folder.lines import LEVELS, Line, line_text, shown_fields
 from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, last_ns, window
 from resilience.run_folder.query import QueryResult, run_query
@@ -98,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sql is not None:
         names = (*SELECTION, "fold", "columns", "follow")
         refuse_together("--sql", "; select in the query", **{name: getattr(arguments, name) for name in names})
+    if arguments.columns is not None:
+        refuse_together("--columns", fold=arguments.fold, json=arguments.json)
     folder = find_run(arguments.run)
     if arguments.sql is not None:
         return _query(folder, arguments.sql, arguments.json)
@@ -112,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines = (line for line in lines if line is None or hash(template(line)) not in known_templates)
     if matches is not None:
         lines = (line for line in lines if line is None or matches(line_text(line)))
-    counted = _Counted(lines)
+    counted = _Counted(lines, [name for name in columns if name not in COLUMNS])
     lines = counted
     present = (line for line in lines if line is not None)
     try:
@@ -129,11 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not counted.lines:
         refuse_unlisted(folder, RECORDS, LOGS, OUTPUT)
     _print_notes(unparsed_notes(timeline))
-    if counted.lines:
-        return 0
-    filters = _filters(arguments, timeline.choice)
-    _print_notes([f"no line of {folder} matches {filters}" if filters else f"{folder} has no lines"])
-    return NOTHING_MATCHED if filters else 0
+    return _status(arguments, timeline, counted)
 
 
 def _templates_of(folder: Path) -> frozenset[int]:
@@ -142,16 +140,33 @@ def _templates_of(folder: Path) -> frozenset[int]:
 
 
 class _Counted:
-    """Passes lines on and counts them. None entries do not count."""
+    """Passes lines on and counts them. None entries do not count. missing: those of the fields that no line has."""
 
-    def __init__(self, lines: Iterable[Line | None]) -> None:
+    def __init__(self, lines: Iterable[Line | None], fields: Sequence[str]) -> None:
         self.lines = 0
+        self.missing = list(fields)
         self._lines = lines
 
     def __iter__(self) -> Iterator[Line | None]:
         for line in self._lines:
             self.lines += line is not None
+            if line is not None and self.missing:
+                present = shown_fields(line)
+                self.missing = [name for name in self.missing if name not in present]
             yield line
+
+
+def _status(arguments: argparse.Namespace, timeline: MergedLines, counted: _Counted) -> int:
+    """Name the options that match nothing; return the exit status."""
+    if counted.lines and not counted.missing:
+        return 0
+    if counted.lines:
+        missing = ", ".join(counted.missing)
+        _print_notes([f"no line shown has the field {missing}; columns are {', '.join(COLUMNS)}, and fields of lines"])
+        return NOTHING_MATCHED
+    folder, filters = timeline.folder, _filters(arguments, timeline.choice)
+    _print_notes([f"no line of {folder} matches {filters}" if filters else f"{folder} has no lines"])
+    return NOTHING_MATCHED if filters else 0
 
 
 def _filters(arguments: argparse.Namespace, choice: LineFilter) -> str:
@@ -266,7 +281,14 @@ def since_ns(text: str, last: int) -> int:
 
 
 def _columns(text: str | None) -> tuple[str, ...]:
-    return DEFAULT if text is None else tuple(name.strip() for name in text.split(",") if name.strip()) or DEFAULT
+    if text is None:
+        return DEFAULT
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigurationError(
+            f"--columns names no column; write some of {', '.join(COLUMNS)}, or names of fields, separated by commas"
+        )
+    return names
 
 
 def _pattern(text: str | None) -> Callable[[str], object] | None:

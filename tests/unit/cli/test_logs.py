@@ -117,6 +117,16 @@ def test_columns_are_those_asked_for(run: Path, capsys: pytest.CaptureFixture[st
     assert lines == ["   5  logs/n1-5.jsonl:1  5"]
 
 
+def test_a_column_that_no_line_has_is_named_and_the_exit_status_is_1(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", str(run), "--columns", "rank,nosuch,shard,tiem", "--event", "ready", "--rank", "5"]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["   5  -  5  -"]
+    assert "no line shown has the field nosuch, tiem; columns are time, date, level" in said.err
+    assert main(["logs", str(run), "--columns", "shard", "--no-fold"]) == 0  # some lines have it
+
+
 def test_around_an_incident_shows_its_moment_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
     write(folder, "logs/node-0.jsonl", log_line("long before", AT - 100 * SECOND), log_line("long after", AT * 2))
@@ -200,6 +210,9 @@ def test_lines_wrap_on_a_terminal_of_80_columns(
         (["--grep", "("], "not a regular expression"),
         (["--around", "1"], "has no incidents"),
         (["--diff", "nowhere"], "does not exist"),
+        (["--columns", "rank", "--json"], "--columns cannot be combined with --json"),
+        (["--columns", "rank", "--fold"], "--columns cannot be combined with --fold"),
+        (["--columns", ","], "--columns names no column; write some of time, date, level"),
     ],
 )
 def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
