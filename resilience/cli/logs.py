@@ -10,8 +10,8 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from resilience.attribution.incidents import incidents_of
@@ -26,7 +26,7 @@ from resilience.logs.folding import fold, folded_entry, template, templates
 from resilience.logs.notes import clock_notes, unlisted_notes, unparsed_notes
 from resilience.logs.terminal import COLUMNS, folded_rows, rows_of
 from resilience.run_folder.entries import entry_of, utc
-from resilience.run_folder.lines import LEVELS, Line, line_text
+from resilience.run_folder.lines import LEVELS, Line, line_text, shown_fields
 from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, last_ns, window
 from resilience.run_folder.query import QueryResult, run_query
@@ -38,7 +38,7 @@ NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
 SELECTION = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")  # options
 DEFAULT = ("time", "level", "who", "text")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 SIZED = 200  # leading rows that determine a table's column widths
@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sql is not None:
         names = (*SELECTION, "fold", "columns", "follow")
         refuse_together("--sql", "; select in the query", **{name: getattr(arguments, name) for name in names})
+    if arguments.columns is not None:
+        refuse_together("--columns", fold=arguments.fold, json=arguments.json)
     folder = find_run(arguments.run)
     if arguments.sql is not None:
         return _query(folder, arguments.sql, arguments.json)
@@ -105,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines = (line for line in lines if line is None or hash(template(line)) not in known_templates)
     if matches is not None:
         lines = (line for line in lines if line is None or matches(line_text(line)))
-    counted = _Counted(lines)
+    counted = _Counted(lines, [name for name in columns if name not in COLUMNS])
     lines = counted
     present = (line for line in lines if line is not None)
     try:
@@ -122,11 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not counted.lines:
         refuse_unlisted(folder, RECORDS, LOGS, OUTPUT)
     _print_notes(unparsed_notes(timeline))
-    if counted.lines:
-        return 0
-    filters = _filters(arguments, timeline.choice)
-    _print_notes([f"no line of {folder} matches {filters}" if filters else f"{folder} has no lines"])
-    return NOTHING_MATCHED if filters else 0
+    return _status(arguments, timeline, counted)
 
 
 def _templates_of(folder: Path) -> frozenset[int]:
@@ -135,16 +133,33 @@ def _templates_of(folder: Path) -> frozenset[int]:
 
 
 class _Counted:
-    """Passes lines on and counts them. None entries do not count."""
+    """Passes lines on and counts them. None entries do not count. missing: those of the fields that no line has."""
 
-    def __init__(self, lines: Iterable[Line | None]) -> None:
+    def __init__(self, lines: Iterable[Line | None], fields: Sequence[str]) -> None:
         self.lines = 0
+        self.missing = list(fields)
         self._lines = lines
 
     def __iter__(self) -> Iterator[Line | None]:
         for line in self._lines:
             self.lines += line is not None
+            if line is not None and self.missing:
+                present = shown_fields(line)
+                self.missing = [name for name in self.missing if name not in present]
             yield line
+
+
+def _status(arguments: argparse.Namespace, timeline: MergedLines, counted: _Counted) -> int:
+    """Name the options that match nothing; return the exit status."""
+    if counted.lines and not counted.missing:
+        return 0
+    if counted.lines:
+        missing = ", ".join(counted.missing)
+        _print_notes([f"no line shown has the field {missing}; columns are {', '.join(COLUMNS)}, and fields of lines"])
+        return NOTHING_MATCHED
+    folder, filters = timeline.folder, _filters(arguments, timeline.choice)
+    _print_notes([f"no line of {folder} matches {filters}" if filters else f"{folder} has no lines"])
+    return NOTHING_MATCHED if filters else 0
 
 
 def _filters(arguments: argparse.Namespace, choice: LineFilter) -> str:
@@ -182,7 +197,7 @@ def _table(answer: QueryResult) -> Iterator[str]:
 
 def _texts(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the text of each row. On a terminal, add colours, wrap long lines under their text, and keep only the last
-    state of a progress bar; elsewhere one row stays one line. The workers' own colours are removed."""
+    state of a progress bar; elsewhere one row stays one line."""
     is_terminal = sys.stdout.isatty()
     paint = may_paint(sys.stdout)
     width = width_of_terminal()
@@ -191,7 +206,6 @@ def _texts(rows: Iterable[Row]) -> Iterator[str]:
             yield ""
             continue
         *prefix, (text, style) = row
-        text = _COLOURS.sub("", text)
         if not is_terminal:
             yield painted((*prefix, (text, style)), paint)
             continue
@@ -241,24 +255,33 @@ def _choice(arguments: argparse.Namespace, folder: Path) -> LineFilter:
 
 
 def since_ns(text: str, last: int) -> int:
-    """Return a point in time, UTC nanoseconds. last: time of the run's last line; "10m" is 10 minutes before it.
+    """Return a point in time, UTC nanoseconds. last: time of the run's last line; "10m" is 10 minutes before it, but
+    not before 1970.
 
     Raises: ConfigurationError."""
     ago = _AGO.fullmatch(text)
     if ago is not None:
-        return last - round(float(ago[1]) * _UNITS[ago[2]] * 1e9)
+        return last - round(min(float(ago[1]) * _UNITS[ago[2]] * 1e9, last))
     day = datetime.fromtimestamp(last / 1e9, timezone.utc).strftime("%Y-%m-%dT")
     try:
         at = datetime.fromisoformat((text if "-" in text else day + text).replace("Z", "+00:00"))
-    except ValueError:
+        at = at.astimezone(timezone.utc) if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    except (ValueError, OverflowError):  # OverflowError: not in the years 1 to 9999 in UTC
         raise ConfigurationError(
             f"--since {text}: not a time; write 2026-01-31T12:00:00, 12:00 (UTC), or 90s, 10m, 2h before the last line"
         ) from None
-    return round((at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)).timestamp() * 1e9)
+    return (at - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _columns(text: str | None) -> tuple[str, ...]:
-    return DEFAULT if text is None else tuple(name.strip() for name in text.split(",") if name.strip()) or DEFAULT
+    if text is None:
+        return DEFAULT
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigurationError(
+            f"--columns names no column; write some of {', '.join(COLUMNS)}, or names of fields, separated by commas"
+        )
+    return names
 
 
 def _pattern(text: str | None) -> Callable[[str], object] | None:

@@ -69,6 +69,16 @@ def parse(lines: Sequence[str]) -> ExceptionInfo | None:
     return msgspec.structs.replace(raised, causes=tuple(causes[:MOST_CAUSES]))
 
 
+def without_prefix(line: str) -> str:
+    """Return a line without torch's prefix, `[rank0]: `."""
+    return _PREFIX.sub("", line)
+
+
+def is_of_group(line: str, is_previous: bool) -> bool:
+    """Return True if a line is of the traceback of an exception group. is_previous: the line before it is of one."""
+    return line == f"  + {_GROUP}" or (is_previous and line.startswith(("  |", "  +", "    ")))
+
+
 def _without_bars(lines: Sequence[str]) -> Iterator[str]:
     """Yield the lines without colours, torch's prefix and progress bars: a bar that is still open is drawn again when
     the interpreter ends. A traceback that begins on the line of other output gets a line of its own."""
@@ -76,7 +86,7 @@ def _without_bars(lines: Sequence[str]) -> Iterator[str]:
         plain = fingerprints.COLOURS.sub("", line)  # Python 3.13 and later colour a traceback at a terminal
         late = _BEGINS_LATE.search(plain)
         parts = [plain[: late.start()], late[1]] if late is not None and plain[: late.start()].strip() else [plain]
-        yield from (_PREFIX.sub("", part) for part in parts if not _BAR.search(part))
+        yield from (without_prefix(part) for part in parts if not _BAR.search(part))
 
 
 def _without_margins(text: Sequence[str]) -> list[str]:
@@ -85,7 +95,7 @@ def _without_margins(text: Sequence[str]) -> list[str]:
     plain: list[str] = []
     is_group = False
     for line in text:
-        is_group = line == f"  + {_GROUP}" or (is_group and line.startswith(("  |", "  +", "    ")))
+        is_group = is_of_group(line, is_group)
         begins = is_group and line.endswith(_GROUP) and line.startswith("  +")
         plain.append(BEGIN if begins else _MARGIN.sub("", line) if is_group else line)
     return plain

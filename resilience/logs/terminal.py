@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from resilience.attribution.advice import ranks_in_words
 from resilience.logs.folding import FoldedLine
 from resilience.run_folder.entries import utc
-from resilience.run_folder.lines import Line, line_text, shown_fields
+from resilience.run_folder.lines import Line, line_text, shown_fields, without_colours
 from resilience.system.render import Line as Row
 
 COLUMNS = (
@@ -78,11 +78,11 @@ def _cell(line: Line, name: str, fields: dict[str, object]) -> str:
             value = getattr(line, name)
             return f"{'-' if value is None else value:>4}"
         case "node" | "role" | "kind" | "event":
-            return f"{getattr(line, name) or '-':8}"
+            return f"{without_colours(getattr(line, name) or '-'):8}"
         case "file":
             return f"{line.file}:{line.number}"
         case _:
-            return str(fields.get(name, "-"))
+            return without_colours(str(fields.get(name, "-")))
 
 
 def _time(line: Line) -> str:

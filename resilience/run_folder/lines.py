@@ -23,7 +23,7 @@ from typing import Any, Literal
 import msgspec
 
 from resilience.errors import DecodeError
-from resilience.facts import encoding
+from resilience.facts import encoding, tracebacks
 from resilience.facts.events import CATALOGUE
 from resilience.facts.identity import Nanoseconds
 from resilience.run_folder.stamps import Stamps
@@ -37,6 +37,7 @@ LONGEST = 1 << 20  # bytes; a longer line, such as a progress bar without newlin
 LAST_LINES = 20  # searched for a complete line
 LISTED = 60  # characters of a list shown in a line of text; for longer lists only the number of items
 _KNOWN_BY = 256  # bytes before the place where reading goes on, which tell a rotated file
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 AHEAD_NS = 3600 * 10**9  # a time this much after the file's end comes from a broken clock
 
 LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
@@ -142,6 +143,7 @@ class FileLines:
         self._stamp: int | None = None  # the last stamp of a plain line
         self._stamps = Stamps(path) if known.kind == "text" else None
         self._in_traceback = False
+        self._in_group = False
 
     def next(self, is_final: bool = True) -> Line | None:
         """Return the next line, None at the end. is_final: return a last line without a newline too."""
@@ -301,7 +303,7 @@ class FileLines:
         return at <= self._last_ns + AHEAD_NS
 
     def _text(self, raw: bytes, end: int) -> Line:
-        text = encoding.text(raw[:200])
+        text = tracebacks.without_prefix(without_colours(encoding.text(raw[:200])))
         stamp = self._stamp_of(text)
         if stamp is None:
             stamp = self._read_at(end - 1)
@@ -339,11 +341,14 @@ class FileLines:
 
     def _level_of(self, text: str) -> str:
         """Return the level that a line names. All lines of an uncaught exception are errors."""
-        if text.startswith("Traceback (most recent call last)"):
+        self._in_group = tracebacks.is_of_group(text, self._in_group)
+        if text.startswith(tracebacks.BEGIN):
             self._in_traceback = True
             return "error"
         if self._in_traceback:
-            self._in_traceback = text[:1].isspace()
+            self._in_traceback = not text[:1].strip()
+            return "error"
+        if self._in_group:
             return "error"
         if _RAISED.match(text):
             return "error"
@@ -353,9 +358,14 @@ class FileLines:
 
     def _line(self, kind: Kind, raw: bytes, at: int, level: str, is_placed: bool) -> Line:
         known = self.known
-        text = encoding.text(raw)
+        text = without_colours(encoding.text(raw))
         rank, node, cycle = known.rank, known.node, known.cycle
         return Line(at, kind, known.name, self._number, raw, level, text, rank, node, None, cycle, None, is_placed)
+
+
+def without_colours(text: str) -> str:
+    """Return a text without colours. Other control characters stay."""
+    return _COLOURS.sub("", text)
 
 
 def last_stamp(path: Path, kind: Kind) -> int | None:
@@ -399,7 +409,7 @@ def line_text(line: Line) -> str:
         fields = {name: value for name, value in fields.items() if name not in OWN}
     words = " ".join(_words(name, value) for name, value in fields.items())
     text = f"{line.event}  {words}" if words else line.event
-    return _BREAKS.sub(" ⏎ ", text) if line.kind in ("record", "log") else text.rstrip("\r")
+    return _BREAKS.sub(" ⏎ ", without_colours(text)) if line.kind in ("record", "log") else text.rstrip("\r")
 
 
 def shown_fields(line: Line) -> dict[str, Any]:

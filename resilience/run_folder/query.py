@@ -131,7 +131,7 @@ class QueryResult(msgspec.Struct):
 def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
     """Run an SQL query on a run.
 
-    Raises: ConfigurationError if DuckDB is not installed or the query fails."""
+    Raises: ConfigurationError if DuckDB is not installed or the query fails or has no statement."""
     try:
         duckdb = importlib.import_module("duckdb")
     except ImportError:
@@ -147,6 +147,10 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
             bad = _define(connection, folder, Path(temporary), history)
             try:
                 result = connection.execute(sql)
+                if result is None:
+                    raise ConfigurationError(
+                        "--sql: the query has no statement; write for example: SELECT count(*) FROM records"
+                    )
                 columns = tuple(column[0] for column in result.description or ())
                 yield QueryResult(columns, _rows(result), bad, completeness)
             except duckdb.Error as error:
@@ -187,7 +191,8 @@ def _define(connection: Any, folder: Path, temporary: Path, history: History) ->
                      json->'$.event' AS fields, filename FROM {records} WHERE json IS NOT NULL)
         LEFT JOIN levels USING (tag)"""
     )
-    columns = ", ".join("r.ts::TIMESTAMP AS ts" if n == "ts" else f"r.{n}" for n in _LINE if n not in ("kind", "file"))
+    plain = [f"r.{name}" for name in _LINE if name not in ("ts", "kind", "file")]
+    columns = ", ".join(["TRY_CAST(r.ts AS TIMESTAMP) AS ts", *plain])
     shape = _quoted(_shape(_LINE))
     connection.execute(
         f"""CREATE VIEW logs AS
@@ -217,11 +222,12 @@ def _define(connection: Any, folder: Path, temporary: Path, history: History) ->
 
 
 def _objects(files: Iterable[Path]) -> str:
-    """Return a table of JSON objects, one per line, NULL for a line that is not JSON."""
+    """Return a table of JSON objects, one per line, NULL for a line that is none."""
     names = [_quoted(str(path)) for path in files if path.stat().st_size]
     if not names:
         return "(SELECT NULL::JSON AS json, NULL::VARCHAR AS filename WHERE false)"
-    return f"read_ndjson_objects([{', '.join(names)}], ignore_errors = true, filename = true)"
+    lines = f"read_ndjson_objects([{', '.join(names)}], ignore_errors = true, filename = true)"  # of any JSON type
+    return f"(SELECT CASE json_type(json) WHEN 'OBJECT' THEN json END AS json, filename FROM {lines})"
 
 
 def _quoted(text: str) -> str:

@@ -117,6 +117,16 @@ def test_columns_are_those_asked_for(run: Path, capsys: pytest.CaptureFixture[st
     assert lines == ["   5  logs/n1-5.jsonl:1  5"]
 
 
+def test_a_column_that_no_line_has_is_named_and_the_exit_status_is_1(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", str(run), "--columns", "rank,nosuch,shard,tiem", "--event", "ready", "--rank", "5"]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["   5  -  5  -"]
+    assert "no line shown has the field nosuch, tiem; columns are time, date, level" in said.err
+    assert main(["logs", str(run), "--columns", "shard", "--no-fold"]) == 0  # some lines have it
+
+
 def test_around_an_incident_shows_its_moment_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
     write(folder, "logs/node-0.jsonl", log_line("long before", AT - 100 * SECOND), log_line("long after", AT * 2))
@@ -195,9 +205,14 @@ def test_lines_wrap_on_a_terminal_of_80_columns(
         (["--rank", "7-1"], "write ranks as 0-7,12"),
         (["--rank", "x"], "write ranks as 0-7,12"),
         (["--since", "tomorrow"], "write 2026-01-31T12:00:00"),
+        (["--since", "0001-01-01T00:00:00+01:00"], "not a time"),
+        (["--since", "9999-12-31T23:59:59-01:00"], "not a time"),
         (["--grep", "("], "not a regular expression"),
         (["--around", "1"], "has no incidents"),
         (["--diff", "nowhere"], "does not exist"),
+        (["--columns", "rank", "--json"], "--columns cannot be combined with --json"),
+        (["--columns", "rank", "--fold"], "--columns cannot be combined with --fold"),
+        (["--columns", ","], "--columns names no column; write some of time, date, level"),
     ],
 )
 def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
@@ -218,6 +233,7 @@ def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], argume
         ["--rank", "1", "--grep", "nan"],
         ["--event", "nosuch", "--json"],
         ["--diff", "job"],
+        ["--since", "9999-12-31T23:59:59.999999"],
     ],
 )
 def test_options_that_match_nothing_are_named_and_the_exit_status_is_1(
@@ -254,6 +270,13 @@ def test_ranks_and_times_are_read_as_people_write_them() -> None:
     assert since_ns("2023-11-14T23:13:20+01:00", AT) == AT
     with pytest.raises(ConfigurationError):
         since_ns("5 fortnights", AT)
+
+
+@pytest.mark.parametrize("ago", ["99999999d", "9" * 400 + "s"])
+def test_since_longer_ago_than_any_line_selects_all(run: Path, capsys: pytest.CaptureFixture[str], ago: str) -> None:
+    assert call(capsys, str(run), "--since", ago) == call(capsys, str(run))
+    assert main(["logs", str(run), "--since", ago, "--level", "critical"]) == 1
+    assert f"matches --level critical, --since {ago} (from 1970-01-01T" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", [str(2**20 + 1), "0-999999999", "9" * 5000])
@@ -315,3 +338,19 @@ def test_columns_have_the_fields_of_an_interruption(tmp_path: Path, capsys: pyte
 def test_time_of_a_selection_is_named_at_its_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(run), "--since", "1s", "--grep", "no such text"]) == 1
     assert re.search(r"--since 1s \(from [^)]*\), --grep no such text", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", ["^disk full$", "k f"])
+def test_grep_searches_the_text_without_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    write(tmp_path, "output/0/3.err", b"\x1b[31mdisk\x1b[0m full\n")
+    (tmp_path / "records").mkdir()
+    write(tmp_path, "logs/node-4.jsonl", log_line("\x1b[31mdisk\x1b[0m full", AT, 4))
+    lines = call(capsys, str(tmp_path), "--grep", text, "--columns", "rank,text")
+    assert [line.split(maxsplit=1) for line in lines] == [["4", "disk full"], ["3", "disk full"]]
+    assert main(["logs", str(tmp_path), "--grep", "31m"]) == 1
+
+
+def test_a_field_has_no_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "records").mkdir()
+    write(tmp_path, "logs/node-4.jsonl", log_line("\x1b[31mdisk\x1b[0m full", AT, 4, mood="\x1b[32mfine\x1b[0m"))
+    assert call(capsys, str(tmp_path), "--columns", "event,mood,rank") == ["disk full  fine     4"]

@@ -142,6 +142,15 @@ def test_what_looks_like_a_time_and_is_none_is_text(tmp_path: Path) -> None:
     assert [line.is_placed for line in MergedLines(tmp_path)] == [True, True]
 
 
+_PARTS = [
+    '  |   File "train.py", line 1, in <module>',
+    "  | ExceptionGroup: two (1 sub-exception)",
+    "  +-+---------------- 1 ----------------",
+    "    | ValueError: x",
+    "    +------------------------------------",
+]
+
+
 @pytest.mark.parametrize(
     ("text", "levels"),
     [
@@ -153,11 +162,29 @@ def test_what_looks_like_a_time_and_is_none_is_text(tmp_path: Path) -> None:
             ["error", "error", "error", "info"],
         ),
         (["torch.cuda.OutOfMemoryError: no memory"], ["error"]),
+        (
+            ["[rank0]: Traceback (most recent call last):", "[rank0]:   File", "[rank0]: ValueError: x", "after"],
+            ["error", "error", "error", "info"],
+        ),
+        (["[rank0]:[E1114 22:13:20.000 ProcessGroupNCCL.cpp:616] timeout"], ["error"]),
+        (["  + Exception Group Traceback (most recent call last):", *_PARTS, "after"], ["error"] * 6 + ["info"]),
+        (
+            ["[rank12]:   + Exception Group Traceback (most recent call last):", *(f"[rank12]: {p}" for p in _PARTS)],
+            ["error"] * 6,
+        ),
+        (["\x1b[31mERROR\x1b[0m disk full"], ["error"]),
+        (["\x1b[1;35mTraceback (most recent call last):\x1b[0m", "  File", "ValueError"], ["error"] * 3),
     ],
 )
 def test_level_of_a_plain_line_is_what_it_says(tmp_path: Path, text: list[str], levels: list[str]) -> None:
     write(tmp_path, "output/0/0.err", "\n".join(text).encode())
     assert [line.level for line in MergedLines(tmp_path)] == levels
+
+
+def test_a_coloured_line_has_its_time_and_no_colours(tmp_path: Path) -> None:
+    write(tmp_path, "output/0/0.err", b"\x1b[32m2023-11-14T22:13:21Z\x1b[0m saved\n")
+    (line,) = MergedLines(tmp_path)
+    assert (line.at_ns, line.is_placed, line.event) == (AT + SECOND, False, "2023-11-14T22:13:21Z saved")
 
 
 def test_endless_line_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,21 @@ def test_lines_that_cannot_be_read_are_counted(run: Path, capsys: pytest.Capture
     assert "2 lines could not be parsed, left out" in said.err
 
 
+def test_lines_that_are_no_objects_are_left_out_and_counted(tmp_path: Path) -> None:
+    no_objects = b'[1]\n3\n"x"\nnull\n'
+    write(tmp_path, "records/n-3.jsonl", record_line(events.MonitorStarted(5), AT, rank=3), no_objects)
+    write(tmp_path, "logs/n-3.jsonl", log_line("saved", AT, 3), no_objects)
+    sql = "SELECT (SELECT list(event) FROM records), (SELECT list(event) FROM logs)"
+    with run_query(tmp_path, sql) as answer:
+        assert (list(answer.rows), answer.bad) == ([(["monitor.started"], ["saved"])], 8)
+
+
+@pytest.mark.parametrize("ts", [None, "yesterday", "2023-99-01T00:00:00Z", 5, {}])
+def test_log_line_without_a_valid_time_has_none(tmp_path: Path, ts: object) -> None:
+    write(tmp_path, "logs/n-3.jsonl", log_line("saved", AT, 3), log_line("odd", AT, 3, ts=ts))
+    assert answers(tmp_path, "SELECT event, epoch_ns(ts) FROM logs ORDER BY ts") == [("saved", AT), ("odd", None)]
+
+
 def test_json_gives_an_object_a_row(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(run), "--json", "--sql", "SELECT ts, event FROM logs WHERE kind = 'log'"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ts": "2023-11-14T22:13:20", "event": "saved"}
@@ -148,6 +163,12 @@ def test_run_with_nothing_in_it_has_empty_views(tmp_path: Path) -> None:
 def test_wrong_question_names_the_views(run: Path, sql: str) -> None:
     with pytest.raises(ConfigurationError, match=r"records\(ts, .*logs\(ts, .*timings\(node"):
         answers(run, sql)
+
+
+@pytest.mark.parametrize("sql", ["", " ", ";", "-- SELECT 1"])
+def test_query_without_a_statement_is_refused(run: Path, capsys: pytest.CaptureFixture[str], sql: str) -> None:
+    assert main(["logs", str(run), "--sql", sql]) == 2
+    assert "--sql: the query has no statement; write for example" in capsys.readouterr().err
 
 
 def test_without_duckdb_the_extra_is_named(
