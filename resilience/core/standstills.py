@@ -8,6 +8,7 @@ monitor sleeps for a part of its shortest limit at most (`longest_sleep`)."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable
 
@@ -17,7 +18,7 @@ Seconds = float
 
 NOTICEABLE = 0.25  # seconds: on a host that is only busy, a process rarely wakes up so late
 SHARE = 0.25  # of the shortest limit: the longest sleep
-REMEMBERED = 64  # standstills; a forgotten one counts as silence
+REMEMBERED = 64  # standstills, the longest ones; a forgotten one counts as silence
 
 
 class Standstill(msgspec.Struct, frozen=True):
@@ -30,6 +31,12 @@ class Standstill(msgspec.Struct, frozen=True):
 def since_standstills(standstills: Iterable[Standstill], since: Seconds) -> Seconds:
     """Return the start of a silence, later by the time in which the host stood still since then."""
     return since + sum(max(0.0, each.ended - max(each.began, since)) for each in standstills)
+
+
+def longest(standstills: Iterable[Standstill]) -> list[Standstill]:
+    """Return those that are remembered, in order: many short ones must not displace a long one."""
+    kept = heapq.nlargest(REMEMBERED, standstills, key=lambda each: each.ended - each.began)
+    return sorted(kept, key=lambda each: each.began)
 
 
 def longest_sleep(limits: Iterable[Seconds]) -> Seconds:

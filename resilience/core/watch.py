@@ -311,10 +311,11 @@ def _are_heartbeats_owed(limits: Limits, observation: Observation) -> bool:
 
 def _is_first_heartbeat_owed(limits: Limits, observation: Observation, announced_at: Seconds) -> bool:
     """Return True if the limit of the first heartbeat applies. The default does not once the program shows other signs
-    of life: these have limits of their own, or the rule's, and a section without a limit may be open for hours."""
+    of life and the rule watches these: a section without a limit may be open for hours."""
     signs = (observation.step_at, observation.section_left_at)
     has_shown_other = any(at is not None and at >= announced_at for at in signs)
-    return INITIAL_HEARTBEAT not in defaults(limits) or not (observation.open_sections or has_shown_other)
+    is_watched = limits.rule is not None and (bool(observation.open_sections) or has_shown_other)
+    return INITIAL_HEARTBEAT not in defaults(limits) or not is_watched
 
 
 def defaults(limits: Limits) -> set[str]:

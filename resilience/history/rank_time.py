@@ -9,8 +9,8 @@ The place of a dead rank is idle as long as its node is on record. Repeated work
 step is reported, rework is unknown and counts as zero here; the views say that it is unknown.
 
 A worker of the launcher without a signal of progress may be loading, or its program sends none. While it runs, its time
-is unknown. If its cycle fails, it has worked since its start. But if its rank showed progress in an earlier cycle, it
-was still loading.
+is unknown. If its cycle fails, it has worked since its start. But if its rank showed progress in an earlier cycle on
+the same node, it was still loading.
 
 The time of a lost node counts up to its last record. A node that was not in the job's previous cycle waits at no cost
 until that cycle has failed. Its own records do not say when that was, so its metrics count its whole wait.

@@ -55,7 +55,10 @@ def function_interrupted() -> None:
     """Note that a Wrapper's function is over and did not complete. Until it is called again and the program announces
     heartbeats, the launcher's monitor applies no limit, and nothing that the function left open counts."""
     link = _launcher_link
-    if link is not None and not link.is_paused:
+    if link is None:
+        return
+    link.stop_awaiting()  # a thread that outlives the function may send a sign of life
+    if not link.is_paused:
         link.interrupt(_outer_sections)
 
 

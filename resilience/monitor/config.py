@@ -76,8 +76,7 @@ def _timeouts(value: Any) -> dict[str, float | None]:
 
 def _signal(value: Any) -> signal.Signals:
     if isinstance(value, str) and not value.isdecimal():
-        name = value.upper()
-        name = name if name.startswith("SIG") else "SIG" + name
+        name = "SIG" + value.upper().removeprefix("SIG")
         if name not in signal.Signals.__members__:
             raise ValueError("a signal of this system")
         return signal.Signals[name]
@@ -342,7 +341,6 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
     """Return the limits for the ranks' monitors: past a limit a rank is ended.
 
     Raises: ConfigurationError, ConfigurationTypeError for a wrong value that was added to a mapping."""
-    heartbeat = config.warmup_rank_heartbeat_timeout
     sections = checked(FIELDS["rank_section_timeouts"], config.rank_section_timeouts)
     warmup = checked(FIELDS["warmup_rank_section_timeouts"], config.warmup_rank_section_timeouts)
     return Limits(
@@ -352,7 +350,7 @@ def to_limits(config: FaultToleranceConfig) -> Limits:
         out_of_section=Limit(hard=config.rank_out_of_section_timeout),
         sections={name: Limit(hard=limit) for name, limit in sections.items()},
         warmup={name: Limit(hard=limit) for name, limit in warmup.items()},
-        warmup_heartbeat=None if heartbeat is None else Limit(hard=heartbeat),
+        warmup_heartbeat=None if (warm := config.warmup_rank_heartbeat_timeout) is None else Limit(hard=warm),
         warmup_occurrences=config.num_warmup_iterations,
         signal=config.rank_termination_signal.name,
         grace=0.0 if config.rank_termination_signal is signal.SIGKILL else GRACE,

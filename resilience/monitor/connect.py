@@ -98,12 +98,13 @@ class WorkerLink:
         for name in self.page.open_sections:
             if name not in outer:
                 self.page.leave_if_open(name, failed=True)
-        self._stop_awaiting()
+        self.stop_awaiting()
         self.pause()
         self.send(messages.Armed(None))
 
     def await_sign(self) -> None:
         """Announce heartbeats again with the next sign of life, unless the program does it before."""
+        self.stop_awaiting()
         self._reporting, self.page.on_progress = self.page.on_progress, self._first_sign
 
     def _first_sign(self, sign: str) -> None:
@@ -112,12 +113,13 @@ class WorkerLink:
             self.page.on_progress(sign)
 
     def _continue(self) -> None:
-        self._stop_awaiting()
+        self.stop_awaiting()
         self.is_paused = False
         self.page.forget_signs()
         self.page.doing(Doing.FUNCTION)
 
-    def _stop_awaiting(self) -> None:
+    def stop_awaiting(self) -> None:
+        """Announce nothing with the next sign of life."""
         if self.page.on_progress == self._first_sign:
             self.page.on_progress = self._reporting
 

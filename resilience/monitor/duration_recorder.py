@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median_low
@@ -19,7 +19,7 @@ import msgspec
 from resilience.calibration.limits_file import NEAR_MISS, SeenInJob, fallback, staleness
 from resilience.calibration.recurring_phases import BEGINNING, SLOW
 from resilience.core.observation import Doing
-from resilience.core.standstills import REMEMBERED
+from resilience.core.standstills import Standstill, longest
 from resilience.core.watch import Finding
 from resilience.errors import DecodeError
 from resilience.facts import deadlines
@@ -135,7 +135,7 @@ class DurationRecorder:
         self._gaps: list[
             tuple[float, float]
         ] = []  # begin, seconds: out of sections, unless a section was open around them
-        self._standstills: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # begin, end
+        self._standstills: list[Standstill] = []
         self._silent_from = 0.0  # for the initial heartbeat
         self._has_beaten = False
         self.how: Start = "cold"
@@ -242,7 +242,7 @@ class DurationRecorder:
 
     def stood_still(self, since: float, until: float) -> None:
         """Note that the monitor did not run, because it or its whole node was stopped. Monotonic seconds."""
-        self._standstills.append((since, until))
+        self._standstills = longest([*self._standstills, Standstill(since, until)])
 
     def take(
         self,
@@ -415,10 +415,10 @@ class DurationRecorder:
         """Return the seconds of an occurrence until the rank stood still with its node; all if it did not.
 
         The rank went on if only its monitor was stopped: then no occurrence lasts for most of that time."""
-        for since, until in self._standstills:
-            within = min(began + seconds, until) - max(began, since)
-            if 2.0 * within > until - since and (within > LONG or 2.0 * within > seconds):
-                return max(0.0, since - began)
+        for each in self._standstills:
+            within = min(began + seconds, each.ended) - max(began, each.began)
+            if 2.0 * within > each.ended - each.began and (within > LONG or 2.0 * within > seconds):
+                return max(0.0, each.began - began)
         return seconds
 
     def _record(self, name: str, seconds: float, began: float, is_killed: bool) -> None:

@@ -12,7 +12,7 @@ import selectors
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -24,7 +24,7 @@ from resilience.core import hang_kind, watch
 from resilience.core.limits import with_recorded_names
 from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.pace import Pace
-from resilience.core.standstills import NOTICEABLE, REMEMBERED, Standstill, longest_sleep
+from resilience.core.standstills import NOTICEABLE, Standstill, longest, longest_sleep
 from resilience.core.watch import Decision, Finding, Watch, decide
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, events, tracebacks
@@ -113,7 +113,7 @@ class RankMonitor:
         self._origin: Origin | None = None
         self._recorder: DurationRecorder | None = None
         self._is_cold: bool | None = None  # None: unknown
-        self.suspicions = Suspicions(self._witness.look, outlet.seek_others, self.emit)
+        self.suspicions = Suspicions(self._look, outlet.seek_others, self.emit)
         self._listener = Listener()
         self._observation = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
@@ -126,7 +126,7 @@ class RankMonitor:
         self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
         self._expected_at = time.monotonic()  # the latest time at which this process was to run
-        self._standstills: deque[Standstill] = deque(maxlen=REMEMBERED)
+        self._standstills: list[Standstill] = []
         self._raised: dict[str, float] = {}  # learned limits that no longer fit, and the longer ones in their place
         self._limits_of_all = Limits()  # of all groups of ranks
         self._group_rank: int | None = None  # the rank whose group's limits hold; None: the limits of all ranks
@@ -225,7 +225,7 @@ class RankMonitor:
         """Return the time. Notice if this process stood still, since it was to wake or since the last call."""
         now = time.monotonic()
         if now - self._expected_at > NOTICEABLE:
-            self._standstills.append(Standstill(self._expected_at, now))
+            self._standstills = longest([*self._standstills, Standstill(self._expected_at, now)])
             if self._recorder is not None:
                 self._recorder.stood_still(self._expected_at, now)
         self._expected_at = now
@@ -514,8 +514,18 @@ class RankMonitor:
         self._stacks = self._witness.take_stacks(thorough=finding.severity == "hard")
         if self._witness.has_iterations and self._page.read().iteration != self._observation.iteration:
             self._stacks = stacks.Stacks("none", reason="the rank has restarted meanwhile")
-        self._expected_at = time.monotonic()  # this took time, but the host did not stand still
+        self._has_worked()
         self.emit(events.EvidenceCaptured(self._stacks.method, len(self._stacks.threads), self._stacks.reason))
+
+    def _look(self) -> events.WorkerSeen:
+        """Return where the program is."""
+        position = self._witness.look()
+        self._has_worked()
+        return position
+
+    def _has_worked(self) -> None:
+        """Note that this process did something that takes long; the host did not stand still."""
+        self._expected_at = time.monotonic()
 
     def _ask_for_stacks(self, number: int) -> bool:
         return self._channel is not None and self._channel.send(messages.encode(messages.ShowStacks(number)))
@@ -668,8 +678,10 @@ class RankMonitor:
             return None
         if now < silence.suspect_at:
             return silence.suspect_at
-        if not self._is_gone and self._listener.is_suspect(silence, now):
-            position = self._witness.look()
+        shown = self._observation.silence  # it has the same start however long the host has stood still meanwhile
+        begun = self._observation.since if shown is None else shown.since
+        if not self._is_gone and self._listener.is_suspect(msgspec.structs.replace(silence, since=begun), now):
+            position = self._look()
             suspected = events.HangSuspected(
                 silence.kind,
                 now - silence.since,

@@ -192,7 +192,7 @@ class WorkerMonitor(RankMonitor):
         """Record the program's position, and how it hangs if it does. is_suspicion: another rank may hang."""
         hang = None
         if self._channel is not None and not self._is_gone:
-            position = self._witness.look()
+            position = self._look()
             hang = position.hang
             self.emit(msgspec.structs.replace(position, is_suspicion=is_suspicion))
         self._tell(messages.Looked(self.pid, is_suspicion, hang), ())

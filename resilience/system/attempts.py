@@ -21,11 +21,11 @@ from resilience.errors import ConfigurationError, StoreError
 from resilience.facts import encoding
 from resilience.facts.identity import attempt_of, run_name
 from resilience.system import files, private
-from resilience.system.background import asked
+from resilience.system.background import ASK_LIMIT, asked
 from resilience.system.store import execute
 
-ALLOCATION_LIMIT = 5.0  # seconds for a process to allocate an attempt, before another one does it: longer than a disk
-# that hangs may take (`READ_LIMIT`). A process that is slower still does no harm: the first published launch counts.
+ALLOCATION_LIMIT = 2 * ASK_LIMIT  # seconds for a process to allocate an attempt, before another one does it: twice as
+# long as it waits for a disk that hangs. A slower process does no harm: the first published launch counts.
 
 
 class Launch(msgspec.Struct, frozen=True):

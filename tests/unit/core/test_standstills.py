@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.standstills import NOTICEABLE, Standstill, longest_sleep, since_standstills
+from resilience.core.standstills import NOTICEABLE, REMEMBERED, Standstill, longest, longest_sleep, since_standstills
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,14 @@ from resilience.core.standstills import NOTICEABLE, Standstill, longest_sleep, s
 def test_silence_is_shorter_by_the_standstills_since_its_beginning(since: float, later_by: float) -> None:
     standstills = [Standstill(10.0, 13.0), Standstill(20.0, 22.0)]
     assert since_standstills(standstills, since) == since + later_by
+
+
+def test_many_short_standstills_do_not_displace_a_long_one() -> None:
+    standstills = [Standstill(0.0, 600.0)]
+    for number in range(2 * REMEMBERED):
+        standstills = longest([*standstills, Standstill(1000.0 + number, 1000.3 + number)])
+    assert len(standstills) == REMEMBERED
+    assert standstills[0] == Standstill(0.0, 600.0)
 
 
 def test_monitor_sleeps_for_a_quarter_of_its_shortest_limit() -> None:

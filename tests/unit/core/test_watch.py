@@ -300,14 +300,15 @@ def test_default_limit_of_the_first_heartbeat_does_not_hold_for_a_program_that_s
     watcher: ModuleType,
 ) -> None:
     """A section without a limit may stay open for hours. A limit that is set or learned is meant."""
-    default = limits_of(sections={"save": Limit()}, initial_heartbeat=Limit(hard=50.0), defaults=("initial_heartbeat",))
+    ruled = limits_of(sections={"save": Limit()}, initial_heartbeat=Limit(hard=50.0), rule=Rule(600.0, 60.0))
+    default = msgspec.structs.replace(ruled, defaults=("initial_heartbeat",))
     learned = msgspec.structs.replace(default, learned={"initial_heartbeat": Learned(50.0, 1.0, 2.0)})
     in_save = in_function(heartbeats_from=START, open_sections=(Sign("save", START),))
     after_save = in_function(heartbeats_from=START, section_left_at=START)
     stepping = in_function(heartbeats_from=START, step_at=START)
     for seen in (in_save, after_save, stepping):
         assert found(watch_over(watcher, default, seen)) == set()
-        for limits in (msgspec.structs.replace(default, defaults=()), learned):
+        for limits in (ruled, learned, msgspec.structs.replace(default, rule=None)):  # else nothing would find a hang
             assert found(watch_over(watcher, limits, seen)) == {"initial_heartbeat"}
     setting_up = in_function(heartbeats_from=START, section_left_at=START - 1.0)
     for seen in (in_function(heartbeats_from=START), setting_up):

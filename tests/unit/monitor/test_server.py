@@ -708,6 +708,21 @@ def test_nothing_that_an_interruption_left_behind_ends_the_rank_later(
     assert program.page.on_progress is None or program.page.on_progress == program.link._progressed
 
 
+def test_second_interruption_before_any_sign_of_life_is_as_harmless_as_the_first(program: ProgramInWrapper) -> None:
+    program.call()
+    program.link.arm()
+    for _ in range(3):
+        client.function_interrupted()
+        client.function_entered()
+    client.function_interrupted()
+    program.page.heartbeat()  # from a thread that has outlived the function
+    assert program.exceeded_in_an_hour() == []
+    client.function_entered()
+    program.page.heartbeat()
+    assert program.exceeded_in_an_hour() == ["heartbeat"]
+    assert program.page.on_progress is None or program.page.on_progress == program.link._progressed
+
+
 def test_rank_that_waits_as_a_spare_after_an_interruption_owes_no_heartbeats(program: ProgramInWrapper) -> None:
     program.link.arm()
     program.call()
