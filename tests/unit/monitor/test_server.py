@@ -19,7 +19,8 @@ from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import SCHEMA, Deadline, RankGroupLimit, Timeouts, in_force
 from resilience.core.limits import ClientLimits, SectionTimeouts, with_state
 from resilience.core.observation import Doing, Observation
-from resilience.core.silences import Shown
+from resilience.core.silences import Shown, Silence
+from resilience.core.standstills import Standstill
 from resilience.core.watch import (
     AskRestart,
     CaptureEvidence,
@@ -364,6 +365,22 @@ def test_each_program_of_a_worker_has_a_warm_up_of_its_own(tmp_path: Path) -> No
         counts.append(worker.monitor._ended("load"))
     worker.close()
     assert counts == [0, 3, 0, 3]
+
+
+def test_silence_is_suspected_once_however_often_the_host_stands_still_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(tmp_path, Limits(rule=Rule(600.0, 60.0)))
+    worker.attach()
+    monitor, told = worker.monitor, list[events.Event]()
+    monkeypatch.setattr(monitor, "emit", told.append)
+    monkeypatch.setattr(monitor._witness, "look", events.WorkerSeen)
+    silence = Silence("", 1000.0, 600.0, 1100.0)
+    for standstills in ((), (Standstill(1010.0, 1012.0),), (Standstill(1010.0, 1012.0), Standstill(1020.0, 1023.0))):
+        monitor._observation = Observation(doing=Doing.FUNCTION, since=1000.0, silence=silence, standstills=standstills)
+        monitor._weigh_silence(1200.0)
+    worker.close()
+    assert [type(event) for event in told if isinstance(event, events.HangSuspected)] == [events.HangSuspected]
 
 
 def test_monitor_that_replaces_a_lost_one_records_nothing_again(tmp_path: Path) -> None:
