@@ -177,11 +177,11 @@ class Rendezvous:
         return (yield from self._stop_waiting(number))
 
     def _is_spare(self) -> Protocol[bool]:
-        """Return True if the last cycle still has nodes, and this agent is none of them."""
-        if self.gathering.last.rank_of(self.id) is None and self.gathering.last.seats:
-            yield from self.read()
-            return bool(self.gathering.missing)
-        return False
+        """Return True if the last cycle still runs, and this agent is none of its nodes."""
+        if self.gathering.last.rank_of(self.id) is not None or not self.gathering.last.seats:
+            return False
+        yield from self.read()
+        return bool(self.gathering.missing) and (yield from self.cycle_end(self.gathering.last.cycle)) is None
 
     def _stop_waiting(self, number: int) -> Protocol[Refusal]:
         terms, known = self.terms, self.gathering

@@ -133,6 +133,17 @@ def test_spare_gives_up_if_no_cycle_forms_within_its_limit_after_the_last_one() 
     assert 500.0 + 60.0 - TERMS.interval <= run.now <= 500.0 + 60.0 + TERMS.interval
 
 
+def test_spare_gives_up_within_its_limit_after_a_cycle_whose_node_never_comes_back_from_it() -> None:
+    """A node that hangs between two cycles is alive, and has neither arrived nor left."""
+    run = Run()
+    own = spare_of(run)
+    at(run, 500.0, lambda: run.store.data.update({"end/0": "failed"}))
+    run.interrupted_at = 2000.0
+    found = join(run, own)
+    assert isinstance(found, Refusal) and found.kind == "late"
+    assert 500.0 + 60.0 - TERMS.interval <= run.now <= 500.0 + 60.0 + TERMS.interval
+
+
 def test_each_cycle_that_forms_without_a_spare_gives_it_its_whole_limit_again() -> None:
     run = Run()
     own = spare_of(run)
