@@ -5,7 +5,7 @@ The rules are those of limits in force (`core.watch.exceeded`). Each silence is 
 from __future__ import annotations
 
 from resilience.core.observation import Observation
-from resilience.core.watch import Finding, Seconds, exceeded, in_force
+from resilience.core.watch import Finding, Seconds, exceeded, in_force, last_signs
 from resilience.facts.limits import Limit, Limits
 
 Told = frozenset[tuple[str, int]]  # reported silences: limit, and start of the silence in milliseconds
@@ -16,8 +16,10 @@ def weigh(limits: Limits | None, seen: Observation, told: Told, now: Seconds) ->
     """Return the silences that have been reported by now, and the new findings. told: from the previous call."""
     if limits is None or seen.is_gone or seen.is_dismissed:
         return NOTHING, ()
+    began = last_signs(limits, seen)
     findings = {
-        (finding.limit, round((now - finding.silent_for) * 1000)): finding for finding in exceeded(limits, seen, now)
+        (finding.limit, round(began.get(finding.limit, now - finding.silent_for) * 1000)): finding
+        for finding in exceeded(limits, seen, now)
     }
     unreported = tuple(finding for key, finding in findings.items() if key not in told)
     return frozenset(findings), unreported

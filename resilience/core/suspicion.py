@@ -75,9 +75,10 @@ class Suspect(msgspec.Struct, frozen=True):
         return self.hang == "in_collective"
 
 
-def suspected(finding: Finding, hang: Hang | None, stack: tuple[Frame, ...], now: Seconds) -> Suspect:
-    """Return the suspicion after the first look. stack: of the main thread, innermost frame last."""
-    return Suspect(finding.limit, now - finding.silent_for, finding.allowed, hang, stack[-1] if stack else None)
+def suspected(finding: Finding, hang: Hang | None, stack: tuple[Frame, ...], began: Seconds) -> Suspect:
+    """Return the suspicion after the first look. stack: of the main thread, innermost frame last. began: of the
+    silence, without regard to standstills."""
+    return Suspect(finding.limit, began, finding.allowed, hang, stack[-1] if stack else None)
 
 
 def looked_again(suspect: Suspect, hang: Hang | None, stack: tuple[Frame, ...]) -> Suspect | None:

@@ -225,13 +225,14 @@ def exceeded(limits: Limits, observation: Observation, now: Seconds) -> list[Fin
     suspicion = observation.suspicion if limits.ends_suspects else None
     if observation.is_stuck and not observation.is_outside:
         findings.append(Finding(ABORT_STUCK, "hard", 0.0, now - (observation.interrupted_at or observation.since)))
-    for name, since, limit in in_force(limits, observation):
+    for name, last_sign, limit in _rows(limits, observation):
+        since = since_standstills(observation.standstills, last_sign)
         # The same sum as in next_deadline: now - since >= limit can be False at exactly that time.
         if limit.hard is not None and now >= _ends_at(limits, observation, since + limit.hard):
             findings.append(Finding(name, "hard", limit.hard, now - since))
         elif limit.soft is not None and now >= since + limit.soft:
             findings.append(Finding(name, "soft", limit.soft, now - since))
-        elif suspicion is not None and suspicion.limit == name and abs(suspicion.began - since) < 0.001:
+        elif suspicion is not None and suspicion.limit == name and abs(suspicion.began - last_sign) < 0.001:
             findings.append(Finding(name, "hard", suspicion.allowed, now - since))
     return findings
 
@@ -246,6 +247,12 @@ def in_force(limits: Limits, observation: Observation) -> list[tuple[str, Second
     is shorter by the time in which the rank's host stood still."""
     rows, standstills = _rows(limits, observation), observation.standstills
     return [(name, since_standstills(standstills, since), limit) for name, since, limit in rows]
+
+
+def last_signs(limits: Limits, observation: Observation) -> dict[str, Seconds]:
+    """Return the last sign of life for each limit that applies. It says which silence this is, however long the host
+    has stood still in it."""
+    return {name: since for name, since, _ in _rows(limits, observation)}
 
 
 def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, Limit]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from resilience.core import shadow, suspicion
 from resilience.core.observation import Observation, Suspicion
-from resilience.core.watch import Finding
+from resilience.core.watch import Finding, last_signs
 from resilience.facts import deadlines, events
 from resilience.facts.interruptions import Hang
 from resilience.facts.limits import Learned, Limits
@@ -64,10 +64,11 @@ class Suspicions:
             return
         self._late, findings = shadow.weigh(self._thresholds, seen, self._late, now)
         self._look_again(now)
+        began = {} if self._thresholds is None else last_signs(self._thresholds, seen)
         for finding in findings:
             learned = limits.learned.get(deadlines.of_limit(finding.limit))
             if learned is not None:
-                self._suspected(finding, learned, now)
+                self._suspected(finding, learned, began.get(finding.limit, now - finding.silent_for))
 
     def next_look(self, limits: Limits, seen: Observation, now: float) -> float | None:
         """Return when the next silence may be late, or a suspect is due for another look; None if never."""
@@ -90,13 +91,13 @@ class Suspicions:
         positions = (waiting, busy, missing, elsewhere)
         self._emit(events.SuspicionCompared(suspect.limit, *positions, suspect.looks, is_confirmed, took))
 
-    def _suspected(self, finding: Finding, learned: Learned, now: float) -> None:
-        """Record the rank's position, long before its learned limit."""
-        began = time.monotonic()
+    def _suspected(self, finding: Finding, learned: Learned, began: float) -> None:
+        """Record the rank's position, long before its learned limit. began: of the silence."""
+        looked_at = time.monotonic()
         position = self._look()
-        look_s = time.monotonic() - began
+        look_s = time.monotonic() - looked_at
         if self._suspect is None:
-            self._suspect = suspicion.suspected(finding, position.hang, position.stack, now)
+            self._suspect = suspicion.suspected(finding, position.hang, position.stack, began)
             self._seek_others()
         self._emit(
             events.RankSuspected(

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from resilience.core import shadow
-from resilience.core.observation import Doing, Observation, Sign
+from resilience.core.observation import Doing, Observation, Sign, Suspicion
+from resilience.core.standstills import Standstill
 from resilience.core.suspicion import AGAIN, STANDS, Suspect, compared, limits_of, looked_again, suspected
-from resilience.core.watch import Finding, Watch, decide
+from resilience.core.watch import Finding, Watch, decide, exceeded
 from resilience.facts.interruptions import Frame, Hang
 from resilience.facts.limits import Learned, Limit, Limits
 
@@ -32,6 +33,24 @@ def test_rank_later_than_ever_is_suspected_once_and_nothing_is_done() -> None:
     assert shadow.weigh(suspicion, inside(5), told, 5.0)[1] == ()
     assert decide(Watch(limits=limits), inside(5), 2.6).commands == ()
     assert len(shadow.weigh(suspicion, inside(6, since=6.0), told, 9.0)[1]) == 1
+
+
+def test_silence_in_which_the_host_stands_still_is_suspected_once_and_stays_so() -> None:
+    suspicion = limits_of(learned(2.0))
+    told, found = shadow.weigh(suspicion, inside(5), shadow.NOTHING, 2.6)
+    assert len(found) == 1
+    stood_still = msgspec.structs.replace(inside(5), standstills=(Standstill(2.7, 3.7),))
+    told, found = shadow.weigh(suspicion, stood_still, told, 5.0)
+    assert found == ()
+    assert shadow.lasts(told, "section:train", 0.0)
+
+
+def test_suspect_is_ended_though_its_host_has_stood_still_since() -> None:
+    limits = msgspec.structs.replace(learned(2.0), ends_suspects=True)
+    seen = msgspec.structs.replace(
+        inside(5), standstills=(Standstill(2.7, 3.7),), suspicion=Suspicion("section:train", 0.0, 2.5)
+    )
+    assert [(each.limit, each.severity) for each in exceeded(limits, seen, 5.0)] == [("section:train", "hard")]
 
 
 def test_first_occurrences_are_not_suspected() -> None:
@@ -60,7 +79,7 @@ WAIT: dict[int, Hang | None] = {0: "in_collective", 2: "in_collective"}
 
 
 def first_look(hang: Hang | None = "in_call") -> Suspect:
-    return suspected(SILENT, hang, PLACE, 102.6)
+    return suspected(SILENT, hang, PLACE, 100.0)
 
 
 def test_two_looks_that_find_the_same_confirm_a_suspicion() -> None:
