@@ -67,6 +67,10 @@ from tests.unit.restart_simulation import test_launcher_simulation
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
 EQUIVALENT = {
     (
+        "weighed_silence",
+        "without condition limits.rule is not None",
+    ): "a silence has a row only if there is a rule; the types do not say so",
+    (
         "_place_left",
         "swapped: unassigned = (yield from _numbered(keys.unassigned, initial_world_size)) / "
         "discarded = (yield from _numbered(keys.discarded, initial_world_size))",

@@ -141,7 +141,8 @@ def test_what_a_rank_does_after_its_peer_was_ended_is_no_fault(launch: Callable[
         os.kill(late, signal.SIGCONT)
     assert job.wait(180) == [0], job.job.output()
     incident = only_incident(job)
-    # A busy machine may be so late that rank 0 heeds SIGTERM too late as well: a record of that end has no hang.
+    # The time in which the monitor stood still is no silence of rank 0. A busy machine may be so late that it is ended
+    # for what it does afterwards, or that it heeds SIGTERM too late: a record of that end has no hang.
     hangs = [record.event.record.hang for record in job.job.of(events.Interrupted, rank=0)]
-    assert [hang for hang in hangs if hang is not None] == ["runs_again"]
+    assert {hang for hang in hangs if hang is not None} <= {"runs_again"}
     assert not {0, 2} & {rank for rank, _ in culprits(incident)}
