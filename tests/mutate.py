@@ -67,6 +67,18 @@ from tests.unit.restart_simulation import test_launcher_simulation
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
 EQUIVALENT = {
     (
+        "Rendezvous._await_formation",
+        "without condition is_time or now >= deadline",
+    ): "it looks at the last cycle more often, to no other end",
+    (
+        "Rendezvous._await_formation",
+        "without condition now >= deadline",
+    ): "no look is later than the deadline, unless the limit is shorter than an interval",
+    (
+        "Rendezvous._is_spare",
+        "without condition self.gathering.last.rank_of(self.id) is not None",
+    ): "a node of the last cycle waits again only once that has ended",
+    (
         "weighed_silence",
         "without condition limits.rule is not None",
     ): "a silence has a row only if there is a rule; the types do not say so",
