@@ -206,7 +206,8 @@ class Witness:
         page = self.page.read()
         since = now.at - silent_for if silent_for else page.since
         beat = max(at for at in (page.heartbeat_at, page.step_at, since) if at is not None)
-        oldest = next((sample for sample in self._samples if sample.at >= beat), before)
+        # After a standstill of this process, the first sample since then shows only what the rank did afterwards.
+        oldest = min(self._samples, key=lambda sample: abs(sample.at - beat))
         if silent_for is not None and now.at - before.at > silent_for and state.wait_status is None:
             before = now  # the sample is from a healthy time
             time.sleep(SAMPLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from resilience.facts.interruptions import Frame
 from resilience.monitor import evidence
 from resilience.monitor.evidence import Witness
+from resilience.system.processes import ProcessState
 
 
 def test_source_that_never_answers_holds_up_no_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +29,33 @@ def test_source_that_never_answers_holds_up_no_monitor(tmp_path: Path, monkeypat
     witness.hang(stack, False)
     assert asked == []  # the thread that waits is enough
     os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))  # lets it go
+
+
+@pytest.mark.parametrize(
+    ("times", "hang"),
+    [
+        pytest.param((0.0, 0.6, 4.0), "runs_again", id="the monitor stood still while the rank waited"),
+        pytest.param((0.0, 0.6, 1.2, 2.0, 3.0, 4.0), "runs_again", id="the monitor always looked"),
+        pytest.param((4.0,), "in_loop", id="nothing is known of the wait"),
+    ],
+)
+def test_rank_that_computes_only_since_a_moment_ago_is_seen_to_have_waited(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], hang: str
+) -> None:
+    """Its last sign of life is of second 1. It waits until second 4, and then uses a whole processor."""
+    now = 0.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    page: Any = SimpleNamespace(read=lambda: SimpleNamespace(since=0.0, heartbeat_at=1.0, step_at=None))
+    rank: Any = SimpleNamespace(pid=os.getpid(), state=lambda: ProcessState("R", max(0.0, now - 4.0), 1, 1, 0, None))
+    monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_by))
+    monkeypatch.setattr(evidence.processes, "runnable", lambda pid: None)
+    witness = Witness(page, rank, None)
+    for now in times:
+        witness.take_sample(now)
+    now = 4.2
+    witness.see(0.0)
+    assert witness.hang((Frame("train.py", 1, "train"),), False) == hang
