@@ -425,7 +425,7 @@ ALERTS = (
                 "The same node each time: see NodeRepeatOffender.",
                 "The same step and exception: data or code. Stop the job, and resume after the bad batch.",
                 "Out of memory: use a smaller batch, or find the leak. A restart does not fix it.",
-                "The store or the network: repair it. Restarts continue until it works.",
+                "The store or the network: repair it before the restarts are used up. A lost store ends the job.",
             ),
         ),
     ),
@@ -589,7 +589,7 @@ ALERTS = (
                 "`resilience report RUN` names a node that went silent.",
             ),
             (
-                "The launcher replaces a lost monitor. A Wrapper replaces it at its next restart.",
+                "The launcher replaces a lost monitor. A Wrapper goes on without it until the call ends.",
                 "Only the endpoint is gone: another monitor of the node takes over. If not, kill any rank of the node.",
                 "The node is gone: drain it. The end of the job removes its entry in `.targets`.",
             ),

@@ -12,13 +12,13 @@ import msgspec
 from resilience.attribution.symptoms import Class
 
 RULES: Mapping[int, str] = {
-    1: "exit known",
+    1: "process or node ended",
     2: "first exception",
     3: "a waiting rank is a victim",
     4: "stopped or blocked in the kernel",
     5: "holds the interpreter",
     6: "busy without progress",
-    7: "never joined the collective",
+    7: "hung outside a collective",
     8: "joined, not complete",
     9: "desynchronised",
     10: "wait-for walk",

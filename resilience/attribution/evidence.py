@@ -32,8 +32,8 @@ class Evidence(msgspec.Struct, frozen=True):
     ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after
     the rank had answered the interruption. freed_before_look: ranks whose monitor saw how they hung only after they had
     answered, when their own abort may have freed them. late: ranks whose hang was seen only after another rank had been
-    signalled, for its stacks or to end it, which may have freed them. is_alone: one rank alone was active, so no other
-    rank can have caused its error."""
+    signalled, for its stacks or to end it, which may have freed them. on_lost_node: ranks that were lost with their
+    node or its agent. is_alone: one rank alone was active, so no other rank can have caused its error."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -52,6 +52,7 @@ class Evidence(msgspec.Struct, frozen=True):
     after_answer: frozenset[tuple[int, Interruption]] = frozenset()
     freed_before_look: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
+    on_lost_node: frozenset[int] = frozenset()
     is_alone: bool = False
 
 

@@ -24,6 +24,7 @@ from resilience.attribution.incident import (
 )
 from resilience.attribution.symptoms import gives_up, symptom
 from resilience.attribution.verdict import Verdict, judge
+from resilience.errors import StoreError
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
@@ -32,6 +33,7 @@ from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration
 from resilience.history.phases import Place
 
+_STORE_ERROR = f"{StoreError.__module__}.{StoreError.__qualname__}"
 _LAST = float("inf")  # a cycle's own incident comes after those of its iterations
 
 
@@ -143,10 +145,26 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         seats=iteration.seats,
         returned=frozenset(rank for rank, (outcome, _) in iteration.runs.items() if outcome == "completed"),
         signalled=dict(iteration.signalled),
-        store_lost=frozenset(iteration.store_lost) if not iteration.answered else frozenset(),
+        store_lost=_without_store(iteration),
         late=_late(iteration),
         is_alone=iteration.active_world_size == 1,
     )
+
+
+def _without_store(iteration: Iteration) -> frozenset[int]:
+    """Return the ranks that lost the job's store, unless an interruption with another cause came first. A lost store
+    also interrupts a rank by itself, and a monitor that hosted it is gone too."""
+    by_error = {record.rank for record in iteration.records if _is_store_error(record)}
+    others = [
+        record
+        for record in iteration.records
+        if not _is_store_error(record) and record.interruption is not Interruption.MONITOR_PROCESS_EXCEPTION
+    ]
+    return frozenset() if iteration.answered and others else frozenset(iteration.store_lost.keys() | by_error)
+
+
+def _is_store_error(record: InterruptionRecord) -> bool:
+    return record.exception is not None and record.exception.type == _STORE_ERROR
 
 
 def _late(iteration: Iteration) -> frozenset[int]:

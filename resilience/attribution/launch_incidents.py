@@ -62,14 +62,17 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     ranks = _ranks_by_node(parts, lost, size)
     records = _records(parts, within, mover, [] if is_store_lost else lost, ranks)
     evidence = _with_inside(_evidence(parts, records, mover, size), inside)
-    evidence = msgspec.structs.replace(evidence, store_lost=without_store)
+    gone = frozenset(rank for node in {*lost, *_without_agent(parts)} for rank in ranks.get(node, ()))
+    evidence = msgspec.structs.replace(
+        evidence, store_lost=without_store, on_lost_node=frozenset() if is_store_lost else gone
+    )
     verdict = judge(evidence)
     first = _first(verdict, evidence, mover)
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
     restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(place)}
     lowest = {node: min(part.workers, default=0) for node, part in (parts | following).items()}
     ended = [part for part in parts.values() if part.ended is not None]
-    status = _status(cycles, place, parts, following)
+    status = _status(cycles, place, {node: part for node, part in parts.items() if node not in lost}, following)
     next_size = None if later is None else cycles.world_size(later)
     incident = Incident(
         *(0, *place, 0, AT_ENTRY),
@@ -91,7 +94,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
         actions=_actions(parts, following, lost, status, first),
     )
     wall_ns = min((part.ended_wall_ns for part in ended), default=None)
-    return completed(incident, before, restarts, _progress(parts, following, records), wall_ns, evidence.stacks)
+    return completed(incident, before, restarts, _progress(parts, following, evidence), wall_ns, evidence.stacks)
 
 
 def _first(verdict: Verdict, evidence: Evidence, mover: int | None) -> int | None:
@@ -277,13 +280,12 @@ def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iterati
     return msgspec.structs.replace(evidence, active=active, inactive=inactive, is_alone=len(active) == 1)
 
 
-def _progress(
-    parts: dict[str, NodeCycle], following: dict[str, NodeCycle], records: tuple[InterruptionRecord, ...]
-) -> Progress:
-    reached = max((record.step for record in records if record.step is not None), default=None)
+def _progress(parts: dict[str, NodeCycle], following: dict[str, NodeCycle], evidence: Evidence) -> Progress:
+    steps_reached = [*evidence.steps.values(), *(part.reached for part in parts.values() if part.reached is not None)]
+    reached = max(steps_reached, default=None)
     steps = [worker.first_step for part in following.values() for worker in part.workers.values()]
     resumed = min((step[1] for step in steps if step is not None), default=None)
-    silence = silence_of(records) or 0.0
+    silence = silence_of(evidence.records) or 0.0
     return Progress(reached, resumed, partial(_seconds_a_step, parts, 0 if reached is None else reached, silence))
 
 
@@ -322,7 +324,7 @@ def _actions(
             by_method[worker.evidence].append(rank)
     sent = {rank: worker.signals for rank, worker in workers.items() if worker.signals is not None}
     done = evidence_in_words(by_method, sent)
-    stopped = [rank for rank, worker in workers.items() if worker.exit is not None and worker.exit.expected]
+    stopped = sorted(rank for part in parts.values() for rank in part.stopped)
     if stopped and status != "continued":
         done.append(f"{named(stopped)} stopped")
     done += [f"node {node} left behind" for node in lost]

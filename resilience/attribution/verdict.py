@@ -440,6 +440,8 @@ def _exonerated(
             reasons[symptom.reason].append(rank)
         elif symptom is not None:
             reasons["failed after the interruption had begun"].append(rank)
+        elif rank in evidence.on_lost_node:
+            reasons["was lost with its node"].append(rank)
         elif rank in evidence.inactive:
             reasons["was a spare"].append(rank)
         elif rank in evidence.returned:

@@ -508,8 +508,8 @@ class CycleStarted(Event, frozen=True, tag="cycle.started"):
 class CycleEnded(Event, frozen=True, tag="cycle.ended"):
     """All workers of a cycle have ended on this node. duration_s: since the cycle's start.
 
-    silent_for_s: silence of the rank whose hang ended the cycle, on any node. step: the highest one before that.
-    failed_node: the node of the rank that failed first, empty if no rank failed."""
+    silent_for_s: silence of the rank whose hang ended the cycle, on any node. step: the highest one that a worker of
+    this node reported in the cycle. failed_node: the node of the rank that failed first, empty if no rank failed."""
 
     outcome: CycleOutcome
     duration_s: Seconds

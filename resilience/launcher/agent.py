@@ -117,7 +117,7 @@ class Agent(LocalElasticAgent):
         finally:
             with reporter.phase("stop"):
                 self._end_workers(verdict)
-            reporter.cycle_ended(verdict)
+            reporter.cycle_ended(verdict, supervisor.witnesses.step_of_cycle())
         return verdict
 
     def _assign_worker_ranks(

@@ -67,13 +67,14 @@ class NodeEvents:
             self._cycle_began = time.monotonic()
         self._emitter.move(cycle=number)
 
-    def cycle_ended(self, verdict: CycleDecision) -> None:
+    def cycle_ended(self, verdict: CycleDecision, step: int) -> None:
+        """Report the end of the cycle on this node. step: the highest one that a worker here reported, -1 if none."""
         failure = verdict.failure
-        step = failure.step if failure is not None and failure.step >= 0 else None
         silent_for_s = None if failure is None else failure.silent_for_s
         failed_node = failure.node if failure is not None and failure.rank >= 0 else ""
         duration_s = time.monotonic() - self._cycle_began
-        self.emit(CycleEnded(verdict.outcome, duration_s, verdict.detail[:500], silent_for_s, step, failed_node))
+        detail, known = verdict.detail[:500], step if step >= 0 else None
+        self.emit(CycleEnded(verdict.outcome, duration_s, detail, silent_for_s, known, failed_node))
 
     @contextmanager
     def phase(self, phase: CyclePhase) -> Iterator[None]:

@@ -244,16 +244,23 @@ class Witnesses:
         return self._killed.survivors(pids)
 
     def highest_step(self) -> int:
-        """Return the highest step that a worker here has reported in this attempt, from records and snapshots."""
+        """Return the highest step that a worker here has reported in this attempt, -1 if none."""
+        self.step_of_cycle()
+        return self._step
+
+    def step_of_cycle(self) -> int:
+        """Return the highest step that a worker here has reported in this cycle, -1 if none, from records and
+        snapshots."""
         origin = self._reporter.origin
         snapshots: list[rank_snapshot.RankSnapshot] = []
         with contextlib.suppress(OSError):  # the disk failed or does not answer
             folder, node, ranks = self._reporter.folder, self._reporter.node, set(self._known_ranks)
             snapshots = WRITER.ask(lambda: rank_snapshot.read_of(folder, node, ranks), READ_LIMIT)
-        steps = [snapshot.step for snapshot in snapshots if snapshot.origin.attempt == origin.attempt]
+        known = [snapshot for snapshot in snapshots if snapshot.origin.attempt == origin.attempt]
+        steps = [snapshot.step for snapshot in known if snapshot.origin.cycle == origin.cycle]
         steps += [record.step for record in self._records.values()]
-        self._step = max([self._step, *(step for step in steps if step is not None)])
-        return self._step
+        self._step = max([self._step, *(step for step in [*steps, *(each.step for each in known)] if step is not None)])
+        return max((step for step in steps if step is not None), default=-1)
 
     # -- before workers are ended -----------------------------------------------------------------
 

@@ -64,6 +64,11 @@ def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
     return [every for every in CHECKPOINTS if every < times.productive_s]
 
 
+def least_change_last(answer: WhatIf) -> tuple[float, float]:
+    """Return a key that sorts answers by what they save, and those that save the same by how much they change."""
+    return answer.saved_s, -answer.value if answer.kind == "spares" else answer.value
+
+
 def what_if_in_words(answer: WhatIf) -> str:
     """Return the change that a what-if assumes, in words."""
     if answer.kind == "limit":

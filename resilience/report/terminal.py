@@ -19,7 +19,7 @@ from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame
 from resilience.report.condensed import Report
-from resilience.report.counterfactual import WhatIf, what_if_in_words
+from resilience.report.counterfactual import WhatIf, least_change_last, what_if_in_words
 from resilience.report.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
 from resilience.run_folder.load import incomplete_in_words
 from resilience.system.render import (
@@ -186,7 +186,7 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
         text += f" (of {count(spent.ranks, 'rank')})"
     yield from field("time", text, width, indent=2)
     best_answers: dict[str, WhatIf] = {}
-    for answer in sorted(condensed.what_ifs, key=lambda candidate: candidate.saved_s):
+    for answer in sorted(condensed.what_ifs, key=least_change_last):
         if answer.saved_s >= WORTH * spent.total_s:
             best_answers[answer.kind] = answer
     if best_answers:

@@ -247,6 +247,7 @@ class Watcher:
                 self._pid[rank] = event.rank_pid if isinstance(event, events.MonitorStarted) else origin.pid
             case events.CallEnded(outcome=outcome):
                 self._calls[rank] = outcome
+                self._outside.add(rank)  # its monitor may be lost, and not record that it stopped watching
             case events.MonitorEnded() if not origin.is_launchers:
                 self._outside.add(rank)
             case events.RankExited():

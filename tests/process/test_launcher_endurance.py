@@ -346,6 +346,7 @@ def test_job_that_restarts_and_never_gets_further_is_ended(launch: Launch) -> No
     assert job.wait() == [93]
     assert len(job.of(events.CycleStarted)) == 4
     assert "no worker has come beyond step 2 in 4 starts" in job.output(stream=2)
+    assert [record.event.step for record in job.of(events.CycleEnded)] == [2, 1, 2, 1]  # each cycle's own
     assert len(told(job).incidents) == 4
 
 

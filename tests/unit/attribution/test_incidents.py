@@ -544,6 +544,23 @@ def test_lost_store_is_no_ranks_fault() -> None:
     assert incident.verdict.rules_fired == (16,)
 
 
+def test_store_that_died_with_the_monitor_that_hosted_it_is_lost_though_ranks_had_answered() -> None:
+    """One rank notices only the end of its monitor. All ranks leave, because the store does not answer."""
+    told = job([Fault("monitor", 0, 0)], world=2)
+    where = {rank: next(r for r in told.files[rank] if isinstance(r.event, events.StageStarted)) for rank in (0, 1)}
+    until = next(n for n, r in enumerate(told.files[0]) if isinstance(r.event, events.Interrupted))
+    broken = list(told.files[0][: until + 1])
+    broken += [record for record in told.files[1] if record.mono_ns <= broken[-1].mono_ns]
+    for rank, at in where.items():
+        error = ExceptionInfo("resilience.errors.StoreError", "the store did not answer", "feed")
+        left = InterruptionRecord(rank, Interruption.BASE_EXCEPTION, "the store did not answer", error, iteration=0)
+        after = msgspec.structs.replace(at, wall_ns=at.wall_ns + 10**9, mono_ns=at.mono_ns + 10**9)
+        for number, event in enumerate((events.OutcomeSeen(by=0), events.Interrupted(left))):
+            broken.append(msgspec.structs.replace(after, sequence=1000 + number, event=event))
+    (incident,) = fold(broken)
+    assert (incident.verdict.what, incident.verdict.culprits) == ("store_lost", ())
+
+
 @pytest.mark.parametrize(
     ("text", "category"),
     [

@@ -215,6 +215,62 @@ def test_actions_tell_what_was_done() -> None:
     assert (lost.excluded, lost.next_world_size) == ((2, 3), 2)
 
 
+def test_rank_that_had_completed_was_not_stopped() -> None:
+    told = launched([Fault("kill", 2)], nodes=2)
+    file = told.files["node0", None]
+    (ended,) = (
+        r for r in file if isinstance(r.event, events.WorkerExited) and r.event.worker_rank == 0 and not r.origin.cycle
+    )
+    (ran,) = (
+        r for r in file if isinstance(r.event, events.CyclePhaseEnded) and r.event.phase == "run" and not r.origin.cycle
+    )
+    completed = msgspec.structs.replace(ended.event, code=0, signal=None)
+    file.remove(ended)
+    file.insert(file.index(ran), msgspec.structs.replace(ended, mono_ns=ran.mono_ns - 1000, event=completed))
+    incident = only(told)
+    assert ("had completed", (0,)) in [(group.reason, group.ranks) for group in incident.verdict.exonerated]
+    assert incident.actions[0] == "ranks 1, 3 stopped"
+
+
+def test_ranks_of_a_lost_node_are_cleared_as_lost_with_it() -> None:
+    cleared = {group.reason: group.ranks for group in only(launched([Fault("node", 2)], nodes=2)).verdict.exonerated}
+    assert cleared["was lost with its node"] == (3,)
+
+
+def test_job_that_a_lost_node_ended_has_ended_though_that_node_recorded_no_end() -> None:
+    told = launched([Fault("node", 2)], nodes=2)
+    records = []
+    for record in told.records:
+        match record.event:
+            case events.RestartDecided():
+                event: events.Event = msgspec.structs.replace(record.event, verdict="stop")
+            case events.CycleEnded():
+                event = msgspec.structs.replace(record.event, outcome="exhausted")
+            case _:
+                event = record.event
+        if record.origin.cycle == 0:
+            records.append(msgspec.structs.replace(record, event=event))
+    ended = next(record for record in records if isinstance(record.event, events.CycleEnded))
+    over = msgspec.structs.replace(ended, sequence=10_000, event=events.JobEnded("exhausted", 1, "no restart is left"))
+    (incident,) = fold([*records, over])
+    assert incident.status == "ended"
+
+
+def test_steps_that_only_the_end_of_the_cycle_tells_are_done_again_too() -> None:
+    """The rank that failed reported fewer steps than others of its node, or none."""
+    told = launched([Fault("kill", 1)])
+    records = [
+        msgspec.structs.replace(
+            record, event=events.Interrupted(msgspec.structs.replace(record.event.record, step=None))
+        )
+        if isinstance(record.event, events.Interrupted)
+        else record
+        for record in told.records
+    ]
+    (incident,) = fold(records)
+    assert incident.cost.lost_steps == 10
+
+
 def test_same_failure_again_is_named() -> None:
     incidents = fold(launched([Fault("raise", 1)] * 3).records)
     assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]

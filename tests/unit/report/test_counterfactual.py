@@ -9,7 +9,7 @@ from resilience.attribution.cost import Times
 from resilience.attribution.incident import Cost, Incident, Phase, Spread
 from resilience.attribution.symptoms import Class
 from resilience.attribution.verdict import Verdict
-from resilience.report.counterfactual import saved_more_often, sooner, what_ifs, with_spares
+from resilience.report.counterfactual import WhatIf, least_change_last, saved_more_often, sooner, what_ifs, with_spares
 
 TIMES = Times(
     total_s=1500.0, productive_s=600.0, startup_s=10.0, restart_s=140.0, hang_s=150.0, rework_s=200.0, idle_s=400.0
@@ -55,6 +55,15 @@ def test_a_silence_that_half_of_the_ranks_waited_for_costs_the_job_half_of_it() 
     assert sooner(times, [incident(1, hang_s=100.0)], 60.0).saved_s == 20.0
     times = msgspec.structs.replace(TIMES, rework_s=50.0)
     assert saved_more_often(times, [incident(1, rework_s=100.0)], 60.0, None).saved_s == (100.0 - 30.0) / 2
+
+
+def test_of_answers_that_save_the_same_the_least_change_comes_last() -> None:
+    def answer(kind: str, value: float, saved: float) -> WhatIf:
+        return WhatIf(kind, value, saved, 0.5, "", "", "")
+
+    spares = [answer("spares", 2, 10.0), answer("spares", 1, 10.0), answer("spares", 3, 4.0)]
+    assert max(spares, key=least_change_last).value == 1
+    assert max([answer("limit", 5.0, 10.0), answer("limit", 30.0, 10.0)], key=least_change_last).value == 30.0
 
 
 def test_a_longer_limit_saves_nothing() -> None:

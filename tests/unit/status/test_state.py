@@ -374,6 +374,15 @@ def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_so
     assert now_of(folder, last + 60.0).phase == "running"
 
 
+def test_call_that_is_over_needs_no_monitor_to_say_so(tmp_path: Path) -> None:
+    """The monitors are lost, so nothing but the end of the call is on record."""
+    told = record_streams.job([record_streams.Fault("exception", 1, 0, 5)], world=3).records
+    records = [record for record in told if not isinstance(record.event, events.RankExited | events.MonitorEnded)]
+    last = (max(record.wall_ns for record in records) - STARTED_NS) / 1e9
+    now = now_of(written(records, tmp_path / "run"), last + state.BETWEEN_CALLS + 1.0)
+    assert (now.phase, now.outcome) == ("ended", "completed")
+
+
 def two_calls(folder: Path) -> Path:
     """Rank 2 fails twice in the first call, rank 3 once in the second one, 100 s later."""
     first = record_streams.job([record_streams.Fault("exception", 2, 0), record_streams.Fault("exception", 2, 1)])
