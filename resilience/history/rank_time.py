@@ -298,6 +298,7 @@ class _Visit:
         if at_work is None and self._end is not None:
             if rank in self._signalling and not worker.has_completed:
                 until = self._end  # it has not come as far as in an earlier cycle
+                spent.hang = max(0, min(until - worker.started_ns, self._part.silent_ns))
             elif self._part.failed_at is not None:
                 at_work = worker.started_ns
             else:
@@ -307,7 +308,7 @@ class _Visit:
             since = max(since, earlier.since)
         if at_work is not None:
             until = at_work if self._end is None else min(at_work, self._end)
-        waited = max(0, until - since)
+        waited = max(0, until - since - spent.hang)
         if inside is not None:
             spent = inside.spent_until(self._end)
             if self._end is not None:  # a Wrapper knows nothing of a hang that the launcher's monitor has found

@@ -146,6 +146,18 @@ def test_time_in_which_a_program_that_has_shown_progress_before_loads_in_vain_is
     assert_same_seconds(records)
 
 
+def test_hang_of_a_restarted_worker_before_its_first_sign_is_silence_and_no_restart() -> None:
+    story = _crash_while_loading(0, 0.0)
+    story.join("a", 100.2, 101.2, cycle=1, why="failure", size=1)
+    story.spawn("a", 101.2, [0], cycle=1, signs=False)
+    story.exited("a", 121.0, 0, None, False, 1)
+    story.stop("a", 121.0, "failed", 1, ran=19.8, silent_for_s=18.0, failed_node="a")
+    spent = times(History().take_all(story.records))
+    assert spent.hang_s == pytest.approx(18.0, abs=0.1)
+    assert spent.restart_s == pytest.approx(3.0, abs=0.5)
+    assert_same_seconds(story.records)
+
+
 def test_time_of_a_restarted_worker_that_still_loads_is_lost_while_it_loads() -> None:
     told = _crash_while_loading(1, 300.0).records
     records = [each for each in told if not (each.origin.cycle == 1 and isinstance(each.event, _ENDS))]
