@@ -27,7 +27,8 @@ def note(event: events.Event) -> str | None:
             return f"a hang was suspected {where}, where no limit is set; {limit}"
         case events.RankSuspected():
             where, longest = _place(event.limit), seconds(event.longest_s)
-            return f"a rank was late in {where}: longer than ever before ({longest}); limit {seconds(event.allowed_s)}"
+            was = "waited in a collective" if event.hang == "in_collective" else "was late"
+            return f"a rank {was} in {where}: longer than ever before ({longest}); limit {seconds(event.allowed_s)}"
         case events.SuspicionCompared():
             return _compared(event)
         case events.TimeoutExceededInShadow():

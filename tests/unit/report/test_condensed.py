@@ -64,6 +64,8 @@ def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
     told.files[0].append(noted(told.files[0][-1], events.HangSuspected("save", 61.0, 3.0, 600.0, False)))
     told.files[0].append(noted(told.files[0][-1], events.HangsWatched({"step": 9.0})))
     told.files[2].append(noted(told.files[2][-1], events.RankSuspected("section:train", 2.0, 1.5, 9.0)))
+    waits = events.RankSuspected("section:train", 2.0, 1.5, 9.0, "in_collective")
+    told.files[1].append(noted(told.files[1][-1], waits))
     told.files[2].append(noted(told.files[2][-1], events.TimeoutExceededInShadow("step", 3.0, 3.1)))
     assert report_of(told).notes == (
         Note("no limit on progress was armed: a loop that makes no progress would go unnoticed", (0, 2)),
@@ -74,6 +76,7 @@ def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
         Note("hangs: only these limits are in force: step 9 s; the detection of hangs is switched off", (0,)),
         Note("the abort hook raised: ValueError: no", (1,)),
         Note("metrics are served at http://x: port 9 is taken", (1,)),
+        Note("a rank waited in a collective in train: longer than ever before (1.5 s); limit 9 s", (1,)),
         Note("a rank was late in train: longer than ever before (1.5 s); limit 9 s", (2,)),
         Note("a shadow limit would have ended a rank in step: 3 s (nothing was done)", (2,)),
     )
