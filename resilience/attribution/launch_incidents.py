@@ -72,7 +72,8 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(place)}
     lowest = {node: min(part.workers, default=0) for node, part in (parts | following).items()}
     ended = [part for part in parts.values() if part.ended is not None]
-    status = _status(cycles, place, {node: part for node, part in parts.items() if node not in lost}, following)
+    present = {node: part for node, part in parts.items() if part.ended is not None or node not in lost}
+    status = _status(cycles, place, present or parts, following)
     next_size = None if later is None else cycles.world_size(later)
     incident = Incident(
         *(0, *place, 0, AT_ENTRY),

@@ -436,6 +436,12 @@ def test_where_most_nodes_are_cut_off_the_host_of_the_store_is_to_blame_and_none
     assert incident.excluded == (2, 3, 4, 5)
 
 
+def test_job_of_which_all_nodes_lost_the_store_has_ended() -> None:
+    told = launched([Fault("exhausted", 0)], nodes=2)
+    (incident,) = fold(without_store(told, "node0", "node1"))
+    assert (incident.verdict.what, incident.status) == ("store_lost", "ended")
+
+
 def test_node_that_alone_is_cut_off_is_lost_though_it_had_most_ranks() -> None:
     told = launched([Fault("node", 2)], nodes=2)
     records = without_store(told, "node1")
