@@ -7,16 +7,17 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 from torch.distributed.elastic.agent.server.api import Worker
-from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
 from resilience.errors import LaunchError
 from resilience.launcher.worker.worker_processes import watched as watched_workers
-from resilience.launcher.worker.workers import start
+from resilience.launcher.worker.workers import Ordered, start
 from resilience.launcher.worker.zygote import ForkedWorker
 from tests.process.warming import specification, told
 
@@ -61,6 +62,39 @@ def test_workers_that_cannot_be_watched_do_not_stay(tmp_path: Path, monkeypatch:
     assert not any(map(psutil.pid_exists, pids))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(watched[0])
+
+
+def test_log_folder_that_is_full_is_why_workers_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    spec = specification(["-c", ""], None, tmp_path / "logs")
+    monkeypatch.setattr(DefaultLogsSpecs, "reify", fail)
+    with pytest.raises(LaunchError, match="No space left on device") as raised:
+        start(spec)
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_workers_whose_output_no_thread_can_show_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    started: list[int] = []
+    start_cold = Ordered.start_cold
+
+    def note_pid(worker: Ordered, open_files: int | None) -> None:
+        start_cold(worker, open_files)
+        started.append(worker.proc.pid)
+
+    script = tmp_path / "worker.py"
+    script.write_text("import time\ntime.sleep(600)")
+    spec = specification([str(script)], None, tmp_path / "logs", tee=Std.ALL)
+    monkeypatch.setattr(Ordered, "start_cold", note_pid)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(LaunchError, match="can't start new thread") as raised:
+        start(spec)
+    assert isinstance(raised.value.__cause__, OSError)  # so only this node leaves
+    assert started and not any(map(psutil.pid_exists, started))
 
 
 def test_worker_is_waited_for_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 from torch.distributed.elastic.utils import macros
 
-from resilience.launcher.worker.workers import WorkersSpec
+from resilience.launcher.worker.workers import WorkersSpec, starting
 from resilience.system.environment import Exporting, async_error_handling
 from resilience.telemetry import span
 
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def specification(agent: Agent, group: WorkerGroup, supervisor: CycleSupervisor) -> WorkersSpec:
-    """Return what `workers.start` needs to start this cycle's workers."""
+    """Return what `workers.start` needs to start this cycle's workers; start torch's server of file timers if
+    TORCHELASTIC_ENABLE_FILE_TIMER is 1. Raises: LaunchError."""
     spec = group.spec
     envs = {worker.local_rank: _environment(agent, group, worker, supervisor) for worker in group.workers}
     arguments = {
         worker.local_rank: tuple(macros.substitute(list(spec.args), str(worker.local_rank))) for worker in group.workers
     }
-    agent._setup_local_watchdog(envs=envs)
+    with starting():
+        agent._setup_local_watchdog(envs=envs)
     agent._setup_healthcheck()
     return WorkersSpec(
         name=spec.role,
