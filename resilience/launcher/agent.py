@@ -117,6 +117,7 @@ class Agent(LocalElasticAgent):
         finally:
             with reporter.phase("stop"):
                 self._end_workers(verdict)
+                worker_env.end_file_timers(self)
             reporter.cycle_ended(verdict)
         return verdict
 

@@ -6,6 +6,8 @@ folder and the socket of the rank's monitor, so a Wrapper or a RankMonitorClient
 
 from __future__ import annotations
 
+import contextlib
+import os
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -46,6 +48,19 @@ def specification(agent: Agent, group: WorkerGroup, supervisor: CycleSupervisor)
         zygote=supervisor.zygote,
         open_files=agent.worker_open_files,
     )
+
+
+def end_file_timers(agent: Agent) -> None:
+    """Stop torch's server of file timers, if this cycle has one. torch does so only at the end of the job."""
+    server, agent._worker_watchdog = agent._worker_watchdog, None
+    if server is None:
+        return
+    # A file that cannot be removed stays. A thread that could not be started cannot be joined (RuntimeError).
+    with contextlib.ExitStack() as until_stopped, contextlib.suppress(OSError, RuntimeError):
+        # The server's thread waits for the first process that opens its FIFO for writing, for ever if no worker did.
+        with contextlib.suppress(OSError):
+            until_stopped.callback(os.close, os.open(server._file_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        server.stop()
 
 
 def _environment(agent: Agent, group: WorkerGroup, worker: Worker, supervisor: CycleSupervisor) -> dict[str, str]:
