@@ -229,7 +229,7 @@ class Agent(LocalElasticAgent):
             return self._decide_on_requests()
         deadline = time.monotonic() + SETTLE
         for end in failures:
-            self._supervisor.witnesses.await_record(end, deadline)
+            self._supervisor.witnesses.await_record(end, deadline, self._supervisor.is_cut_off)
             self._supervisor.witnesses.record_of(end)
         return self._supervisor.after_failure(failures)
 
