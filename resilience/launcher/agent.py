@@ -117,6 +117,7 @@ class Agent(LocalElasticAgent):
         finally:
             with reporter.phase("stop"):
                 self._end_workers(verdict)
+                worker_env.end_file_timers(self)
             reporter.cycle_ended(verdict, supervisor.witnesses.step_of_cycle())
         return verdict
 
@@ -228,7 +229,7 @@ class Agent(LocalElasticAgent):
             return self._decide_on_requests()
         deadline = time.monotonic() + SETTLE
         for end in failures:
-            self._supervisor.witnesses.await_record(end, deadline)
+            self._supervisor.witnesses.await_record(end, deadline, self._supervisor.is_cut_off)
             self._supervisor.witnesses.record_of(end)
         return self._supervisor.after_failure(failures)
 

@@ -242,7 +242,7 @@ class CycleSupervisor:
         known_pids |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
         processes.reap_strangers(known_pids)
         self.look_after_drain()
-        self.warm_start.look(running.notes())
+        self.warm_start.look(running.notes(), self.is_cut_off())
 
     def look_after_drain(self) -> None:
         """Take news of the drain process, and replace it if it is gone: workers that write would wait."""
@@ -350,6 +350,10 @@ class CycleSupervisor:
         """Return True if workers that were asked to stop must end now: the others may continue without this node, or
         a person asks again."""
         return self._has_no_time_left or (verdict.outcome == "preempted" and self.stopping.is_hurried(verdict))
+
+    def is_cut_off(self) -> bool:
+        """Return True if this node is cut off from the job's store, so the others may soon continue without it."""
+        return self.handler.time_left is not None
 
     @property
     def _has_no_time_left(self) -> bool:

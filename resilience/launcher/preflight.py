@@ -2,11 +2,11 @@
 
 All checks run at the same time. `PeriodicCheck` repeats the one that costs a running job nothing.
 
-A check reports what is wrong, within a time limit of its own. A check that raises or does not answer also counts as a
-failure, so a hung file system or driver cannot hold up the job. A check that cannot be stopped stays behind in a
-daemon thread; the node leaves anyway. Our checks cover the disk of the run folder, the job's store, NVIDIA devices if
-there are any, and the user's command; any object with the methods of `PreflightCheck` is a check. `cycle_supervisor`
-makes the node leave and reports one `NodeUnhealthy` per failure."""
+A check reports what is wrong, within a time limit of its own. A check that raises, does not answer or gets no thread
+also counts as a failure, so a hung file system or driver cannot hold up the job. A check that cannot be stopped stays
+behind in a daemon thread; the node leaves anyway. Our checks cover the disk of the run folder, the job's store, NVIDIA
+devices if there are any, and the user's command; any object with the methods of `PreflightCheck` is a check.
+`cycle_supervisor` makes the node leave and reports one `NodeUnhealthy` per failure."""
 
 from __future__ import annotations
 
@@ -104,11 +104,13 @@ class PeriodicCheck:
         """Return the failure that the current run has found, or that it is late; start the next run when it is due.
 
         now: seconds on a monotonic clock. A run is late after its limit, or later if looks are more than a tenth of
-        the limit apart. A run that nothing can stop is left behind and not repeated."""
+        the limit apart. A run that nothing can stop is left behind and not repeated. A run that gets no thread says
+        nothing about the node: the next one starts after the interval."""
         if self._run is None:
             if now - self._began >= self._interval:
-                self._run, self._began = _CheckRun(self._check), now
-                self._waited = Elapsed(now, self._check.limit / LOOKS)
+                self._began, self._waited = now, Elapsed(now, self._check.limit / LOOKS)
+                check_run = _CheckRun(self._check)
+                self._run = check_run if check_run.has_thread else None
             return None
         waited = self._waited.look(now)
         outcome = self._run.answer()
@@ -128,13 +130,19 @@ def late_failure(check: PreflightCheck) -> PreflightFailure:
 
 
 class _CheckRun:
-    """One run of a check, in a thread."""
+    """One run of a check, in a thread. has_thread: False if this host could not start one; then that is the answer."""
 
     def __init__(self, check: PreflightCheck) -> None:
         self.check = check
         self._answer = ""
         self._has_answered = threading.Event()
-        threading.Thread(target=self._work, name=f"resilience-gate-{check.name}", daemon=True).start()
+        self.has_thread = True
+        try:
+            threading.Thread(target=self._work, name=f"resilience-gate-{check.name}", daemon=True).start()
+        except RuntimeError as error:
+            self.has_thread = False
+            self._answer = error_in_words(error)
+            self._has_answered.set()
 
     def await_answer(self, waited: Elapsed, is_interrupted: Callable[[], bool]) -> PreflightFailure | None:
         """Return the failure that this run finds, or that it is late; None if nothing is wrong, or after an interrupt.

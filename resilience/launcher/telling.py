@@ -6,6 +6,7 @@ also an event, so that every view uses the same words."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,8 @@ def first_failure(folder: Path, origin: Origin, has_nodes: bool, emit: Emit) -> 
             emit(judgement)
             sentences.append(judgement.sentence)
 
-    returns_within(LAST_LIMIT, work, "resilience-last-words")
+    with contextlib.suppress(RuntimeError):  # this host cannot start a thread; the job has ended all the same
+        returns_within(LAST_LIMIT, work, "resilience-last-words")
     return next(iter(culprit_records), None), next(iter(sentences), "")
 
 

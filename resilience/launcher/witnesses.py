@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -211,9 +211,10 @@ class Witnesses:
         self.hear()  # a monitor reports a hang before it sends the first signal
         return ended.pid in self._killed
 
-    def await_record(self, ended: EndedWorker, deadline: float) -> None:
-        """Wait for the final report of a dead worker's monitor, or until `deadline` (monotonic seconds)."""
-        while ended.pid not in self._gone and time.monotonic() < deadline:
+    def await_record(self, ended: EndedWorker, deadline: float, is_cut_off: Callable[[], bool]) -> None:
+        """Wait for the final report of a dead worker's monitor, until `deadline` (monotonic seconds), or until this
+        node is cut off from the job's store: then its workers must end soon."""
+        while ended.pid not in self._gone and time.monotonic() < deadline and not is_cut_off():
             self.hear()
             if self._monitors.is_monitored(ended.local_rank):
                 time.sleep(LOOK)

@@ -14,7 +14,8 @@ from resilience.system import devices
 def returns_within(limit: float, function: Callable[[], object], name: str) -> bool:
     """Run `function` in a daemon thread. Return True if it returned within `limit` seconds.
 
-    name: of the thread, which uses the caller's CUDA device. Raises: what the function raised in that time."""
+    name: of the thread, which uses the caller's CUDA device. Raises: what the function raised in that time;
+    RuntimeError if this host cannot start a thread."""
     raised: list[BaseException] = []
     device = devices.current()
 

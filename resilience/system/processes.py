@@ -401,7 +401,10 @@ def reap_strangers(known: Container[int]) -> list[int]:
 
 def _own_children() -> Iterator[int]:
     """Return the children of this process, none if the kernel does not tell (CONFIG_PROC_CHILDREN)."""
-    for task in Path("/proc/self/task").iterdir():
+    tasks: list[Path] = []
+    with contextlib.suppress(OSError):  # no descriptor is left: a later call returns them
+        tasks = list(Path("/proc/self/task").iterdir())
+    for task in tasks:
         with contextlib.suppress(OSError):  # the thread has ended: its children are another thread's now
             yield from map(int, (task / "children").read_bytes().split())
 

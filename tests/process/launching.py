@@ -14,6 +14,7 @@ import signal
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,21 @@ def await_file(name, limit=60.0):
 """
 
 
+def fail(number: int, *_: object) -> None:
+    raise OSError(number, os.strerror(number))
+
+
 def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
     group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
-    shows. LACKS: memory to start a worker. WAITS: file that it makes when it begins to wait for the rendezvous.
-    FOLDER: the folder it is started in."""
+    shows. LACKS: memory to start a worker, or space on the disk of --log-dir. WAITS: file that it makes when it begins
+    to wait for the rendezvous. FOLDER: the folder it is started in."""
     from resilience.core.job_budget import JobBudget
     from resilience.launcher.main import main
+    from resilience.launcher.output.destinations import NamedLogs
     from resilience.launcher.preflight import Devices
     from resilience.launcher.rendezvous import job_store
     from resilience.launcher.rendezvous.handler import Handler
@@ -79,12 +85,11 @@ def agent(arguments: list[str]) -> None:
     if os.environ.get("DIES") == "spending":
         JobBudget.spend = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
 
-    if "LACKS" in os.environ:
+    if os.environ.get("LACKS") == "memory":
+        Workers.start = partial(fail, errno.ENOMEM)  # type: ignore[method-assign]
 
-        def fail(_: Workers) -> None:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-        Workers.start = fail  # type: ignore[method-assign]
+    if os.environ.get("LACKS") == "space":
+        NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]
 
     if os.environ.get("DIES") == "seated":
 

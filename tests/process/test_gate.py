@@ -317,3 +317,28 @@ def test_patrol_of_a_check_that_raises_is_a_refusal() -> None:
     assert patrolled(PeriodicCheck(Checking("gpu", fail), 5.0), 0.0) == PreflightFailure(
         "gpu", "OSError: no such device"
     )
+
+
+# -- a host that can start no thread ------------------------------------------------------------------
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_check_that_gets_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert Gate([Checking("disk", lambda: "")]).refusals() == [
+        PreflightFailure("disk", "RuntimeError: can't start new thread")
+    ]
+
+
+def test_patrol_that_gets_no_thread_is_no_refusal_and_is_tried_again_after_the_interval() -> None:
+    patrol = PeriodicCheck(Checking("gpu", lambda: "lost"), 5.0)
+    with pytest.MonkeyPatch.context() as host:
+        host.setattr(threading.Thread, "start", no_thread)
+        assert patrol.refusal(0.0) is None
+    assert patrol.refusal(4.0) is None
+    await_idle()
+    assert patrol.refusal(4.5) is None  # no look has begun
+    assert patrolled(patrol, 5.0) == PreflightFailure("gpu", "lost")

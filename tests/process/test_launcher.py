@@ -69,6 +69,26 @@ def test_exit_with_0_long_before_the_others_is_no_success(launch: Launch) -> Non
     assert "ValueError" not in last_words  # the job recovered from it
 
 
+def test_file_timers_leave_no_file_of_any_cycle(launch: Launch) -> None:
+    job = launch(
+        "print(os.environ['TORCHELASTIC_TIMER_FILE'], flush=True)\nsys.exit(3 + cycle if cycle < 2 else 0)",
+        nproc=1,
+        per_agent=({"TORCHELASTIC_ENABLE_FILE_TIMER": "1"},),
+    )
+    assert job.wait() == [0]
+    files = job.output().splitlines()
+    assert len(set(files)) == 3
+    assert not any(map(os.path.exists, files))
+
+
+def test_file_timers_that_cannot_be_started_are_why_workers_cannot_start(launch: Launch, tmp_path: Path) -> None:
+    timers = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": str(tmp_path)}  # a folder
+    job = launch("", per_agent=(timers,))
+    assert job.wait() == [1]
+    (ended,) = job.of(events.JobEnded)
+    assert ended.event.detail.startswith("the workers cannot be started: [Errno 21] Is a directory")
+
+
 def test_job_without_restarts_left_ends_with_1_and_says_what_failed(launch: Launch) -> None:
     job = launch("sys.exit(rank)", "--max-restarts", "1")
     assert job.wait() == [1]

@@ -355,6 +355,16 @@ def test_node_that_lacks_memory_to_start_its_workers_leaves_if_the_others_are_en
     assert "the workers cannot be started: [Errno 12] Cannot allocate memory" in job.output(1, stream=2)
 
 
+def test_node_whose_log_folder_is_full_leaves_if_the_others_are_enough(launch: Launch, tmp_path: Path) -> None:
+    options = ("--log-dir", str(tmp_path / "logs"), "--redirects", "3")
+    job = launch("await_file('go')", *options, nodes="1:2", agents=2, per_agent=({}, {"LACKS": "space"}))
+    job.await_record(events.CycleStarted, "node0", lambda event: event.why != "first")
+    assert job.wait_agent(1).code == 95
+    go(job)
+    assert job.wait()[0] == 0
+    assert "the workers cannot be started: [Errno 28] No space left on device" in job.output(1, stream=2)
+
+
 def test_program_that_is_on_no_node_fails_the_job_on_all(launch: Launch) -> None:
     job = launch("", "--no-python", "no_such_program", nodes="1:2", agents=2)
     assert job.wait() == [1, 1]

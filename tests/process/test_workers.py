@@ -7,17 +7,23 @@ import os
 import resource
 import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from torch.distributed.elastic.agent.server.api import Worker
-from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.timer import FileTimerServer
 
 from resilience.errors import LaunchError
+from resilience.launcher.worker.worker_env import end_file_timers
 from resilience.launcher.worker.worker_processes import watched as watched_workers
-from resilience.launcher.worker.workers import start
+from resilience.launcher.worker.workers import Ordered, start
 from resilience.launcher.worker.zygote import ForkedWorker
+from tests.process.test_gate import await_true
 from tests.process.warming import specification, told
 
 
@@ -61,6 +67,53 @@ def test_workers_that_cannot_be_watched_do_not_stay(tmp_path: Path, monkeypatch:
     assert not any(map(psutil.pid_exists, pids))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(watched[0])
+
+
+def test_log_folder_that_is_full_is_why_workers_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    spec = specification(["-c", ""], None, tmp_path / "logs")
+    monkeypatch.setattr(DefaultLogsSpecs, "reify", fail)
+    with pytest.raises(LaunchError, match="No space left on device") as raised:
+        start(spec)
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_workers_whose_output_no_thread_can_show_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    started: list[int] = []
+    start_cold = Ordered.start_cold
+
+    def note_pid(worker: Ordered, open_files: int | None) -> None:
+        start_cold(worker, open_files)
+        started.append(worker.proc.pid)
+
+    script = tmp_path / "worker.py"
+    script.write_text("import time\ntime.sleep(600)")
+    spec = specification([str(script)], None, tmp_path / "logs", tee=Std.ALL)
+    monkeypatch.setattr(Ordered, "start_cold", note_pid)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(LaunchError, match="can't start new thread") as raised:
+        start(spec)
+    assert isinstance(raised.value.__cause__, OSError)  # so only this node leaves
+    assert started and not any(map(psutil.pid_exists, started))
+
+
+def test_file_timers_that_no_worker_used_leave_no_thread(tmp_path: Path) -> None:
+    server = FileTimerServer(str(tmp_path / "timers"), "job", max_interval=0.1)
+    server.start()
+    thread = server._watchdog_thread
+    assert thread is not None and thread.ident is not None
+    await_true(lambda: sys._current_frames()[thread.ident].f_code.co_name == "_watchdog_loop")  # it waits for a worker
+    agent = SimpleNamespace(_worker_watchdog=server)
+    end_file_timers(agent)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert agent._worker_watchdog is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_worker_is_waited_for_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

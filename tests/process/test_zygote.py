@@ -46,6 +46,14 @@ def test_lost_zygote_disturbs_no_worker_and_the_next_start_cold(agent: Agent, nu
     assert found["ran"] == ["0", "0", "1", "1"]
 
 
+def test_zygote_that_dies_before_it_answers_is_gone_though_its_workers_wait(agent: Agent) -> None:
+    found = agent("lose_forking_zygote")
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"]) == ("cold", [10, 11])
+    assert answer["reason"].startswith("the zygote is gone")
+    assert found["ran"] == ["0", "1"]
+
+
 @pytest.mark.parametrize("descriptors", [250, 5])  # of a message: three workers in one order, and in three
 def test_failed_fork_lets_none_run_and_all_start_cold(agent: Agent, descriptors: int) -> None:
     found = agent("fail_to_fork", descriptors=descriptors)

@@ -35,7 +35,9 @@ def specification(
         entrypoint=fields.pop("entrypoint", sys.executable),
         args=dict.fromkeys(range(workers), ("-u", *arguments)),
         envs={rank: {**defaults, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(workers)},
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder), redirects=fields.pop("redirects", Std.ALL)),
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(folder), redirects=fields.pop("redirects", Std.ALL), tee=fields.pop("tee", Std.NONE)
+        ),
         zygote=zygote,
         **fields,
     )

@@ -64,6 +64,23 @@ def lose_zygote(number: int) -> dict[str, Any]:
     return {"answers": answers, "ran": ran(), "zygote": zygote.pid}
 
 
+def lose_forking_zygote() -> dict[str, Any]:
+    """The zygote is killed when its workers wait at the gate, before it answers."""
+    fork_all = zygotes._fork_all
+
+    def die(*order: Any) -> bytes:
+        fork_all(*order)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    become_subreaper()
+    zygotes._fork_all = die
+    zygotes.ANSWER_LIMIT = 3600.0
+    zygote = Zygote.start()
+    answer = told(start(specification([script()], zygote, Path("workers"), 2)))
+    return {"answers": [answer], "ran": ran()}
+
+
 def stop_at_once() -> dict[str, Any]:
     """Workers get SIGTERM as soon as the agent knows their pids."""
     become_subreaper()

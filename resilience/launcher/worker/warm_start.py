@@ -43,9 +43,11 @@ class WarmStart:
             self._reporter.emit(events.ModulesTooLate(self._zygote.being_preloaded, FIRST_LIMIT))
         self._is_first = False
 
-    def look(self, notes: Iterable[tuple[int, str]]) -> None:
-        """Take over preloaded modules, process the workers' notes (by rank), and report both."""
-        if self._zygote is None:
+    def look(self, notes: Iterable[tuple[int, str]], is_cut_off: bool) -> None:
+        """Take over preloaded modules, process the workers' notes (by rank), and report both.
+
+        is_cut_off: do nothing; the workers must end soon, and a successor may take seconds to fork or to end."""
+        if self._zygote is None or is_cut_off:
             return
         self._take_preloaded(0.0)
         for rank, note in notes:

@@ -6,13 +6,15 @@ folder and the socket of the rank's monitor, so a Wrapper or a RankMonitorClient
 
 from __future__ import annotations
 
+import contextlib
+import os
 from string import Template
 from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 from torch.distributed.elastic.utils import macros
 
-from resilience.launcher.worker.workers import WorkersSpec
+from resilience.launcher.worker.workers import WorkersSpec, starting
 from resilience.system.environment import Exporting, async_error_handling
 from resilience.telemetry import span
 
@@ -22,13 +24,15 @@ if TYPE_CHECKING:
 
 
 def specification(agent: Agent, group: WorkerGroup, supervisor: CycleSupervisor) -> WorkersSpec:
-    """Return what `workers.start` needs to start this cycle's workers."""
+    """Return what `workers.start` needs to start this cycle's workers; start torch's server of file timers if
+    TORCHELASTIC_ENABLE_FILE_TIMER is 1. Raises: LaunchError."""
     spec = group.spec
     envs = {worker.local_rank: _environment(agent, group, worker, supervisor) for worker in group.workers}
     arguments = {
         worker.local_rank: tuple(macros.substitute(list(spec.args), str(worker.local_rank))) for worker in group.workers
     }
-    agent._setup_local_watchdog(envs=envs)
+    with starting():
+        agent._setup_local_watchdog(envs=envs)
     agent._setup_healthcheck()
     return WorkersSpec(
         name=spec.role,
@@ -44,6 +48,19 @@ def specification(agent: Agent, group: WorkerGroup, supervisor: CycleSupervisor)
         zygote=supervisor.zygote,
         open_files=agent.worker_open_files,
     )
+
+
+def end_file_timers(agent: Agent) -> None:
+    """Stop torch's server of file timers, if this cycle has one. torch does so only at the end of the job."""
+    server, agent._worker_watchdog = agent._worker_watchdog, None
+    if server is None:
+        return
+    # A file that cannot be removed stays. A thread that could not be started cannot be joined (RuntimeError).
+    with contextlib.ExitStack() as until_stopped, contextlib.suppress(OSError, RuntimeError):
+        # The server's thread waits for the first process that opens its FIFO for writing, for ever if no worker did.
+        with contextlib.suppress(OSError):
+            until_stopped.callback(os.close, os.open(server._file_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        server.stop()
 
 
 def _environment(agent: Agent, group: WorkerGroup, worker: Worker, supervisor: CycleSupervisor) -> dict[str, str]:

@@ -12,7 +12,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
@@ -67,10 +67,13 @@ class Workers(SubprocessContext):
 
     def start(self) -> None:
         """Start the workers. Installs no signal handlers: torchelastic's would raise in the agent's main thread, also
-        for signals that the agent does not handle or ignores, such as SIGHUP under nohup. Raises: OSError."""
+        for signals that the agent does not handle or ignores, such as SIGHUP under nohup.
+
+        Raises: OSError, LaunchError."""
         self._start()
-        for tail_log in self._tails():
-            tail_log.start()
+        with starting():
+            for tail_log in self._tails():
+                tail_log.start()
 
     def _tails(self) -> Sequence[TailLog]:
         """Return the threads that show teed output. Torch had two attributes for them before it had a list."""
@@ -166,13 +169,28 @@ class Ordered(SubprocessHandler):
 
 def start(spec: WorkersSpec) -> Workers:
     """Start the workers. Raises: LaunchError."""
-    workers = Workers(spec)
-    try:
-        workers.start()
-    except OSError as error:
-        workers.close()
-        raise LaunchError(f"the workers cannot be started: {error}") from error
-    except BaseException:
-        workers.close()
-        raise
+    with contextlib.ExitStack() as until_started:
+        try:
+            workers = Workers(spec)  # creates log files
+            until_started.callback(workers.close)
+            workers.start()
+        except OSError as error:
+            raise _cannot_start(error) from error
+        until_started.pop_all()
     return workers
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Run code of torch that creates files and starts threads. Raises: LaunchError, with an OSError as its cause, if it
+    cannot."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_start(error) from error
+    except RuntimeError as error:  # Python's for a thread that the kernel refuses with this number
+        raise _cannot_start(error) from OSError(errno.EAGAIN, str(error))
+
+
+def _cannot_start(error: Exception) -> LaunchError:
+    return LaunchError(f"the workers cannot be started: {error}")

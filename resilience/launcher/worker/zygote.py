@@ -391,12 +391,12 @@ def _serve(line: Channel, agent: int) -> None:
         if received is None:
             continue
         kind, fds = received
-        line.send(_fork_all(kind, fds, agent))
+        line.send(_fork_all(kind, fds, agent, line))
         close_all(fds)
 
 
-def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
-    """Fork processes whose parent exits at once; return their indices and pids, and any error."""
+def _fork_all(kind: bytes, fds: Sequence[int], agent: int, line: Channel) -> bytes:
+    """Fork processes whose parent exits at once; return their indices and pids, and any error. line: to the agent."""
     memory, folder, gate, *streams = fds
     length, notes_at = _layout.unpack(os.pread(memory, _layout.size, 0))
     body = os.pread(memory, length, _layout.size)
@@ -414,6 +414,7 @@ def _fork_all(kind: bytes, fds: Sequence[int], agent: int) -> bytes:
     try:
         middle = os.fork()
         if not middle:
+            line.close()  # so that the agent notices at once that the zygote is gone, while these wait at the gate
             _be_middle_process(actions, gate, write, is_worker)
         os.close(write)
         write = -1

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import itertools
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -46,6 +47,18 @@ def test_stranger_that_ended_behind_a_known_child_is_reaped() -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert processes.reap_strangers(AllBut()) == [stranger]
     assert os.waitpid(first, 0) == (first, 0)
+
+
+def test_process_without_a_descriptor_to_spare_leaves_strangers_for_later() -> None:
+    known = os.posix_spawnp("true", ["true"], os.environ)
+    os.waitid(os.P_PID, known, os.WEXITED | os.WNOWAIT)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert processes.reap_strangers({known}) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.waitpid(known, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""Which rank failed first, as the launcher's last message says it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.launcher import telling
+
+
+def test_last_message_that_gets_no_thread_names_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    emitted: list[events.Event] = []
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    origin = Origin("job", "node0", "agent", 1)
+    assert telling.first_failure(tmp_path, origin, False, emitted.append) == (None, "")
+    assert emitted == []
