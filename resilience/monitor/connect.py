@@ -99,6 +99,10 @@ class WorkerLink:
             if name not in outer:
                 self.page.leave_if_open(name, failed=True)
         self.stop_awaiting()
+        self.rest()
+
+    def rest(self) -> None:
+        """Pause until the next announcement. Open sections stay open."""
         self.pause()
         self.send(messages.Armed(None))
 

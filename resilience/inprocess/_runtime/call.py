@@ -425,6 +425,7 @@ class CallWrapper:
             with workload.running(self._session.emitter.origin):
                 function = here_only(self._function)
                 self._value = self._interrupter.call(function, unless=lambda: self._watcher.is_interrupted)
+            client.function_left()  # it may wait for a slow peer until completion_timeout
             return Result(End.RETURNED)
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
@@ -443,6 +444,9 @@ class CallWrapper:
             self._session.page.on_progress = None
 
     def _wait_in_reserve(self) -> Result:
+        from resilience.monitor import client
+
+        client.function_left()
         self._entered = self._state.iteration
         self._reporter.entering()
         self._value = None
