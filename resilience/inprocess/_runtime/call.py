@@ -267,11 +267,10 @@ class CallWrapper:
             self._watcher.left()
 
     def _iterate(self, seat: Seat) -> Ending:
-        keys = Keys(seat.iteration)
         self._error = self._failure_record = self._value = None
         self._watcher = IterationWatcher(
             self._session.watch_store,
-            keys,
+            seat,
             lambda: self._state,  # initialize may replace it
             self._wrapper.abort,
             self._interrupter,
