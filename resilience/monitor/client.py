@@ -118,8 +118,8 @@ def _attached_page() -> RankSide | None:
         if environment.monitor_socket() is not None:
             try:
                 connect.attach()
-            except (ResilienceError, OSError):
-                pass  # the launcher shows the rank as not monitored
+            except (ResilienceError, OSError):  # the launcher shows the rank as not monitored
+                _has_looked_for_link = not connect.is_attaching()  # this is a signal handler: how that ends is open
     return _page
 
 
