@@ -198,7 +198,8 @@ class CallWrapper:
                     session.leave()  # again in Session.open, for an exception that lands here
                 finally:
                     self._let_go()
-                session.ended(self._state.iteration + 1, self._entered, error)
+                if os.getpid() == session.emitter.origin.pid:  # else a forked child leaves, and the call goes on
+                    session.ended(self._state.iteration + 1, self._entered, error)
 
     def _completed(self, value: Any) -> Any:
         with contextlib.suppress(Exception):  # it is recorded; the call has completed
