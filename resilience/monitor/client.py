@@ -44,7 +44,7 @@ def deactivate() -> None:
     global _page, _wrapper_page
     if _launcher_link is not None and not _launcher_link.is_armed:
         _launcher_link.resume()
-    elif _launcher_link is not None and _launcher_link.is_paused:  # an interruption has ended the call
+    elif _launcher_link is not None and _launcher_link.is_paused:  # the function is over
         _launcher_link.arm()
     _wrapper_page = None
     _page = None if _launcher_link is None else _launcher_link.page
@@ -58,13 +58,24 @@ def function_interrupted() -> None:
     if link is None:
         return
     link.stop_awaiting()  # a thread that outlives the function may send a sign of life
-    if not link.is_paused:
+    if link.is_armed or not link.is_paused:  # it may have returned before, with sections open
         link.interrupt(_outer_sections)
 
 
+def function_left() -> None:
+    """Note that a Wrapper's function has returned, or that this rank is a spare and does not run it. Until it is called
+    again or the Wrapper's call is over, the launcher's monitor applies no limit. Open sections stay open."""
+    link = _launcher_link
+    if link is None:
+        return
+    link.stop_awaiting()
+    if not link.is_paused:
+        link.rest()
+
+
 def function_entered() -> None:
-    """Note that a Wrapper's function is called. If an interruption has ended an announcement from before the Wrapper's
-    call, it holds again from now on; one of the function itself from its next sign of life on."""
+    """Note that a Wrapper's function is called. A suspended announcement from before the Wrapper's call holds again
+    from now on; one of the function itself from its next sign of life on."""
     link = _launcher_link
     if link is None or not link.is_paused or not link.is_armed:
         return
@@ -107,8 +118,8 @@ def _attached_page() -> RankSide | None:
         if environment.monitor_socket() is not None:
             try:
                 connect.attach()
-            except (ResilienceError, OSError):
-                pass  # the launcher shows the rank as not monitored
+            except (ResilienceError, OSError):  # the launcher shows the rank as not monitored
+                _has_looked_for_link = not connect.is_attaching()  # this is a signal handler: how that ends is open
     return _page
 
 

@@ -99,6 +99,10 @@ class WorkerLink:
             if name not in outer:
                 self.page.leave_if_open(name, failed=True)
         self.stop_awaiting()
+        self.rest()
+
+    def rest(self) -> None:
+        """Pause until the next announcement. Open sections stay open."""
         self.pause()
         self.send(messages.Armed(None))
 
@@ -155,7 +159,8 @@ def _ignore(link: WorkerLink | None) -> None:
 
 
 _link: WorkerLink | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may attach while its thread does
+_is_attaching = False  # belongs to the thread that holds the lock
 _is_end_noted = False  # in this process, or in the one that forked it
 _is_over = False  # the main thread has left the program
 on_change: Callable[[WorkerLink | None], None] = _ignore  # `monitor.client` sets it
@@ -166,23 +171,40 @@ def current() -> WorkerLink | None:
     return _link
 
 
+def is_attaching() -> bool:
+    """Return True while a thread of this process attaches."""
+    return _is_attaching
+
+
 def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> WorkerLink:
     """Return this process's link to its monitor: the existing one, or a new one.
 
-    path: of the monitor's socket, by default from the environment. Raises: MonitorError."""
-    global _link
+    path: of the monitor's socket, by default from the environment. Raises: MonitorError, also in a signal handler that
+    interrupts this function."""
+    global _is_attaching
     with _lock:
-        if _link is None:
-            path = path or environment.monitor_socket()
-            if path is None:
-                raise MonitorError(
-                    "there is no rank monitor: neither RESILIENCE_MONITOR_SOCKET nor FT_RANK_MONITOR_IPC_SOCKET is "
-                    "set; start the script by `resilience run`, or set the second one to a RankMonitorServer's path"
-                )
-            _link = _attach(path, time.monotonic() + limit)
-            _note_the_end(_link)
-            on_change(_link)
-        return _link
+        if _is_attaching:
+            raise MonitorError("this thread attaches to the rank monitor already; a signal handler cannot wait for it")
+        _is_attaching = True
+        try:
+            return _link or _new_link(path, limit)
+        finally:
+            _is_attaching = False
+
+
+def _new_link(path: str | None, limit: float) -> WorkerLink:
+    """Attach, and return the link. Belongs to the thread that holds the lock."""
+    global _link
+    path = path or environment.monitor_socket()
+    if path is None:
+        raise MonitorError(
+            "there is no rank monitor: neither RESILIENCE_MONITOR_SOCKET nor FT_RANK_MONITOR_IPC_SOCKET is "
+            "set; start the script by `resilience run`, or set the second one to a RankMonitorServer's path"
+        )
+    _link = _attach(path, time.monotonic() + limit)
+    _note_the_end(_link)
+    on_change(_link)
+    return _link
 
 
 def _attach(path: str, deadline: float) -> WorkerLink:
@@ -299,9 +321,9 @@ def _program_ends() -> None:
 
 
 def _forget_in_child() -> None:
-    global _link, _lock, _is_over
-    _is_over = False
-    _lock = threading.Lock()  # a thread that exists only in the parent may hold it
+    global _link, _lock, _is_attaching, _is_over
+    _is_over = _is_attaching = False
+    _lock = threading.RLock()  # a thread that exists only in the parent may hold it
     if _link is not None:
         _link.forget()
         _link = None

@@ -46,9 +46,13 @@ class ProgramHandlers:
         again then."""
         self._pid = os.getpid()
         for number in signal.valid_signals():
-            handler = signal.getsignal(number)
+            handler: Any = signal.getsignal(number)
+            if isinstance(handler, _Guarded):
+                if handler.owner is self:
+                    continue
+                handler = handler.handler  # of an earlier call: the program has kept it, and set it again
             is_programs = callable(handler) and handler is not signal.default_int_handler and number != our_number
-            if is_programs and not isinstance(handler, _Guarded):
+            if is_programs:
                 signal.signal(number, _Guarded(self, handler))
 
     def release(self) -> None:
@@ -93,12 +97,12 @@ class _Guarded:
 
     def __init__(self, owner: ProgramHandlers, handler: Any) -> None:
         self.handler = handler
-        self._owner = owner
+        self.owner = owner
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self.handler(number, frame)
         except Exception as error:
-            if not self._owner.must_put_off(frame):
+            if not self.owner.must_put_off(frame):
                 raise
-            self._owner.put_off(number, self.handler, error)
+            self.owner.put_off(number, self.handler, error)

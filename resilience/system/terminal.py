@@ -37,18 +37,26 @@ def say(stream: object, text: str) -> None:
     """Write text to a text stream, such as sys.stderr, as far as its reader accepts it now; never raises.
 
     A stream without a descriptor is neither a terminal nor a pipe, and is written to as usual."""
-    try:
-        number = stream.fileno()  # type: ignore[attr-defined]
-    except (OSError, ValueError, AttributeError):  # no stream, closed, or a user's object
+    number = _descriptor_of(stream)
+    if number is None:
         with contextlib.suppress(Exception):
             stream.write(text)  # type: ignore[attr-defined]
         return
     writable = number
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):  # a user's object may return any number
         writable = _without_waiting(number)  # each time: the user may have redirected the stream
         put(writable, text.encode(errors="backslashreplace"), time.monotonic())
     if writable != number:
         os.close(writable)
+
+
+def _descriptor_of(stream: object) -> int | None:
+    """Return the descriptor of a text stream, None if it has none: a user's object may raise or return anything."""
+    try:
+        number = stream.fileno()  # type: ignore[attr-defined]
+    except Exception:
+        return None
+    return number if isinstance(number, int) and number >= 0 else None
 
 
 def path_of_stderr() -> str:

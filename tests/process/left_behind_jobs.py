@@ -346,6 +346,33 @@ def call_interrupted_at_its_end_in(owner: str, name: str) -> tuple[str, dict[str
     return ending, differences(before, [])
 
 
+def call_interrupted_twice_while_it_leaves() -> tuple[str, int]:
+    """Send SIGINT each time that rank 1 is about to note that it has left. Answers how the call ended and how many
+    monitors still watch this process."""
+    monitors: list[psutil.Process] = []
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        monitors.append(psutil.Process(call._session._monitor.pid))
+        return "done"
+
+    def interrupted(self: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        original(self)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    original = session.Session.leave
+    if os.environ["RANK"] == "1":
+        session.Session.leave = interrupted  # type: ignore[method-assign]
+    try:
+        ending = function()
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    _, watching = psutil.wait_procs(monitors, SETTLE_LIMIT)
+    return ending, len(watching)
+
+
 def _monitors_of_this_job() -> list[int]:
     found = []
     for process in psutil.process_iter(["name"]):

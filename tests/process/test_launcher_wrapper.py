@@ -112,6 +112,9 @@ def misbehave(iteration):
         client.init_workload_monitoring()
         client.send_heartbeat()
         client.start_section("step")
+        say("announced")
+        for each in range(size):  # an interruption that comes earlier would leave nothing behind
+            await_file(f"announced.{cycle}.{each}")
         raise ValueError("bad batch")
     until = time.monotonic() + 4.0
     while time.monotonic() < until:
@@ -129,6 +132,34 @@ def test_section_and_heartbeats_that_an_exception_interrupted_do_not_end_the_hea
     for rank in range(2):
         job.await_worker(f"healthy.0.{rank}")
     go(job)
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == []
+
+
+SILENT_WITHOUT_FAULT = """
+from datetime import timedelta
+from resilience.fault_tolerance import RankMonitorClient
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.rank_filter import MaxActiveWorldSize
+client = RankMonitorClient()
+client.init_workload_monitoring()
+
+@Wrapper(rank_filter=MaxActiveWorldSize(ACTIVE), monitor_process_interval=timedelta(seconds=0.1))
+def train(call: CallWrapper):
+    for _ in range(120 if call.state.rank == 0 else 1):
+        client.send_heartbeat()
+        time.sleep(0.05)
+
+train()
+client.send_heartbeat()
+"""
+
+
+@pytest.mark.parametrize("active", [1, 2])
+def test_rank_that_waits_for_the_others_owes_no_heartbeats(launch: Launch, active: int) -> None:
+    """A spare waits for the active rank; with two active ranks, the one that has returned waits for the other one."""
+    limits = ("--ft-initial-rank-heartbeat-timeout", "4", "--ft-rank-heartbeat-timeout", "4")
+    job = launch(SILENT_WITHOUT_FAULT.replace("ACTIVE", str(active)), *limits)
     assert job.wait() == [0]
     assert job.of(events.RankFellSilent) == []
 

@@ -74,6 +74,12 @@ def test_call_interrupted_while_it_leaves_leaves_nothing(start: Start, owner: st
     assert rank.value == ("interrupted", {})
 
 
+def test_rank_interrupted_twice_while_it_leaves_is_not_watched_any_more(start: Start) -> None:
+    """A monitor that still took the rank for one that waits would end its process later."""
+    first, second = start(2, f"{JOBS}:call_interrupted_twice_while_it_leaves").wait()
+    assert (first.value, second.value) == (("done", 0), ("interrupted", 0))
+
+
 def test_calls_leave_no_temporary_folder(start: Start, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -51,6 +51,19 @@ def train(call: CallWrapper = None):
 
 train()
 """
+FORKING = """
+import os, sys
+from resilience.inprocess import Wrapper
+
+@Wrapper()
+def train():
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+
+train()
+"""
 
 
 class Terminal:
@@ -349,6 +362,18 @@ def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(
         f"  resilience report {run}",
     ]
     assert "".join(rank.text for rank in ranks).count("resilience: hangs: a rank silent for 600 s is ended, ") == 1
+
+
+def test_forked_child_that_leaves_the_function_prints_no_end_of_the_job(terminal: Open, tmp_path: Path) -> None:
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job = terminal([sys.executable], FORKING, RESILIENCE_RUN_DIR="runs", **world)
+    assert job.wait() == 0, job.text
+    run = the_run(tmp_path)
+    assert job.lines == [
+        f"resilience: records in {run}",
+        "resilience: completed; to see what happened:",
+        f"  resilience report {run}",
+    ], job.text
 
 
 # -- switched off, not read ---------------------------------------------------------------------------

@@ -198,7 +198,8 @@ class CallWrapper:
                     session.leave()  # again in Session.open, for an exception that lands here
                 finally:
                     self._let_go()
-                session.ended(self._state.iteration + 1, self._entered, error)
+                if os.getpid() == session.emitter.origin.pid:  # else a forked child leaves, and the call goes on
+                    session.ended(self._state.iteration + 1, self._entered, error)
 
     def _completed(self, value: Any) -> Any:
         with contextlib.suppress(Exception):  # it is recorded; the call has completed
@@ -267,11 +268,10 @@ class CallWrapper:
             self._watcher.left()
 
     def _iterate(self, seat: Seat) -> Ending:
-        keys = Keys(seat.iteration)
         self._error = self._failure_record = self._value = None
         self._watcher = IterationWatcher(
             self._session.watch_store,
-            keys,
+            seat,
             lambda: self._state,  # initialize may replace it
             self._wrapper.abort,
             self._interrupter,
@@ -425,6 +425,7 @@ class CallWrapper:
             with workload.running(self._session.emitter.origin):
                 function = here_only(self._function)
                 self._value = self._interrupter.call(function, unless=lambda: self._watcher.is_interrupted)
+            client.function_left()  # it may wait for a slow peer until completion_timeout
             return Result(End.RETURNED)
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
@@ -443,6 +444,9 @@ class CallWrapper:
             self._session.page.on_progress = None
 
     def _wait_in_reserve(self) -> Result:
+        from resilience.monitor import client
+
+        client.function_left()
         self._entered = self._state.iteration
         self._reporter.entering()
         self._value = None

@@ -130,7 +130,8 @@ class Handle:
                 collective_calls.note_recorded()
                 stacks.answer(number)
             case messages.TerminalLine(line):
-                standard.show(line)
+                with contextlib.suppress(Exception):  # of the user's stream: the thread that listens goes on
+                    standard.show(line)
             case _:  # only the launcher's monitors send these
                 pass
 

@@ -298,6 +298,7 @@ class Session:
     def _abandon(self) -> None:
         """Let monitor and ticker end by themselves, because an exception has kept `_close` from ending them. The page
         stays mapped, and the stacks' file open."""
+        self.page.leave_call(self._call)  # `leave` may have been interrupted too
         self._closing.set()
         self._monitor.abandon()
         client.deactivate()

@@ -29,7 +29,8 @@ from resilience.facts.events import (
     InterruptDelivered,
     OutcomeSeen,
 )
-from resilience.facts.interruptions import HANGS, Interruption, InterruptionRecord, decode, load_decoder
+from resilience.facts.interruptions import HANGS, Frame, Interruption, InterruptionRecord, decode, load_decoder
+from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import failure
 from resilience.inprocess.state import Status
 from resilience.system import (
@@ -65,7 +66,7 @@ class IterationWatcher:
     def __init__(
         self,
         store: StoreLike,
-        keys: Keys,
+        seat: Seat,
         state: Callable[[], State],
         abort: Abort | None,
         interrupter: Interrupter,
@@ -77,7 +78,8 @@ class IterationWatcher:
     ) -> None:
         self._store = store
         self._patience = patience
-        self._keys = keys
+        self._seat = seat
+        self._keys = Keys(seat.iteration)
         self._state = state
         self._abort = abort
         self._interrupter = interrupter
@@ -94,7 +96,7 @@ class IterationWatcher:
         self.freed_after_s = 0.0  # from the end of the abort until the main thread had left the function
         self.store_port: int | None = None  # of the iteration's own store, once known
         self._connected = collectives.listeners()  # listeners of an earlier iteration's groups need nothing
-        self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{keys.iteration}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{seat.iteration}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -141,16 +143,20 @@ class IterationWatcher:
         waits_in = "" if self.outcome == COMPLETED else processes.waits_in(os.getpid())
         self.decided.set()
         if self.outcome != COMPLETED:
-            first = self._first_record()
-            by, silent_for_s = (None, None) if first is None else (first.rank, first.silent_for_s)
-            is_hang = first is not None and first.interruption in HANGS
-            is_own = first is not None and (first.interruption is Interruption.TERMINATED or first.origin == "own")
-            if is_hang:
-                collective_calls.note_recorded()
-            self._emit(OutcomeSeen(by, stack, silent_for_s=silent_for_s, waits_in=waits_in, is_own=is_own))
-            if is_hang:
-                self._await_witnesses()
+            self._attempt(partial(self._report_outcome, stack, waits_in))
             self._free_main_thread()
+
+    def _report_outcome(self, stack: tuple[Frame, ...], waits_in: str) -> None:
+        """Record what was decided and where the main thread was. After a hang, wait until all ranks have done so."""
+        first = self._first_record()
+        by, silent_for_s = (None, None) if first is None else (first.rank, first.silent_for_s)
+        is_hang = first is not None and first.interruption in HANGS
+        is_own = first is not None and (first.interruption is Interruption.TERMINATED or first.origin == "own")
+        if is_hang:
+            collective_calls.note_recorded()
+        self._emit(OutcomeSeen(by, stack, silent_for_s=silent_for_s, waits_in=waits_in, is_own=is_own))
+        if is_hang:
+            self._await_witnesses()
 
     def _first_record(self) -> InterruptionRecord | None:
         if self.outcome == LOST:
@@ -165,7 +171,7 @@ class IterationWatcher:
         """After a hang, let all ranks record their stacks before anything is cut, because a cut shows on all ranks."""
         left = max(0.0, self.decided_at + EVIDENCE - time.monotonic())
         try:
-            drive(witness(self._keys, self._state().rank, self._state().world_size, left), self._store)
+            drive(witness(self._keys, self._seat.rank, self._seat.world_size, left), self._store)
         except (StoreError, ValueError):
             return  # the restart does not depend on it
 
@@ -179,7 +185,7 @@ class IterationWatcher:
         self._emit(InterruptDelivered(duration_s, signals, timed_out_groups=closed))
 
     def _attempt(self, part: Callable[[], object]) -> None:
-        """Run a part of the abort. The main thread is interrupted even if it raises."""
+        """Run a part of the abort or of its report. The main thread is interrupted even if it raises."""
         try:
             part()
         except BaseException as error:  # of a user's hook too, which may call sys.exit: recorded, never raised

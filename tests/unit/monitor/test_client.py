@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from resilience.core.observation import Doing
-from resilience.errors import MonitorError
+from resilience.errors import MonitorError, RankMonitorClientError
 from resilience.facts.limits import Limit, Limits
 from resilience.monitor import client, connect, messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
+from resilience.monitor.rank_client import RankMonitorClient
 from resilience.system.channel import Channel, pair
 
+LIMIT = 60.0  # seconds
 Linked = tuple[connect.WorkerLink, MonitorSide, Channel]
 
 
@@ -71,6 +75,41 @@ def test_monitor_that_cannot_be_reached_is_tried_once_and_disturbs_nobody(monkey
     for number in range(3):
         client.step(number)
     assert tried == [1]
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_heartbeat_of_a_signal_handler_while_the_program_attaches_neither_waits_nor_gives_up(
+    is_reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Page.create()
+    ours, theirs = pair()
+    link = connect.WorkerLink(RankSide(page), ours, messages.Welcome(rank=0, world_size=1, limits=Limits()))
+    attempts = []
+
+    def attach(path: str, deadline: float) -> connect.WorkerLink:
+        attempts.append(path)
+        if len(attempts) == 1:
+            client.heartbeat()  # as a signal handler of this thread would
+            if not is_reached:
+                raise MonitorError("gone")
+        return link
+
+    def begin() -> None:
+        with contextlib.nullcontext() if is_reached else pytest.raises(RankMonitorClientError):
+            RankMonitorClient().init_workload_monitoring()
+        client.heartbeat()
+
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/nowhere")
+    monkeypatch.setattr(connect, "_attach", attach)
+    monkeypatch.setattr(connect, "_note_the_end", lambda link: None)
+    program = threading.Thread(target=begin, daemon=True)
+    program.start()
+    program.join(LIMIT)
+    assert not program.is_alive()
+    assert (connect.current(), len(attempts)) == (link, 1 if is_reached else 2)
+    assert MonitorSide(page).read().heartbeat_at is not None
+    ours.close()
+    theirs.close()
 
 
 def test_signs_reach_the_launchers_monitor(linked: Linked) -> None:

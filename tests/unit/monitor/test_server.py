@@ -751,6 +751,39 @@ def test_rank_that_waits_as_a_spare_after_an_interruption_owes_no_heartbeats(pro
     assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
 
 
+def test_rank_whose_function_did_not_run_or_has_returned_owes_no_heartbeats(program: ProgramInWrapper) -> None:
+    program.link.arm()
+    program.call()
+    client.function_left()
+    assert program.exceeded_in_an_hour() == []
+    client.deactivate()
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
+
+
+def test_rank_whose_function_has_returned_without_a_sign_of_life_owes_none_for_a_thread_left_behind(
+    program: ProgramInWrapper,
+) -> None:
+    program.call()
+    program.link.arm()
+    client.function_interrupted()
+    client.function_entered()
+    client.function_left()
+    program.page.heartbeat()
+    assert program.exceeded_in_an_hour() == []
+
+
+def test_section_that_a_function_left_open_is_closed_only_by_an_interruption(program: ProgramInWrapper) -> None:
+    program.link.arm()
+    program.call()
+    program.page.enter("step")
+    client.function_left()
+    assert program.exceeded_in_an_hour() == [] and program.page.open_sections == ("step",)
+    client.function_interrupted()
+    assert program.page.open_sections == ()
+    client.function_entered()
+    assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
+
+
 def test_program_that_announces_heartbeats_again_after_an_interruption_is_watched_from_then_on(
     program: ProgramInWrapper,
 ) -> None:

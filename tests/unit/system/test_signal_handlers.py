@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,19 @@ def test_signal_that_is_put_off_just_before_the_function_runs_is_raised_in_it_an
     handlers.raise_again()
     assert raised == [signal.SIGUSR1]
     assert len(handlers.take_deferred()) == 1
+
+
+def test_handler_that_the_program_kept_from_an_earlier_call_is_guarded_by_the_present_one() -> None:
+    plain = signal.getsignal(signal.SIGUSR1)
+    earlier, present = ProgramHandlers(lambda: True), ProgramHandlers(lambda: True)
+    earlier.guard(signal.SIGRTMIN)
+    kept = signal.getsignal(signal.SIGUSR1)
+    earlier.release()
+    signal.signal(signal.SIGUSR1, kept)
+    present.guard(signal.SIGRTMIN)
+    guarded: Any = signal.getsignal(signal.SIGUSR1)
+    present.guard(signal.SIGRTMIN)
+    assert signal.getsignal(signal.SIGUSR1) is guarded
+    assert (guarded.owner, guarded.handler) == (present, plain)
+    present.release()
+    assert signal.getsignal(signal.SIGUSR1) is plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator
@@ -43,6 +44,26 @@ def test_pipe_without_a_reader_takes_nothing() -> None:
     assert put(writing, b"words", time.monotonic() + 60) == 0
     os.close(writing)
     assert put(writing, b"words", time.monotonic() + 60) == 0
+
+
+class Stream(io.StringIO):
+    """A text stream whose `fileno` returns or raises this."""
+
+    def __init__(self, number: object) -> None:
+        super().__init__()
+        self._number = number
+
+    def fileno(self) -> int:
+        if isinstance(self._number, BaseException):
+            raise self._number
+        return self._number  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("number", [-1, None, NotImplementedError(), OSError(), "2", 1 << 40])
+def test_stream_without_a_usable_descriptor_harms_nobody(number: object) -> None:
+    stream = Stream(number)
+    terminal.say(stream, "words")
+    assert stream.getvalue() == ("" if number == 1 << 40 else "words")
 
 
 def test_pipe_that_is_opened_once_more_never_waits(pipe: tuple[int, int]) -> None:

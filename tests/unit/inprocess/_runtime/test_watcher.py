@@ -9,15 +9,18 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from resilience.core.restart import COMPLETED, Keys
-from resilience.errors import StoreError
+from resilience.core.restart import COMPLETED, Keys, Read
+from resilience.errors import BarrierOverflow, StoreError
 from resilience.facts.events import AbortFailed, AnyEvent, GroupAborted, InterruptDelivered
+from resilience.facts.interruptions import Interruption, InterruptionRecord, encode
+from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import watcher
 from resilience.inprocess._runtime.watcher import NVLS_NOTE, IterationWatcher
 from resilience.inprocess.exception import RestartAbort
 from resilience.inprocess.state import State, Status
 from resilience.system import group_aborts
 from resilience.system.patience import Patience
+from resilience.system.store import execute
 
 LIMIT = 60.0  # seconds
 
@@ -82,6 +85,35 @@ def test_main_thread_is_interrupted_whatever_the_abort_raises(error: BaseExcepti
     assert [event.signals for event in emitted if isinstance(event, InterruptDelivered)] == [1]
 
 
+@pytest.mark.parametrize("error", [BarrierOverflow("rank 5 of 1"), RuntimeError("no memory")])
+def test_main_thread_is_interrupted_whatever_the_report_of_the_outcome_raises(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, store, emitted = Keys(0), dist.HashStore(), list[AnyEvent]()
+    store.set(at.outcome, "interrupted")
+    store.set(f"{at.records}/1", encode(InterruptionRecord(0, Interruption.SOFT_TIMEOUT)))
+    monkeypatch.setattr(watcher, "drive", mock.Mock(side_effect=error))
+    watching = watcher_of(store, at, None, emitted)
+    interrupter = watching._interrupter
+    interrupter.is_armed = True  # type: ignore[misc]
+    interrupter.deliver.side_effect = watching.left  # type: ignore[attr-defined]
+    watching.start()
+    assert watching.join(LIMIT)
+    assert [event.signals for event in emitted if isinstance(event, InterruptDelivered)] == [1]
+
+
+def test_rank_is_a_witness_of_a_hang_at_its_seat_whatever_user_code_made_of_its_state() -> None:
+    at, store = Keys(0), dist.HashStore()
+    store.set(at.outcome, "interrupted")
+    store.set(f"{at.records}/1", encode(InterruptionRecord(0, Interruption.SOFT_TIMEOUT)))
+    watching = watcher_of(store, at, None, [])
+    watching._state = lambda: State(rank=5, world_size=1)
+    watching.left()
+    watching.start()
+    assert watching.join(LIMIT)
+    assert execute(Read((f"{at.witnessed}/done",)), store) != [None]
+
+
 def test_abort_hook_gets_the_present_state_and_sees_that_it_aborts() -> None:
     at, store, seen = Keys(0), dist.HashStore(), list[tuple[int, Status]]()
     store.set(at.outcome, "interrupted")
@@ -134,7 +166,7 @@ def watcher_of(store: dist.Store, at: Keys, abort: Any, emitted: list[AnyEvent])
     state = State(rank=0, world_size=1)
     return IterationWatcher(
         store,
-        at,
+        Seat(0, state.rank, state.world_size, state.world_size, at.iteration),
         lambda: state,
         abort,
         mock.MagicMock(),
