@@ -5,9 +5,10 @@ allocation. The monitor reads when it wakes, even after the rank was killed. A w
 whole. Words that belong together are either guarded by a sequence word (odd during a write) or published by one last
 store. Layout and version are defined in this module alone.
 
-CPython lets signal handlers, pending calls and other threads run only after a call and at a backward jump. So each
-writer first makes its calls, and then stores without interruption. The page stays consistent even if an interrupt is
-raised in the middle of a writer, or if threads share it."""
+CPython lets signal handlers, pending calls and other threads run only after a call and at a backward jump; 3.10 also
+at a forward jump. So each writer first makes its calls and decisions. From where it chooses a slot, or a place in a
+ring, to its last store there is no call and no jump. The page stays consistent even if an interrupt is raised in the
+middle of a writer, or if threads share it."""
 
 from __future__ import annotations
 
@@ -178,17 +179,17 @@ class RankSide:
         words = self._words
         number = self._ids.get(name) or self._name(name)
         now = time.monotonic_ns()
-        top = self._top - 1
-        if name in self._open or top < 0:
+        if name in self._open or not self._top:
             raise self._cannot_open(name)
-        slot = self._free[top]
         if not self._open and (left_at := words[_SECTION_LEFT]) and now - left_at > self.longest_outside:
             self.longest_outside = now - left_at
-        self._top = top
-        self._open[name] = (slot, now)
+        opened = self._open  # no call and no jump from here on
+        self._top = top = self._top - 1
+        slot = self._free[top]
+        opened[name] = (slot, now)
         words[slot + 1] = now
         words[slot] = number  # valid from here on
-        return self._open
+        return opened
 
     def leave(self, name: str, failed: bool = False) -> None:
         """Close a section. failed: an exception left it. Raises: ConfigurationError if it is not open."""
@@ -201,6 +202,7 @@ class RankSide:
         """Close a section, unless it is not open: return False then. opened: what `enter` returned. A new iteration
         closes all sections of the last one, also those of a thread that has outlived it and ends them now."""
         words = self._words
+        flag = _FAILED if failed else 0
         longest = self.longest.get(name, 0)
         now = time.monotonic_ns()
         if opened is not None and opened is not self._open:
@@ -211,17 +213,17 @@ class RankSide:
             return False
         head = words[_HEAD]
         index = _RING + head % RING * _RING_WORDS
-        words[index] = words[slot] | _FAILED if failed else words[slot]
+        words[index] = words[slot] | flag
         words[index + 1] = duration = now - entered
         words[index + 2] = entered
         words[_HEAD] = head + 1
-        if duration > longest and not failed:
-            self.longest[name] = duration
         words[_SECTION_LEFT] = now  # before the slot: once no section is open, this is the end of the last one
         words[slot] = 0
         del self._open[name]
         self._free[self._top] = slot
         self._top += 1
+        if duration > longest and not failed:
+            self.longest[name] = duration
         return True
 
     def leave_all(self) -> None:
@@ -234,16 +236,19 @@ class RankSide:
         words = self._words
         now = time.monotonic_ns()
         if number + 1 > words[_STEP]:
+            rise = number + 1 - words[_STEP]
             before = words[_STEP_AT]
             if now < before:  # as above
                 now = before
-            rise = number + 1 - words[_STEP]
+            if rise > MOST_RISE:
+                rise = MOST_RISE
+            gap = now - before if before else 0
             words[_STEP] = number + 1  # 0 means: never
             words[_STEP_AT] = now
             head = words[_HEAD]
             index = _RING + head % RING * _RING_WORDS
-            words[index] = _IS_STEP | (rise if rise < MOST_RISE else MOST_RISE)
-            words[index + 1] = now - before if before else 0
+            words[index] = _IS_STEP | rise
+            words[index + 1] = gap
             words[index + 2] = now
             words[_HEAD] = head + 1
         if (report := self.on_progress) is not None:  # after the store: the callback reads the step
@@ -299,10 +304,10 @@ class RankSide:
         doing_number = _DOING_NUMBER[doing]  # before the stores, because it calls the hash function of an enum
         now = time.monotonic_ns()
         words[_SEQUENCE] |= 1  # not + 1: an interrupted writer must not swap odd and even
-        words[_DOING_NOW] = doing_number
-        words[_SINCE] = now
+        words[_SINCE] = now  # first: a reader that meets a half-written page must not count from an old moment
         words[_HOOK] = number
         words[_STORE_DUE] = 0
+        words[_DOING_NOW] = doing_number
         words[_SEQUENCE] += 1
 
     def ends(self) -> None:
@@ -313,8 +318,9 @@ class RankSide:
     def asks_store(self, allowed: float) -> None:
         """Store that the main thread asks the job's store, and that its own limit is `allowed` seconds."""
         words = self._words
-        self._asked_at = now = time.monotonic_ns()
+        now = time.monotonic_ns()
         due = now + int(allowed * 1e9)
+        self._asked_at = now
         words[_SEQUENCE] |= 1
         words[_STORE_DUE] = due
         words[_SEQUENCE] += 1
@@ -324,13 +330,15 @@ class RankSide:
         has chosen to wait: only the time after the answer was due does not count towards its limit."""
         words = self._words
         now = time.monotonic_ns()
+        due = words[_STORE_DUE]
+        if not due:
+            return
+        from_then = due if words[_DOING_NOW] == _IN_HOOK else self._asked_at
+        waited = now - from_then if now > from_then else 0
         words[_SEQUENCE] |= 1
-        if words[_STORE_DUE]:
-            words[_WATCHDOG] = now
-            from_then = words[_STORE_DUE] if words[_DOING_NOW] == _IN_HOOK else self._asked_at
-            if now > from_then:
-                words[_SINCE] += now - from_then
-            words[_STORE_DUE] = 0
+        words[_WATCHDOG] = now
+        words[_SINCE] += waited
+        words[_STORE_DUE] = 0
         words[_SEQUENCE] += 1
 
     def set_seat(self, seat: Seat) -> None:
@@ -339,8 +347,9 @@ class RankSide:
         Signs of the previous iteration are cleared: armed limits are disarmed, and sections that are still open
         were left by an interruption, or are stale."""
         words = self._words
-        self._forget_sections()
+        free = _all_slots()
         now = time.monotonic_ns()
+        self._open, self._free, self._top = {}, free, SECTIONS
         head = words[_HEAD]
         index = _RING + head % RING * _RING_WORDS
         words[index] = _IS_BEGINNING
@@ -362,11 +371,12 @@ class RankSide:
         """Clear the signs of life so far: no limit counts from them, and no gap reaches across this moment. Sections
         that are open stay so."""
         words = self._words
+        now = time.monotonic_ns()
         head = words[_HEAD]
         index = _RING + head % RING * _RING_WORDS
         words[index] = _IS_BEGINNING
         words[index + 1] = words[_ITERATION]
-        words[index + 2] = time.monotonic_ns()
+        words[index + 2] = now
         words[_HEAD] = head + 1
         words[_SEQUENCE] |= 1
         words[_SIGNS] = _NO_SIGNS
@@ -435,9 +445,8 @@ class RankSide:
     # -- helpers --------------------------------------------------------------------------------
 
     def _forget_sections(self) -> None:
-        self._open = {}
-        self._free = list(range(_RING - _OPEN_WORDS, _OPEN - 1, -_OPEN_WORDS))
-        self._top = SECTIONS
+        free = _all_slots()
+        self._open, self._free, self._top = {}, free, SECTIONS
 
     def _name(self, name: str) -> int:
         """Return a name's number, a new one if needed. All names beyond the last number share it."""
@@ -472,6 +481,10 @@ class RankSide:
         self._ids = {}
         self._forget_sections()
         self.on_progress = None
+
+
+def _all_slots() -> list[int]:
+    return list(range(_RING - _OPEN_WORDS, _OPEN - 1, -_OPEN_WORDS))
 
 
 _rank_sides: weakref.WeakSet[RankSide] = weakref.WeakSet()

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "resilience-"
+MEMORY = "/dev/shm"
 
 
 def make(longest: int | None = None) -> str:
@@ -25,12 +26,22 @@ def make(longest: int | None = None) -> str:
     return folder
 
 
+def make_in_memory() -> str:
+    """Return the path of a new folder on no disk, which could hang. Without shared memory, it is as from `make`.
+
+    Raises: OSError."""
+    try:
+        return tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY)
+    except OSError:
+        return make()
+
+
 def _new() -> str:
     """Create it among temporary files, or in shared memory if that place is full or read-only."""
     try:
         return tempfile.mkdtemp(prefix=PREFIX)
     except OSError:
-        return tempfile.mkdtemp(prefix=PREFIX, dir="/dev/shm")
+        return tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY)
 
 
 def enter(folder: str) -> int:

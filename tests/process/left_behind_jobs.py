@@ -29,6 +29,7 @@ from resilience.inprocess._runtime import monitor_process, session
 from resilience.inprocess.rank_assignment import ShiftRanks
 from resilience.inprocess.state import State
 from resilience.inprocess.terminate import Terminate
+from resilience.system import private
 from resilience.system.interrupt import Interrupter
 from resilience.system.signal_handlers import ProgramHandlers
 from tests.support import threads
@@ -408,7 +409,7 @@ def call_that_cannot_take_signals() -> str:
 
 def call_often(temporary: str, calls: int) -> None:
     """Call the function again and again. temporary: the folder of temporary files of ranks and monitors."""
-    tempfile.tempdir = temporary
+    tempfile.tempdir = private.MEMORY = temporary
 
     @Wrapper()
     def function() -> str:

@@ -22,6 +22,7 @@ from resilience.run_folder.load import load
 from resilience.system.descriptors import SPARE
 from resilience.system.listening_sockets import listen
 from tests.support.ranks import Job, free_port
+from tests.support.stops import stop
 
 Start = Callable[..., Job]
 TARGET = "tests.process.hosted:restart_once"
@@ -70,6 +71,23 @@ def test_port_beside_the_agents_store_is_hosted_by_the_monitor_of_rank_0(start: 
     job = start(3, TARGET, env=agent, port=port)
     assert [rank.value["iteration"] for rank in job.wait()] == [1] * 3
     assert base_ports(job) == {port}
+
+
+def test_restart_completes_while_the_monitor_that_should_host_its_store_is_stopped(
+    start: Start, agent: dict[str, str]
+) -> None:
+    job = start(2, "tests.process.jobs:wait_for_sign", env=agent)
+    for rank in range(2):
+        job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+    monitor = job.monitor_pid(0)
+    stop(monitor)
+    try:
+        (job.folder / "raise").touch()
+        (job.folder / "go").touch()
+        assert [rank.value for rank in job.wait_ranks()] == [1, 1], job.output()
+    finally:
+        os.kill(monitor, signal.SIGCONT)
+    job.wait()
 
 
 def test_port_that_is_taken_beside_the_agents_store_gives_way_to_a_free_one(

@@ -8,10 +8,14 @@ import socket
 import time
 from collections.abc import Callable
 
+import torch.distributed as dist
+
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
+from resilience.inprocess._runtime.supervision import BEATS
+from resilience.system import processes
 from tests.process.jobs import FAST, RESULT
-from tests.support.ranks import Job
+from tests.support.ranks import Job, free_port
 from tests.support.stops import stop
 
 Start = Callable[..., Job]
@@ -60,6 +64,33 @@ def test_stopped_monitor_does_not_disturb_its_rank(start: Start) -> None:  # F25
     finally:
         os.kill(monitor, signal.SIGCONT)
     assert not job.of(events.Interrupted)
+
+
+def test_stopped_monitor_of_a_node_does_not_make_the_node_look_lost(start: Start) -> None:
+    port, limits = free_port(), {"heartbeat_timeout": 4.0, "monitor_process_interval": 0.1}
+    job = start(
+        4,
+        PATIENT,
+        options=limits,
+        env={"MASTER_PORT": str(port)},
+        env_of=lambda rank: {"RESILIENCE_NODE": f"node{rank // 2}"},
+    )
+    for rank in range(4):
+        job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+    tcp_store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    store = dist.PrefixStore("resilience/none/0/0/", tcp_store)
+    beats = f"nodes/node0@{processes.pid_namespace()}/beat"
+    for rank in (2, 3):  # one of them leads node1, and node0 watches it
+        monitor = job.monitor_pid(rank)
+        stop(monitor)
+        until = store.add(beats, 0) + 2 * BEATS  # twice heartbeat_timeout
+        while store.add(beats, 0) < until:
+            time.sleep(0.05)
+        os.kill(monitor, signal.SIGCONT)
+    del store, tcp_store
+    (job.folder / "go").touch()
+    assert [rank.value for rank in job.wait()] == [0] * 4
+    assert not job.of(events.NodeFellSilent) and not job.of(events.Interrupted)
 
 
 def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(start: Start) -> None:  # F24

@@ -15,6 +15,7 @@ import os
 import time
 import typing
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.core import restart
@@ -53,7 +54,7 @@ from resilience.inprocess._runtime.assigning import assign, nobody_active, seat_
 from resilience.inprocess._runtime.entry import check_alone, check_caller, inject, name_of
 from resilience.inprocess._runtime.event_reporter import RankEvents, Sign
 from resilience.inprocess._runtime.forked import here_only, left_by
-from resilience.inprocess._runtime.operations import await_server, note_arrival
+from resilience.inprocess._runtime.operations import await_server, ensure_server, note_arrival
 from resilience.inprocess._runtime.watcher import LOST, IterationWatcher
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore, IterationStore
@@ -72,6 +73,9 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 DROP_LIMIT = 1.0  # seconds to wait for process groups that are still being dropped; it takes 10 ms a device
+HOST_LIMIT = (
+    10.0  # seconds at most that rank 0 waits for its monitor to host the iteration's store; usually a millisecond
+)
 
 T = TypeVar("T")
 _calls = itertools.count()
@@ -387,6 +391,10 @@ class CallWrapper:
     def _initialize(self) -> Result:
         self._session.page.doing(Doing.WAITING)
         decided = self._watcher.decided.is_set
+        if self._state.rank == 0:
+            limit = min(self._wrapper.soft_timeout.total_seconds() / 2, HOST_LIMIT)
+            publish = partial(self._session.host_store, self._state.iteration)
+            ensure_server(self._state.iteration, self._session.store, limit, self._chunk, decided, publish)
         address = await_server(self._state.iteration, self._session.store, self._limits.barrier, self._chunk, decided)
         if address is None or self._watcher.is_interrupted:
             return Result(End.INTERRUPTED)

@@ -23,6 +23,7 @@ from resilience.core.restart import (
     Add,
     Assign,
     Check,
+    CompareSet,
     Keys,
     Read,
     Set,
@@ -291,8 +292,10 @@ class MonitorStore:
     def _host(self, iteration: int) -> None:
         """Publish a store for the process groups of one iteration; create the next one ahead of time."""
         began = time.monotonic()
-        server = publish_server(iteration, self._call_begin.base_host, self._store, self._spare)
-        self._spare = None
+        spare, self._spare = self._spare, None
+        server = publish_server(iteration, self._call_begin.base_host, self._store, spare)
+        if server is None:
+            return
         self._emit(events.StoreHosted("iteration", server.host, server.port, time.monotonic() - began))
         self._servers.append(server)
         del self._servers[:-KEPT_SERVERS]
@@ -425,9 +428,14 @@ def iteration_server(address: str) -> dist.TCPStore:
 
 
 def publish_server(iteration: int, base_host: str, store: StoreLike, server: Any = None) -> Any:
-    """Publish `server`, or a fresh one, as the store for the process groups of one iteration."""
+    """Publish `server`, or a fresh one, as the store for the process groups of one iteration. Return it, or None if
+    another one is published already, or the iteration was interrupted. Raises: OSError, RuntimeError, StoreError."""
     # A server created ahead of time is of no use once its next ports are taken.
     if server is None or not are_next_free(server.host, server.port):
-        server = iteration_server(local_address(base_host))
-    execute(Set(Keys(iteration).server, f"{server.host}:{server.port}"), store)
-    return server
+        try:
+            server = iteration_server(local_address(base_host))
+        except (OSError, RuntimeError):  # another process took the port, or descriptors were short for a moment
+            server = iteration_server(local_address(base_host))
+    address = f"{server.host}:{server.port}"
+    published = execute(CompareSet(Keys(iteration).server, address), store)
+    return server if published == address else None

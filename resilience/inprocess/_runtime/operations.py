@@ -5,6 +5,7 @@ They are not in `inprocess._runtime.monitor_store`, because a rank imports that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from resilience.core import restart
@@ -28,6 +29,21 @@ def note_arrival(
     )
     emit(arrived)
     return position
+
+
+def ensure_server(
+    iteration: int,
+    store: StoreLike,
+    limit: float,
+    chunk: float,
+    give_up: Callable[[], bool],
+    host: Callable[[], None],
+) -> None:
+    """Call `host` if the iteration's store is not published within `limit` seconds: rank 0's monitor may be stopped, or
+    may have died with the request. give_up: returns True once the iteration needs no store. Raises: StoreError."""
+    if not wait(store, Keys(iteration).server, limit, chunk, give_up) and not give_up():
+        with suppress(OSError, RuntimeError):  # the monitor may still publish one; `await_server` waits for it
+            host()
 
 
 def await_server(

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -382,8 +383,11 @@ class Session:
         self.page.set_seat(seat)
         collective_calls.begin()
         if seat.rank == 0 and not self._monitor.send(messages.HostStore(seat.iteration)):
-            # The monitor is gone. A store that ends with this process is better than none.
-            self._server = publish_server(seat.iteration, LauncherRendezvous.from_environment().server_host, self.store)
+            self.host_store(seat.iteration)  # the monitor is gone
+
+    def host_store(self, iteration: int) -> None:
+        """Host the iteration's store in this process. One that ends with the rank is better than none."""
+        self._server = publish_server(iteration, LauncherRendezvous.from_environment().server_host, self.store)
 
     def _log_context(self) -> dict[str, Any]:
         origin = self.emitter.origin
@@ -430,16 +434,9 @@ class Session:
 
 
 def _failed_to_start(function: str, number: int, state: State, error: Exception, duration: float) -> None:
-    unstarted.record(
-        Settings.from_environment(),
-        node_name(),
-        number,
-        state.initial_rank,
-        state.initial_world_size,
-        error,
-        duration,
-        lambda origin: job_of(origin, function),
-    )
+    settings, rank, size = Settings.from_environment(), state.initial_rank, state.initial_world_size
+    job = partial(job_of, function=function)
+    unstarted.record(settings, node_name(), number, rank, size, error, duration, job)
 
 
 def _forget_in_child() -> None:

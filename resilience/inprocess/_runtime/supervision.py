@@ -6,12 +6,17 @@ of the next node in a ring, and checks that the processes of its own node are al
 whose own monitor is gone: those of a lost node, or a rank that died together with its monitor. In steady state it
 does at most one store operation per node and second, with the default heartbeat_timeout.
 
+A leader may be stopped, or wait for the store in vain, and keep the lock. So each round of the leader also sets the
+folder's modification time. If that does not change, another monitor of the node does the leader's rounds until it
+does. Two at once do no harm: a counter only rises, and several stand-ins for one rank agree.
+
 Containers may share the name of a node, but not its process numbers, and one may end alone. So the ranks of one node
 and pid namespace are a group, and each group has a leader, a counter and a place in the ring of its own."""
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -34,7 +39,6 @@ from resilience.system import private, processes
 from resilience.system.store import StoreLike, drive, execute
 
 EXPORT_LIMIT = 2.0  # seconds for the remaining exports when this monitor leaves
-LOOK_EVERY = 0.02  # seconds between two looks whether the thread waits for another leader
 BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store operation a second by default
 
 
@@ -71,11 +75,12 @@ class Supervisor:
         self._next_beat_at = 0.0
         self._checked_at = 0.0
         self._done = threading.Event()
-        self._store: StoreLike
+        self._store: Any = None  # connected while this monitor acts for the node
         self._peer: Peer | None = None
         self._neighbour: Neighbour | None = None
         self._known_members: dict[str, list[Member]] = {}
-        self._lead = _Lead(folder, self._done)
+        # A third: time for another monitor to act before the other nodes count this one as silent.
+        self._lead = _Lead(folder, self._limit / 3, self._pause_limit)
         self._represented: set[int] = set()  # initial ranks whose stand-in has begun, or that need no stand-in
         self._unstarted: set[int] = set()  # initial ranks whose stand-in did not start at once: no thread was left
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
@@ -84,20 +89,24 @@ class Supervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching. Waits, for at most a bounded time, until the exports have ended and the folder is removed; not
-        if another monitor leads, which removes it."""
+        """Stop watching. Waits, for at most a bounded time, until the exports have ended and the folder is removed."""
         self._done.set()
-        deadline = time.monotonic() + 2 * EXPORT_LIMIT
-        while self._thread.is_alive() and not self._lead.is_waiting and time.monotonic() < deadline:
-            self._thread.join(LOOK_EVERY)
+        if self._thread.is_alive():
+            self._thread.join(2 * EXPORT_LIMIT)
 
     def _run(self) -> None:
         try:
-            with self._lead as is_leader:
-                if is_leader:
-                    self._store = dist.PrefixStore(self._begin.prefix, self._connect())
-                    if not self._done.is_set():
-                        self._run_as_leader()
+            with self._lead:
+                while not self._lead.take():
+                    if self._lead.is_idle():
+                        self._act()
+                    else:
+                        self._store = None  # close the connection: the leader acts again
+                    if self._done.wait(self._begin.interval):
+                        return
+                self._open_store()
+                if not self._done.is_set():
+                    self._run_as_leader()
         except Exception as error:  # the edge of the thread: record that the node has no leader
             if not self._done.is_set():
                 self._emit(events.StoreLost(f"supervision: {error_in_words(error)}"))
@@ -107,14 +116,24 @@ class Supervisor:
         file: a disk that hangs must not make this node look lost."""
         from resilience.telemetry.exporters import ExportThread  # costs a rank that never leads nothing
 
-        self._place = drive(take_place(self._group), self._store)
         exports = ExportThread.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
         try:
             while not self._done.wait(self._begin.interval):
-                self._check_neighbours()
+                self._act()
         finally:
             if exports is not None:
                 exports.close(EXPORT_LIMIT)
+
+    def _act(self) -> None:
+        """Do one round of the leader."""
+        self._lead.show()  # first: if the store does not answer, the next monitor tries only after a while
+        self._open_store()
+        self._check_neighbours()
+
+    def _open_store(self) -> None:
+        if self._store is None:
+            self._store = dist.PrefixStore(self._begin.prefix, self._connect())
+            self._place = drive(take_place(self._group), self._store)
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -214,41 +233,59 @@ class Supervisor:
 
 
 class _Lead:
-    """Hold the lock on the node's folder while the body runs. Yield False if this monitor left before its turn.
+    """The lock on the node's folder, and when a monitor last acted as the node's leader. Enter the folder first.
 
     folder: the one that the node's monitors agreed on. If it does not exist here, or others can enter it, this monitor
-    shares no temporary folder with them (a container with the same host name), and leads for itself. is_waiting: for
-    the end of another leader."""
+    shares no such folder with them (a container with the same host name), and leads for itself. idle_limit: seconds
+    after which a leader that does not act counts as stopped. pause_limit: seconds between two looks after which this
+    process was paused itself."""
 
-    def __init__(self, folder: str, done: threading.Event) -> None:
-        self.is_waiting = False
+    def __init__(self, folder: str, idle_limit: float, pause_limit: float) -> None:
         self._folder = folder
-        self._done = done
+        self._idle_limit = idle_limit
+        self._pause_limit = pause_limit
         self._fd = -1
+        self._acted_ns = 0  # the folder's modification time. Only its changes count: a wall clock may jump
+        self._changed_at = self._looked_at = -math.inf
 
-    def __enter__(self) -> bool:
+    def __enter__(self) -> None:
         try:
             self._fd = private.enter(self._folder)
         except OSError:
-            self._folder = private.make()
+            self._folder = private.make_in_memory()
             self._fd = private.enter(self._folder)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.is_waiting = True
-            fcntl.flock(self._fd, fcntl.LOCK_EX)  # the kernel frees the lock however its holder dies
-            self.is_waiting = False
-        return not self._done.is_set()
 
     def __exit__(self, *_: object) -> None:
-        private.remove(self._folder)  # a monitor that has entered it keeps the lock, and passes it on
+        if self.take():
+            private.remove(self._folder)  # a monitor that has entered it keeps the lock, and passes it on
         os.close(self._fd)
+
+    def take(self) -> bool:
+        """Take the lock if no other monitor has it. Return True if this one has it: it is the leader."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it however its holder dies
+        except BlockingIOError:
+            return False
+        return True
+
+    def show(self) -> None:
+        """Show the other monitors that this one acts."""
+        os.utime(self._fd)
+        self._acted_ns = os.fstat(self._fd).st_mtime_ns
+
+    def is_idle(self) -> bool:
+        """Return True if no other monitor has acted for idle_limit seconds."""
+        now, acted_ns = time.monotonic(), os.fstat(self._fd).st_mtime_ns
+        if acted_ns != self._acted_ns or now - self._looked_at > self._pause_limit:
+            self._acted_ns, self._changed_at = acted_ns, now
+        self._looked_at = now
+        return now - self._changed_at >= self._idle_limit
 
 
 def agree_on_folder(store: StoreLike, node: str) -> str:
     """Return the folder whose lock a node's leader holds, the same for all its monitors. Its random name keeps others
     from creating it first. Raises: OSError, and what stores raise."""
-    proposed = private.make()
+    proposed = private.make_in_memory()
     group = _group(node, processes.pid_namespace())
     agreed = ""
     try:

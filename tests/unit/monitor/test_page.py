@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +135,87 @@ def test_section_that_ends_during_a_read_is_not_seen_as_ended_long_ago() -> None
     view = monitor.read()
     assert view.open_sections == ()
     assert before is not None and view.section_left_at is not None and view.section_left_at > before
+
+
+STORES = {"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE", "STORE_ATTR"}
+
+
+def runs_without_interruption(writer: Any) -> list[list[dis.Instruction]]:
+    """Return the parts of a function between two places at which CPython may run another thread or a signal handler."""
+    parts: list[list[dis.Instruction]] = [[]]
+    for instruction in dis.get_instructions(writer):
+        if "CALL" in instruction.opname or "JUMP" in instruction.opname or instruction.is_jump_target:
+            parts.append([])
+        parts[-1].append(instruction)
+    return parts
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        RankSide.enter,
+        RankSide.leave_if_open,
+        RankSide.step,
+        RankSide.collective_entered,
+        RankSide.doing,
+        RankSide.asks_store,
+        RankSide.store_answered,
+        RankSide.set_seat,
+        RankSide.forget_signs,
+        RankSide._forget_sections,
+    ],
+)
+def test_no_other_thread_runs_between_the_first_and_the_last_store_of_a_writer(writer: Any) -> None:
+    parts = runs_without_interruption(writer)
+    writing = [
+        part
+        for part in parts
+        if any(each.opname in STORES for each in part)
+        and not any("ATTR" in each.opname and each.argval in ("longest", "longest_outside") for each in part)
+    ]
+    assert len(writing) == 1, [part[0].starts_line for part in writing]
+    reading = [part for part in parts if any(each.argval in ("head", "_free") for each in part)]
+    assert all(part in writing for part in reading), "it also reads there which place is the next one"
+
+
+class Interrupted(Exception):
+    pass
+
+
+class FailingWords:
+    """The words of a page, whose writer is interrupted after some stores."""
+
+    def __init__(self, words: Any, stores: int) -> None:
+        self.words = words
+        self.stores = stores
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.words[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self.stores == 0:
+            raise Interrupted
+        self.stores -= 1
+        self.words[index] = value
+
+
+@pytest.mark.parametrize("stores", range(7))
+def test_writer_that_is_interrupted_anywhere_does_not_make_a_hook_look_as_old_as_what_came_before(
+    monkeypatch: pytest.MonkeyPatch, stores: int
+) -> None:
+    hour = 3600.0
+    clock = SimpleNamespace(
+        seconds=1.0, monotonic_ns=lambda: int(clock.seconds * 1e9), monotonic=time.monotonic, sleep=lambda seconds: None
+    )
+    monkeypatch.setattr(page_module, "time", clock)
+    rank, monitor = both_sides()
+    rank.doing(Doing.FUNCTION)
+    clock.seconds += hour
+    rank._words = FailingWords(rank._words, stores)  # type: ignore[assignment]
+    with suppress(Interrupted):
+        rank.doing(Doing.HOOK, "abort")
+    view = monitor.read()
+    assert view.doing is Doing.FUNCTION or view.since == clock.seconds
 
 
 def test_leave_all_leaves_nothing_open() -> None:

@@ -180,6 +180,62 @@ def test_node_whose_disk_hangs_still_counts_as_alive(tmp_path: Any, monkeypatch:
         supervisor.stop()
 
 
+class Silent:
+    """A store that stops answering `add` after some calls, as behind a connection that loses its data."""
+
+    def __init__(self, store: Any, answers: int) -> None:
+        self.store = store
+        self.answers = answers
+        self.is_asked_in_vain = threading.Event()
+        self.answers_again = threading.Event()
+
+    def add(self, key: str, amount: int) -> int:
+        if self.answers == 0:
+            self.is_asked_in_vain.set()
+            self.answers_again.wait()
+        self.answers -= amount
+        return int(self.store.add(key, amount))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def test_node_whose_leader_gets_no_answer_still_counts_as_alive(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock stays with it. The two behind it take turns: the first of them gets no answer either."""
+    monkeypatch.setattr(supervision, "dist", SimpleNamespace(PrefixStore=lambda prefix, store: store))
+    store: Any = dist.HashStore()
+    begin: Any = SimpleNamespace(
+        origin=SimpleNamespace(node="here"),
+        heartbeat_timeout=0.6,
+        interval=0.01,
+        prefix="",
+        folder=os.fsencode(tmp_path),
+    )
+    emitted: list[Any] = []
+    folder = private.make()
+    key = f"nodes/here@{processes.pid_namespace()}/beat"
+    stores = [Silent(store, 4), Silent(store, 3), store]  # the first add takes the node's place
+    supervisors = [
+        Supervisor(begin, folder, lambda store=each: store, lambda record: None, emitted.append) for each in stores
+    ]
+    try:
+        for supervisor, silent in zip(supervisors, stores[:2], strict=False):
+            supervisor.start()
+            assert silent.is_asked_in_vain.wait(60.0)
+        before = execute(Add(key, 0), store)
+        supervisors[2].start()
+        deadline = time.monotonic() + 60.0
+        while execute(Add(key, 0), store) < before + 3:
+            assert time.monotonic() < deadline, "the node fell silent"
+            time.sleep(0.01)
+    finally:
+        for silent in stores[:2]:
+            silent.answers_again.set()
+        for supervisor in supervisors:
+            supervisor.stop()
+    assert not emitted
+
+
 def test_entry_without_a_pid_namespace_can_be_read() -> None:
     text = '{"initial_rank": 1, "rank": [2, 3], "monitor": [4, 5]}'
     assert encoding.from_json(text, Member) == Member(1, (2, 3), (4, 5), "")
