@@ -112,6 +112,8 @@ class Rendezvous:
         last = yield from self.newest()
         if last.closed:
             return _closed(last)
+        if (yield IsInterrupted()):
+            return self._told_to_stop(last.cycle + 1)  # the others need not wait for this node
         self._arrived_at = yield from self._log.append(Arrived(seat, last.cycle))
         self._seat = seat
         if self.gathering.last.cycle != last.cycle:
@@ -183,8 +185,14 @@ class Rendezvous:
         yield from self.read()
         return bool(self.gathering.missing) and (yield from self.cycle_end(self.gathering.last.cycle)) is None
 
-    def _stop_waiting(self, number: int) -> Protocol[Refusal]:
+    def _stop_waiting(self, number: int) -> Protocol[Membership | Refusal]:
+        """Leave, unless the cycle has been formed. If it is formed at the same moment, the others read from the log
+        that this node has left."""
         terms, known = self.terms, self.gathering
+        formation = yield from self._log.following(known.last)
+        if formation is not None:
+            self._lease = None
+            return formation
         is_late = not (yield IsInterrupted())
         reason = f"found no place within {terms.join_limit:g} s (join_timeout)" if is_late else "was told to stop"
         yield from self._log.append(Left(self.id, reason))
@@ -193,13 +201,16 @@ class Rendezvous:
             yield Add(NOTICES, 1)
             self._lease = None
         if not is_late:
-            return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
+            return self._told_to_stop(number)
         return Refusal(
             "late",
             f"node {self.node} {reason} in cycle {number}: {count(len(known.last.seats), 'node')} took part in the "
             f"last one; waiting {len(known.arrived)}, missing of the last {len(known.missing)}, "
             f"wanted {terms.least} to {terms.most}",
         )
+
+    def _told_to_stop(self, number: int) -> Refusal:
+        return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
 
     def _hear(self, number: int, epoch: int, leader: str, heard: int) -> Protocol[tuple[Refusal | None, bool]]:
         """Check for events without a hint. Return the refusal of this node, if any, and True if the leader is gone. If

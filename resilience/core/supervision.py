@@ -172,13 +172,17 @@ class Supervision:
 
     def why_not_continued(self, former: int) -> NodeProtocol[str]:
         """Return why the job ends with the former cycle, empty if it continues. A cycle without a verdict has lost all
-        its agents, or they were declared lost and came back. This is charged as a failure."""
+        its agents, or they were declared lost and came back. This is charged as a failure, unless all of them left by
+        themselves."""
         verdict = yield from self.standing(former)
         if verdict is None:
             known = self._rendezvous.gathering
-            seats = known.last.seats
+            seats = [seat for seat in known.last.seats if seat.id not in known.left]
             lost = [seat.node for seat in seats if seat.id not in known.arrived] or [seat.node for seat in seats]
-            verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
+            if lost:
+                verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
+            else:
+                verdict = yield from self._agree_on_leaving([seat.node for seat in known.last.seats], former)
         return "" if verdict.again is not None else cycle.encode(verdict)
 
     # -- signals and requests -------------------------------------------------------------------
@@ -201,8 +205,9 @@ class Supervision:
         each agent knows those that leave before it, even if they are signalled at the same time."""
         rendezvous = self._rendezvous
         if rendezvous.formation.rank_of(rendezvous.id) is None:  # it waits for a place
-            is_needed = self._hosts_store and (yield from rendezvous.newest()).cycle == FIRST  # to begin at all
-            return "stop" if is_needed else "leave"
+            newest = yield from rendezvous.newest()
+            is_needed = newest.cycle == FIRST or newest.rank_of(rendezvous.id) is not None  # it does not know yet
+            return "stop" if self._hosts_store and is_needed else "leave"
         others = yield from rendezvous.others(())
         asked = Asked(name, self.rules.mode, self._hosts_store, others, rendezvous.terms.least)
         if on_signal(asked) == "stop":
@@ -347,9 +352,20 @@ class Supervision:
             return (yield from self._spend(verdict, failure))
         if not nodes.lost:
             return None  # the agent of the failed node knows the failure and decides at once
-        lost = [self._ids[id] for id in nodes.lost]
+        left = self._rendezvous.gathering.left
+        lost = [self._ids[id] for id in nodes.lost - left]
+        if not lost:
+            return (yield from self._agree_on_leaving([self._ids[id] for id in nodes.lost], self._rendezvous.cycle))
         step, ran = (yield HighestStep()), (yield from self.ran())
         return (yield from self._spend(*self._loss(lost, self._rendezvous.cycle, step, ran)))
+
+    def _agree_on_leaving(self, nodes: Sequence[str], number: int) -> Protocol[CycleDecision]:
+        """Propose a next cycle without nodes that left a cycle by themselves, just as it was formed. This is no
+        failure."""
+        detail = f"node {', '.join(sorted(nodes))} has left"
+        verdict = CycleDecision("interrupted", self.name, again="membership", detail=detail)
+        text = yield CompareSet(f"end/{number}", cycle.encode(verdict))
+        return (yield from self._obey(text))
 
     def _loss(self, nodes: Sequence[str], number: int, step: int, ran: Seconds) -> tuple[CycleDecision, Failure]:
         """Return the loss of nodes in a cycle as a verdict and as a failure for the budget."""

@@ -200,6 +200,8 @@ class CycleSupervisor:
         """Begin a cycle. Return its verdict if it is over already, None if workers may start. Raises: StoreError."""
         self.witnesses.forget()
         verdict = self._run(self._supervision.began())
+        if verdict is None and self.stopping.asked() is not None:  # a signal came while the cycle was formed
+            verdict = self._run(self._supervision.requested(()))
         if verdict is not None:
             return verdict
         seats = self.handler.formation.seats

@@ -143,6 +143,10 @@ class Agent:
                     return (yield from self._stopped_while_waiting())
                 return (yield from self.supervision.closed(found.why))
             verdict = yield from self.supervision.began()
+            if verdict is None:
+                yield from self._take_signals()
+                if self.supervision.stop is not None:
+                    verdict = yield from self.supervision.requested(())
             if verdict is not None:
                 return verdict
         except StoreError as error:

@@ -36,6 +36,7 @@ from tests.launcher_simulation.schedules import (
     StoreDies,
     draw,
     everywhere,
+    only_sigterms,
 )
 
 
@@ -227,6 +228,11 @@ def test_agent_that_was_stopped_for_a_while_comes_again_as_a_newcomer() -> None:
 def test_drawn_schedules_keep_every_invariant(block: int) -> None:
     for seed in range(250 * block, 250 * (block + 1)):
         Job(draw(seed)).run()
+
+
+def test_node_that_was_told_to_leave_costs_no_restart() -> None:
+    for seed in range(500):
+        Job(only_sigterms(seed)).run()
 
 
 @pytest.mark.parametrize("node", range(3))
