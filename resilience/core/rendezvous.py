@@ -41,7 +41,7 @@ NOTICE = 0.25  # seconds between two looks of a leader at its own timers
 LONGEST_PAUSE = 0.1  # seconds that a leader lets entries accumulate before it reads them
 ASK_EVERY = 10  # looks after which an agent asks for the next membership even without a hint
 NOTICES = "notices"  # counts rare events for waiting agents: a refusal, an exclusion, a loss, a lead given up
-LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
+LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over, if their workers end sooner
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -444,12 +444,12 @@ class Rendezvous:
         """Leave, without closing the rendezvous for others."""
         yield from self._log.append(Left(self.id, reason))
 
-    def await_leaving(self, is_host: bool, expected: int = 0) -> Protocol[bool]:
+    def await_leaving(self, is_host: bool, expected: int = 0, limit: Seconds = LEAVE_LIMIT) -> Protocol[bool]:
         """Wait until the others have left. Return True if the job is over and no agent is left.
 
         is_host: the others need this node's store; otherwise this call does not wait. expected: number of others that
         must have left, even if they have not arrived yet. While the job runs the wait is unbounded; once the job is
-        over, it lasts at most LEAVE_LIMIT. If too few nodes for a cycle are left for `join_limit`, the job ends.
+        over, it lasts at most `limit` seconds. If too few nodes for a cycle are left for `join_limit`, the job ends.
         Otherwise nodes that wait in vain, leave and come again would keep a store alive in which no cycle begins."""
         if not is_host and (yield Add("left", 1)) < len(membership.present(self.gathering, self.gathering.last)):
             return False  # others are present; only an agent that may be the last one reads the log
@@ -465,7 +465,7 @@ class Rendezvous:
                 closed_at = now
             if not living and len(known.gone - {self.id}) >= expected:
                 return closed_at is not None
-            is_late = closed_at is not None and now - closed_at > LEAVE_LIMIT
+            is_late = closed_at is not None and now - closed_at > limit
             if not is_host or is_late or (yield IsInterrupted()):
                 return False
             if stuck.has_run_out((yield from self._is_stuck(newest)), now):

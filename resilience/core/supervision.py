@@ -63,6 +63,7 @@ class Supervision:
         self.leaves = ""  # why this node leaves while others may stay
         self.excluded_for: str | None = None  # why this node was asked to leave
         self.stop: CycleDecision | None = None  # the verdict that signals ask for
+        self.is_job_over = False  # the rendezvous is closed, so the others start no workers without this node
         self._rendezvous = rendezvous
         self._hosts_store = hosts_store
         self._forget(())
@@ -123,6 +124,7 @@ class Supervision:
 
     def _end_of_job(self, reason: str) -> CycleDecision:
         """Return the verdict with which the rendezvous was closed."""
+        self.is_job_over = True
         with contextlib.suppress(DecodeError):
             return cycle.decode(reason)
         return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=reason)
@@ -152,6 +154,11 @@ class Supervision:
         yield Emit(events.NodeExcluded(why))
         self.leaves = why
         return CycleDecision("excluded", self.name, exit_code=cycle.EXCLUDED, detail=why)
+
+    def stop_others(self, number: int, name: str) -> Protocol[CycleDecision]:
+        """Stop the job that continues without this node, whose agent has got a signal: the others need its store."""
+        detail = f"{name} to the agent of {self.name}, which hosts the job's store"
+        return self._end_job(CycleDecision("preempted", self.name, exit_code=128 + number, detail=detail))
 
     def over(self, verdict: CycleDecision) -> Protocol[None]:
         """End the job for all nodes, unless only this node leaves."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -92,6 +93,7 @@ class CycleSupervisor:
         self.witnesses = Witnesses(reporter, monitors, limits)
         self._supervision = Supervision(handler.rendezvous, rules_of(policy, spec, options), handler.is_host)
         handler.join = lambda seat: self._run(self._supervision.join(seat))
+        handler.stop_job = self._stop_others
         self.stopping = NodeSignals(self._supervision, self._run, monitors, signals, self.witnesses)
         self._run(self._supervision.budget.open())
 
@@ -355,14 +357,17 @@ class CycleSupervisor:
 
     @property
     def _has_no_time_left(self) -> bool:
-        """Return True if this node has been cut off so long that the others may continue without it."""
-        return self.handler.time_left == 0.0
+        """Return True if this node has been cut off so long that the others may continue without it. They do not if
+        the job is over: then the store ends with its host."""
+        return not self._supervision.is_job_over and self.handler.time_left == 0.0
 
     def stop_limit(self, verdict: CycleDecision, limit: float) -> float:
         """Return how many seconds workers may take to end: `limit`, or --term-timeout if a signal stops the job. Return
         less if the others may continue without this node: no old worker may still run beside their new ones."""
         if verdict.outcome == "preempted" and self._options.term_timeout is not None:
             limit = self._options.term_timeout
+        if self._supervision.is_job_over:
+            return limit
         with contextlib.suppress(StoreError):
             may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
             if may_be_lost and self.handler.is_taken_for_lost():
@@ -378,12 +383,18 @@ class CycleSupervisor:
         """End the job for this node, and for all nodes unless only this one leaves. Wait for the others if they need
         this node's store."""
         if verdict.outcome == "preempted":
-            self.signals.ignore_first()  # so that it does not end the wait for the others
+            self.signals.ignore_first()  # so that it does not count as a person's second signal
         self._end(self._supervision.over(verdict))
 
     def failed(self, error: str) -> None:
         """End the job for all nodes after an error of this agent. Wait as `over` does."""
         self._end(self._supervision.ended_by_error(error))
+
+    def _stop_others(self) -> None:
+        """Stop the job, which continues without this node and needs its store, because a signal came. Raises:
+        StoreError."""
+        number = self.signals.take()[0]
+        self._run(self._supervision.stop_others(number, signal.Signals(number).name))
 
     def _end(self, protocol: NodeProtocol[object]) -> None:
         with contextlib.suppress(StoreError):

@@ -469,6 +469,24 @@ def test_agent_looks_whether_the_others_went_on_where_its_cycle_is_over() -> Non
     assert verdict is not None and verdict.detail == "the others went on without this node"
 
 
+def test_host_of_the_store_that_has_left_stops_the_others_with_its_signal() -> None:
+    run = Run()
+    host, other = supervise(run, "other"), supervise(run, "own", id="other")
+    assert not host.is_job_over
+    end = run.run(host.stop_others(15, "SIGTERM"))
+    assert (end.outcome, end.exit_code) == ("preempted", 143)
+    assert host.is_job_over
+    assert looks(run, other, 20.0) == end
+    assert other.is_job_over
+
+
+def test_job_goes_on_after_a_verdict_that_starts_it_again() -> None:
+    run = Run()
+    own = supervise(run, "other")
+    assert run.run(own.failed(failure())) is not None
+    assert not own.is_job_over
+
+
 def test_closed_rendezvous_is_an_end_of_the_job_with_its_verdict_or_of_this_node_alone() -> None:
     run = Run()
     own = supervise(run, "other")

@@ -122,6 +122,14 @@ def test_node_that_asks_to_be_excluded_leaves_for_good_and_the_others_go_on() ->
     assert report.ends[:4] == ("completed", "excluded", "completed", "excluded")
 
 
+def test_excluded_host_of_the_store_serves_the_others_until_a_signal_stops_the_job() -> None:
+    excluded = Asks(0, "ExcludeThisNode", 10.0)
+    assert run(excluded).ends == ("excluded", "completed", "completed")
+    for signals in ((15.0,), (15.0, 15.1)):
+        report = run(excluded, *(Signalled(0, at=at) for at in signals))
+        assert report.ends == ("excluded", "preempted", "preempted")
+
+
 def test_rank_that_asks_for_the_end_of_the_job_ends_it() -> None:
     assert run(Asks(1, "ShutdownWorkload", 10.0)).ends == ("shutdown",) * 3
     assert run(Asks(1, "ShutdownWorkload", 10.0), Asks(1, "ExcludeThisNode", 10.0)).ends == ("shutdown",) * 3
