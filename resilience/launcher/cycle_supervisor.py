@@ -204,6 +204,10 @@ class CycleSupervisor:
         verdict = self._run(self._supervision.began())
         if verdict is None and self.stopping.asked() is not None:  # a signal came while the cycle was formed
             verdict = self._run(self._supervision.requested(()))
+        if verdict is None and self.handler.is_cycle_store_gone:  # since this node arrived; the next cycle has another
+            detail = f"the store process of {self.name} is gone"
+            again = CycleDecision("interrupted", self.name, again="membership", detail=detail)
+            verdict = self._run(self._supervision.agree(again))
         if verdict is not None:
             return verdict
         seats = self.handler.formation.seats

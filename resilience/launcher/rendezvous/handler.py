@@ -212,6 +212,11 @@ class Handler(RendezvousHandler):
         """Return the pid of this agent's store process."""
         return self._stores.pid
 
+    @property
+    def is_cycle_store_gone(self) -> bool:
+        """Return True if the cycle uses this node's store, and the process that hosts it has died."""
+        return self._cycle_store_port is not None and not self._stores.is_alive
+
     def end_cycle(self, reason: str) -> str:
         """End the cycle for all its agents; return the reason that was written first. Raises: StoreError."""
         return self.run(self.rendezvous.end_cycle(reason))
