@@ -29,7 +29,7 @@ from resilience.core.agent_protocol import NodeOperation, NodeProtocol, Protocol
 from resilience.core.membership import FIRST, Around, Membership, NodeSeat
 from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
-from resilience.errors import StoreError
+from resilience.errors import LaunchError, StoreError
 from resilience.launcher.rendezvous.agent_heartbeat import AgentHeartbeat
 from resilience.launcher.rendezvous.conf import number
 from resilience.launcher.rendezvous.driving import Driver, T
@@ -350,14 +350,20 @@ class Handler(RendezvousHandler):
                 self._stores.ask(self._rendezvous_store.address)
 
     def _take_port(self) -> int:
-        """Return the port of our store for the next cycle. Raises: StoreError, LaunchError."""
+        """Return the port of our store for the next cycle. Raises: LaunchError; StoreError if the job's store is lost
+        too."""
         try:
-            return self._stores.take().port
-        except StoreError:
-            if self.is_host:
+            try:
+                return self._stores.take().port
+            except StoreError:
+                if self.is_host:
+                    raise
+                self._replace_stores()
+                return self._stores.take().port
+        except StoreError as error:
+            if self.is_host and not self._stores.is_alive:
                 raise
-            self._replace_stores()
-            return self._stores.take().port
+            raise LaunchError(f"no store for the next cycle could be opened here: {error}") from error
 
     def _replace_stores(self) -> None:
         """Start another store process after ours has died. The job's store is elsewhere."""
