@@ -99,13 +99,15 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """What is known about the next cycle. arrived: by id, in order; gone: ids that left since `last`; entries: number
-    of log entries read; lost: agents that were declared lost while they waited, each with the place of the entry that
-    says so. Such an agent may only have been stopped for a while; then it must arrive again."""
+    """What is known about the next cycle. arrived: by id, in order; gone: ids that left since `last`; left: those of
+    them that said so themselves before they arrived again; entries: number of log entries read; lost: agents that were
+    declared lost while they waited, each with the place of the entry that says so. Such an agent may only have been
+    stopped for a while; then it must arrive again."""
 
     last: Membership = Membership()
     arrived: Mapping[str, NodeSeat] = {}
     gone: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
     entries: int = 0
     lost: Mapping[str, int] = {}
@@ -168,7 +170,7 @@ def begin(last: Membership) -> Arrivals:
 def fold(gathering: Arrivals, entries: Sequence[Entry]) -> Arrivals:
     """Return the arrivals after further entries of the log, in order."""
     arrived, gone, excluded = dict(gathering.arrived), set(gathering.gone), set(gathering.excluded)
-    last, lost = gathering.last, dict(gathering.lost)
+    last, left, lost = gathering.last, set(gathering.left), dict(gathering.lost)
     for place, entry in enumerate(entries, gathering.entries):
         match entry:
             case Arrived(seat, known):
@@ -180,6 +182,8 @@ def fold(gathering: Arrivals, entries: Sequence[Entry]) -> Arrivals:
             case Left(id, _, is_lost):
                 if is_lost and id in arrived:
                     lost[id] = place
+                if not is_lost and id not in gone and id not in arrived:  # otherwise `last` has already lost it
+                    left.add(id)
                 arrived.pop(id, None)
                 gone.add(id)
             case Excluded(node):
@@ -191,6 +195,7 @@ def fold(gathering: Arrivals, entries: Sequence[Entry]) -> Arrivals:
         last=gathering.last,
         arrived=arrived,
         gone=frozenset(gone),
+        left=frozenset(left),
         excluded=frozenset(excluded),
         entries=gathering.entries + len(entries),
         lost=lost,

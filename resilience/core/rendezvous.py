@@ -41,7 +41,7 @@ NOTICE = 0.25  # seconds between two looks of a leader at its own timers
 LONGEST_PAUSE = 0.1  # seconds that a leader lets entries accumulate before it reads them
 ASK_EVERY = 10  # looks after which an agent asks for the next membership even without a hint
 NOTICES = "notices"  # counts rare events for waiting agents: a refusal, an exclusion, a loss, a lead given up
-LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over
+LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over, if their workers end sooner
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -112,6 +112,8 @@ class Rendezvous:
         last = yield from self.newest()
         if last.closed:
             return _closed(last)
+        if (yield IsInterrupted()):
+            return self._told_to_stop(last.cycle + 1)  # the others need not wait for this node
         self._arrived_at = yield from self._log.append(Arrived(seat, last.cycle))
         self._seat = seat
         if self.gathering.last.cycle != last.cycle:
@@ -183,8 +185,14 @@ class Rendezvous:
         yield from self.read()
         return bool(self.gathering.missing) and (yield from self.cycle_end(self.gathering.last.cycle)) is None
 
-    def _stop_waiting(self, number: int) -> Protocol[Refusal]:
+    def _stop_waiting(self, number: int) -> Protocol[Membership | Refusal]:
+        """Leave, unless the cycle has been formed. If it is formed at the same moment, the others read from the log
+        that this node has left."""
         terms, known = self.terms, self.gathering
+        formation = yield from self._log.following(known.last)
+        if formation is not None:
+            self._lease = None
+            return formation
         is_late = not (yield IsInterrupted())
         reason = f"found no place within {terms.join_limit:g} s (join_timeout)" if is_late else "was told to stop"
         yield from self._log.append(Left(self.id, reason))
@@ -193,13 +201,16 @@ class Rendezvous:
             yield Add(NOTICES, 1)
             self._lease = None
         if not is_late:
-            return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
+            return self._told_to_stop(number)
         return Refusal(
             "late",
             f"node {self.node} {reason} in cycle {number}: {count(len(known.last.seats), 'node')} took part in the "
             f"last one; waiting {len(known.arrived)}, missing of the last {len(known.missing)}, "
             f"wanted {terms.least} to {terms.most}",
         )
+
+    def _told_to_stop(self, number: int) -> Refusal:
+        return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
 
     def _hear(self, number: int, epoch: int, leader: str, heard: int) -> Protocol[tuple[Refusal | None, bool]]:
         """Check for events without a hint. Return the refusal of this node, if any, and True if the leader is gone. If
@@ -433,12 +444,12 @@ class Rendezvous:
         """Leave, without closing the rendezvous for others."""
         yield from self._log.append(Left(self.id, reason))
 
-    def await_leaving(self, is_host: bool, expected: int = 0) -> Protocol[bool]:
+    def await_leaving(self, is_host: bool, expected: int = 0, limit: Seconds = LEAVE_LIMIT) -> Protocol[bool]:
         """Wait until the others have left. Return True if the job is over and no agent is left.
 
         is_host: the others need this node's store; otherwise this call does not wait. expected: number of others that
         must have left, even if they have not arrived yet. While the job runs the wait is unbounded; once the job is
-        over, it lasts at most LEAVE_LIMIT. If too few nodes for a cycle are left for `join_limit`, the job ends.
+        over, it lasts at most `limit` seconds. If too few nodes for a cycle are left for `join_limit`, the job ends.
         Otherwise nodes that wait in vain, leave and come again would keep a store alive in which no cycle begins."""
         if not is_host and (yield Add("left", 1)) < len(membership.present(self.gathering, self.gathering.last)):
             return False  # others are present; only an agent that may be the last one reads the log
@@ -454,7 +465,7 @@ class Rendezvous:
                 closed_at = now
             if not living and len(known.gone - {self.id}) >= expected:
                 return closed_at is not None
-            is_late = closed_at is not None and now - closed_at > LEAVE_LIMIT
+            is_late = closed_at is not None and now - closed_at > limit
             if not is_host or is_late or (yield IsInterrupted()):
                 return False
             if stuck.has_run_out((yield from self._is_stuck(newest)), now):

@@ -63,6 +63,7 @@ class Supervision:
         self.leaves = ""  # why this node leaves while others may stay
         self.excluded_for: str | None = None  # why this node was asked to leave
         self.stop: CycleDecision | None = None  # the verdict that signals ask for
+        self.is_job_over = False  # the rendezvous is closed, so the others start no workers without this node
         self._rendezvous = rendezvous
         self._hosts_store = hosts_store
         self._forget(())
@@ -123,6 +124,7 @@ class Supervision:
 
     def _end_of_job(self, reason: str) -> CycleDecision:
         """Return the verdict with which the rendezvous was closed."""
+        self.is_job_over = True
         with contextlib.suppress(DecodeError):
             return cycle.decode(reason)
         return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=reason)
@@ -153,6 +155,11 @@ class Supervision:
         self.leaves = why
         return CycleDecision("excluded", self.name, exit_code=cycle.EXCLUDED, detail=why)
 
+    def stop_others(self, number: int, name: str) -> Protocol[CycleDecision]:
+        """Stop the job that continues without this node, whose agent has got a signal: the others need its store."""
+        detail = f"{name} to the agent of {self.name}, which hosts the job's store"
+        return self._end_job(CycleDecision("preempted", self.name, exit_code=128 + number, detail=detail))
+
     def over(self, verdict: CycleDecision) -> Protocol[None]:
         """End the job for all nodes, unless only this node leaves."""
         if not self.leaves:
@@ -172,13 +179,17 @@ class Supervision:
 
     def why_not_continued(self, former: int) -> NodeProtocol[str]:
         """Return why the job ends with the former cycle, empty if it continues. A cycle without a verdict has lost all
-        its agents, or they were declared lost and came back. This is charged as a failure."""
+        its agents, or they were declared lost and came back. This is charged as a failure, unless all of them left by
+        themselves."""
         verdict = yield from self.standing(former)
         if verdict is None:
             known = self._rendezvous.gathering
-            seats = known.last.seats
+            seats = [seat for seat in known.last.seats if seat.id not in known.left]
             lost = [seat.node for seat in seats if seat.id not in known.arrived] or [seat.node for seat in seats]
-            verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
+            if lost:
+                verdict = yield from self._spend(*self._loss(lost, former, -1, 0.0))
+            else:
+                verdict = yield from self._agree_on_leaving([seat.node for seat in known.last.seats], former)
         return "" if verdict.again is not None else cycle.encode(verdict)
 
     # -- signals and requests -------------------------------------------------------------------
@@ -201,8 +212,9 @@ class Supervision:
         each agent knows those that leave before it, even if they are signalled at the same time."""
         rendezvous = self._rendezvous
         if rendezvous.formation.rank_of(rendezvous.id) is None:  # it waits for a place
-            is_needed = self._hosts_store and (yield from rendezvous.newest()).cycle == FIRST  # to begin at all
-            return "stop" if is_needed else "leave"
+            newest = yield from rendezvous.newest()
+            is_needed = newest.cycle == FIRST or newest.rank_of(rendezvous.id) is not None  # it does not know yet
+            return "stop" if self._hosts_store and is_needed else "leave"
         others = yield from rendezvous.others(())
         asked = Asked(name, self.rules.mode, self._hosts_store, others, rendezvous.terms.least)
         if on_signal(asked) == "stop":
@@ -347,9 +359,20 @@ class Supervision:
             return (yield from self._spend(verdict, failure))
         if not nodes.lost:
             return None  # the agent of the failed node knows the failure and decides at once
-        lost = [self._ids[id] for id in nodes.lost]
+        left = self._rendezvous.gathering.left
+        lost = [self._ids[id] for id in nodes.lost - left]
+        if not lost:
+            return (yield from self._agree_on_leaving([self._ids[id] for id in nodes.lost], self._rendezvous.cycle))
         step, ran = (yield HighestStep()), (yield from self.ran())
         return (yield from self._spend(*self._loss(lost, self._rendezvous.cycle, step, ran)))
+
+    def _agree_on_leaving(self, nodes: Sequence[str], number: int) -> Protocol[CycleDecision]:
+        """Propose a next cycle without nodes that left a cycle by themselves, just as it was formed. This is no
+        failure."""
+        detail = f"node {', '.join(sorted(nodes))} has left"
+        verdict = CycleDecision("interrupted", self.name, again="membership", detail=detail)
+        text = yield CompareSet(f"end/{number}", cycle.encode(verdict))
+        return (yield from self._obey(text))
 
     def _loss(self, nodes: Sequence[str], number: int, step: int, ran: Seconds) -> tuple[CycleDecision, Failure]:
         """Return the loss of nodes in a cycle as a verdict and as a failure for the budget."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -92,6 +93,7 @@ class CycleSupervisor:
         self.witnesses = Witnesses(reporter, monitors, limits)
         self._supervision = Supervision(handler.rendezvous, rules_of(policy, spec, options), handler.is_host)
         handler.join = lambda seat: self._run(self._supervision.join(seat))
+        handler.stop_job = self._stop_others
         self.stopping = NodeSignals(self._supervision, self._run, monitors, signals, self.witnesses)
         self._run(self._supervision.budget.open())
 
@@ -200,6 +202,12 @@ class CycleSupervisor:
         """Begin a cycle. Return its verdict if it is over already, None if workers may start. Raises: StoreError."""
         self.witnesses.forget()
         verdict = self._run(self._supervision.began())
+        if verdict is None and self.stopping.asked() is not None:  # a signal came while the cycle was formed
+            verdict = self._run(self._supervision.requested(()))
+        if verdict is None and self.handler.is_cycle_store_gone:  # since this node arrived; the next cycle has another
+            detail = f"the store process of {self.name} is gone"
+            again = CycleDecision("interrupted", self.name, again="membership", detail=detail)
+            verdict = self._run(self._supervision.agree(again))
         if verdict is not None:
             return verdict
         seats = self.handler.formation.seats
@@ -357,14 +365,17 @@ class CycleSupervisor:
 
     @property
     def _has_no_time_left(self) -> bool:
-        """Return True if this node has been cut off so long that the others may continue without it."""
-        return self.handler.time_left == 0.0
+        """Return True if this node has been cut off so long that the others may continue without it. They do not if
+        the job is over: then the store ends with its host."""
+        return not self._supervision.is_job_over and self.handler.time_left == 0.0
 
     def stop_limit(self, verdict: CycleDecision, limit: float) -> float:
         """Return how many seconds workers may take to end: `limit`, or --term-timeout if a signal stops the job. Return
         less if the others may continue without this node: no old worker may still run beside their new ones."""
         if verdict.outcome == "preempted" and self._options.term_timeout is not None:
             limit = self._options.term_timeout
+        if self._supervision.is_job_over:
+            return limit
         with contextlib.suppress(StoreError):
             may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
             if may_be_lost and self.handler.is_taken_for_lost():
@@ -380,12 +391,18 @@ class CycleSupervisor:
         """End the job for this node, and for all nodes unless only this one leaves. Wait for the others if they need
         this node's store."""
         if verdict.outcome == "preempted":
-            self.signals.ignore_first()  # so that it does not end the wait for the others
+            self.signals.ignore_first()  # so that it does not count as a person's second signal
         self._end(self._supervision.over(verdict))
 
     def failed(self, error: str) -> None:
         """End the job for all nodes after an error of this agent. Wait as `over` does."""
         self._end(self._supervision.ended_by_error(error))
+
+    def _stop_others(self) -> None:
+        """Stop the job, which continues without this node and needs its store, because a signal came. Raises:
+        StoreError."""
+        number = self.signals.take()[0]
+        self._run(self._supervision.stop_others(number, signal.Signals(number).name))
 
     def _end(self, protocol: NodeProtocol[object]) -> None:
         with contextlib.suppress(StoreError):

@@ -29,6 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from resilience import __version__
 from resilience.core.group_ranks import Choice, choose
+from resilience.core.rendezvous import LEAVE_LIMIT
 from resilience.errors import ConfigurationError, DecodeError, StoreError, error_in_words
 from resilience.facts import events
 from resilience.facts.encoding import text
@@ -36,7 +37,7 @@ from resilience.facts.identity import Job
 from resilience.facts.masking import masked
 from resilience.launcher import telling
 from resilience.launcher.agent import Agent
-from resilience.launcher.arguments import LARGEST, Command
+from resilience.launcher.arguments import LARGEST, Command, Options
 from resilience.launcher.console import Console, note, say
 from resilience.launcher.cycle_supervisor import CycleSupervisor
 from resilience.launcher.event_reporter import NodeEvents
@@ -57,6 +58,7 @@ from resilience.launcher.rendezvous.stores import StoreProcess
 from resilience.launcher.signals import Signals
 from resilience.launcher.summary import success, summary
 from resilience.launcher.worker import program, worker_main
+from resilience.launcher.worker.worker_processes import EXIT_LIMIT
 from resilience.launcher.worker.zygote import Zygote
 from resilience.system import attempts
 from resilience.system.background import asked
@@ -142,6 +144,7 @@ def launch(command: Command) -> int:
             spec,
             choice.mode if choice else "backend",
         )
+        handler.leave_limit = leave_limit(command.options, config.shutdown_timeout)
         agent = Agent(
             spec,
             logs_specs(command, config, folder, drain),
@@ -160,6 +163,13 @@ def launch(command: Command) -> int:
         elastic_events.record(elastic_event(agent), config.event_log_handler)
         node.over(agent.verdict)
         return agent.verdict.exit_code
+
+
+def leave_limit(options: Options, shutdown_timeout: float | None) -> float:
+    """Return the seconds for which the host of the store waits for the others once the job is over: their workers may
+    write a checkpoint, and may be hard to end."""
+    to_end = max(options.term_timeout or 0.0, shutdown_timeout or 0.0)
+    return max(LEAVE_LIMIT, options.stop_grace + to_end + EXIT_LIMIT)
 
 
 def signalled_too_early(signals: Signals) -> int:
@@ -250,6 +260,7 @@ def connect_rendezvous(
         is_interrupted=signals.has_any,
         workers=config.nproc_per_node,
         role=config.role,
+        is_hurried=signals.is_hurried,
     )
 
 

@@ -36,6 +36,14 @@ def listen(host: str, port: int) -> socket.socket:
         return _bound(family, "", port)
 
 
+def where_to_listen(host: str) -> str:
+    """Return the numeric address on which `listen` listens for `host`: given that, it needs no name service.
+
+    Raises: socket.gaierror if the name has no address."""
+    family, address = _looked_up(host)
+    return address or ("::" if family == socket.AF_INET6 else "0.0.0.0")
+
+
 def listen_beside_free_ports(host: str) -> socket.socket:
     """Return a socket that listens on a free port whose next ports are free too, if there is such a port.
 
@@ -48,7 +56,8 @@ def listen_beside_free_ports(host: str) -> socket.socket:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             continue
-        if are_next_free(host, listener.getsockname()[1]):
+        address, port = listener.getsockname()[:2]
+        if are_next_free(address, port):  # numeric, so that the name is looked up once
             return listener
         listener.close()
     return listen(host, 0)
@@ -88,9 +97,14 @@ def address_of(listener: socket.socket) -> str:
 def _address(host: str) -> tuple[socket.AddressFamily, str]:
     """Return the address family to listen in, and the address, empty for all addresses."""
     try:
-        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return _looked_up(host)
     except socket.gaierror:  # other hosts may know the name
         return socket.AF_INET, ""
+
+
+def _looked_up(host: str) -> tuple[socket.AddressFamily, str]:
+    """Return what `_address` returns. Raises: socket.gaierror if the name has no address."""
+    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     family = entries[0][0]
     addresses = {str(entry[4][0]) for entry in entries if entry[0] == family}
     if host == "localhost" or host in addresses:

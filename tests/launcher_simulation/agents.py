@@ -79,6 +79,7 @@ class Agent:
         self.is_broken = False  # has an error of its own
         self.verdict: CycleDecision | None = None
         self.signals: list[tuple[int, str]] = []
+        self.is_patient = False  # only SIGINT ends its wait
         self.requests: list[Request] = []
         self.workers: Crew | None = None
         # Of the job: what it waits for.
@@ -98,6 +99,10 @@ class Agent:
     @property
     def is_cut_off(self) -> bool:
         return self.lease.time_left(self.job.clock.now) is not None
+
+    @property
+    def is_interrupted(self) -> bool:
+        return any(name == "SIGINT" or not self.is_patient for _, name in self.signals)
 
     # -- the agent's loop -------------------------------------------------------------------------
 
@@ -143,6 +148,10 @@ class Agent:
                     return (yield from self._stopped_while_waiting())
                 return (yield from self.supervision.closed(found.why))
             verdict = yield from self.supervision.began()
+            if verdict is None:
+                yield from self._take_signals()
+                if self.supervision.stop is not None:
+                    verdict = yield from self.supervision.requested(())
             if verdict is not None:
                 return verdict
         except StoreError as error:
@@ -183,6 +192,8 @@ class Agent:
         return self.supervision.cut_off("node 0", str(error))
 
     def _stop_limit(self, verdict: CycleDecision) -> Protocol[Seconds]:
+        if self.supervision.is_job_over:
+            return SHUTDOWN
         try:
             may_be_lost = verdict.failure is not None or verdict.outcome == "interrupted"
             if may_be_lost and (yield from self.rendezvous.is_taken_for_lost()):
@@ -200,6 +211,11 @@ class Agent:
             yield from self.rendezvous.leave(reason)
             if self.is_host or not self.job.schedule.node_hosts_store:
                 yield from self.rendezvous.await_leaving(self.is_host)
+            if self.is_host and self.signals:
+                if not (yield from self.rendezvous.newest()).closed:
+                    yield from self.supervision.stop_others(*self.signals.pop(0))
+                self.is_patient = True
+                yield from self.rendezvous.await_leaving(True)
         except StoreError:
             pass
         yield StopCounting()

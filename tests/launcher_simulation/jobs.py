@@ -268,7 +268,7 @@ class Job:
         """All connections of an agent are ended: what it waits for fails. What it has sent may arrive yet."""
         self.note(agent, "is cut off")
         time_left = agent.lease.time_left(self.clock.now)
-        if agent.is_stopping and time_left is not None:
+        if agent.is_stopping and time_left is not None and not agent.supervision.is_job_over:
             self.after(time_left, self._has_no_time_left, agent)
         blocked = self._blocked.pop(agent, None)
         if blocked is None and agent.sent is not None:
@@ -340,7 +340,7 @@ class Job:
                     case ReadClock():
                         answer = now
                     case IsInterrupted():
-                        answer = bool(agent.signals)
+                        answer = agent.is_interrupted
                     case Sleep(seconds):
                         return self.after(seconds, self._go_on_later, agent, agent.token, None, None)
                     case Wake() if agent.signals or (agent.workers is not None and agent.workers.has_news):
@@ -361,7 +361,7 @@ class Job:
                         agent.awaited = name
                         if self._tells(agent, name):
                             answer = True
-                        elif limit > 0 and not agent.signals:
+                        elif limit > 0 and not agent.is_interrupted:
                             agent.is_watching = True
                             return self.after(limit, self._go_on_later, agent, agent.token, False, None)
                         else:

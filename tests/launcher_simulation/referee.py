@@ -8,6 +8,7 @@ own. It shares no decision with the protocol. It knows what must never be:
 - *seats are for those who came*: whoever has a seat or waits for one has arrived since its last cycle, and has neither
   left nor been excluded; nobody who arrived is forgotten;
 - *budget*: no more cycles follow a failure or a loss than the job may restart;
+- *leaving costs no restart*: no verdict names a failure if agents were only told to stop;
 - *nobody is forgotten*: whoever waits for a place in vain is on the list of those who wait;
 - *the end is the end*: after a verdict that ends the job no further cycle runs;
 - *who is lost gave a reason*: an agent is taken for lost only if it is gone, was stopped, or did not reach the store;
@@ -305,6 +306,8 @@ class Referee:
         are_right = len(set(self._schedule.ranks)) == len(self._schedule.ranks)
         if are_right and all(map(_is_harmless, self._schedule.faults)):
             self._undisturbed()
+        if all(isinstance(fault, Signalled) for fault in self._schedule.faults):
+            self._costs_no_restart()
         if not self._schedule.ranks:  # given ranks leave no gap, or the job ends
             self._others_go_on()
 
@@ -376,6 +379,12 @@ class Referee:
             came_after_the_end = agent.rendezvous.cycle < 0 and agent.has_lost_store
             if verdict.outcome != "completed" and not found_no_place and not came_after_the_end:
                 raise broken("others go on", f"{agent} had no trouble, and ends with {verdict}")
+
+    def _costs_no_restart(self) -> None:
+        """No verdict names a failure: nodes left because they were told to."""
+        for key, text in self._job.store.data.items():
+            if key.startswith("end/") and json.loads(text).get("failure"):
+                raise broken("leaving costs no restart", f"{key} is {text}")
 
     def _undisturbed(self) -> None:
         """Nothing went wrong that should cost a restart: the job is through, on all nodes that had a place."""

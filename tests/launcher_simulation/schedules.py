@@ -252,6 +252,17 @@ def _faults(rng: Random, nodes: int, node_hosts_store: bool) -> list[Fault]:
     return [Sick(node, cycle)] if kind < 28 else [Breaks(node, at)]
 
 
+def only_sigterms(seed: int) -> Schedule:
+    """Return the schedule of a seed with SIGTERM to some of its nodes as the only faults."""
+    schedule, rng = draw(seed), Random(-1 - seed)
+    nodes = range(len(schedule.comes))
+    faults = tuple(
+        Signalled(node, operation=rng.randint(1, 40)) if rng.random() < 0.6 else Signalled(node, at=8 * rng.random())
+        for node in rng.sample(nodes, rng.randint(1, len(nodes)))
+    )
+    return msgspec.structs.replace(schedule, faults=faults)
+
+
 def everywhere(kind: Kind, node: int) -> list[Schedule]:
     """Return the schedules in which one fault strikes one of three nodes before each of its operations in turn, in a
     job that also restarts once."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from resilience.core import agent_liveness, membership
+from resilience.core.membership import Arrived
 from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import go, outcomes, whys
@@ -105,6 +107,31 @@ def test_evicted_node_that_hosts_the_store_stops_the_job_and_says_so_at_the_star
     assert job.wait() == [143] * 3
     assert set(outcomes(job).values()) == {PREEMPTED}
     assert [len(each) for each in whys(job, 0, 1, 2)] == [1, 1, 1]
+
+
+def await_counts(port: int, count: int) -> None:
+    """Wait until the agent that arrived first has counted so many times more: it is there, and so is the store."""
+    store = dist.PrefixStore("resilience/test", dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
+    first = membership.decode_entry(store.get("log/0").decode())
+    assert isinstance(first, Arrived)
+    counts = agent_liveness.key(first.seat.id)
+    enough, deadline = store.add(counts, 0) + count, time.monotonic() + 60.0
+    while store.add(counts, 0) < enough:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_second_sigterm_to_the_host_of_the_store_takes_no_time_from_workers_of_other_nodes(launch: Launch) -> None:
+    port = free_port()
+    script = SLOW_TO_END_ON_NODE2.replace("node2", "node1")
+    job = launch(script, nodes="2", agents=2, endpoint=f"127.0.0.1:{port}")
+    job.job.signal(0, signal.SIGTERM)
+    job.await_record(events.JobEnded, "node0")
+    job.job.signal(0, signal.SIGTERM)
+    await_counts(port, 20)
+    go(job, "end")
+    assert job.wait() == [143] * 2
+    assert [record.event.code for record in job.of(events.WorkerExited, "node1")] == [0]
 
 
 @pytest.mark.parametrize(

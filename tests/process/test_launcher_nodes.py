@@ -398,3 +398,13 @@ def test_excluded_node_that_hosts_the_store_stays_until_the_others_are_through(l
     assert [record.event.why for record in job.of(events.NodeExcluded)] == [
         "this node's exclusion was asked for: node node0 leaves: bad memory"
     ]
+
+
+def test_sigterm_to_an_excluded_node_that_hosts_the_store_stops_the_job(launch: Launch) -> None:
+    job = launch(ASK, nodes="1:2", conf=QUICK.replace("0.3", "20"))
+    job.await_worker("again.1.0")
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [95, 143]
+    assert outcomes(job) == {"node0": ("excluded", 95), "node1": ("preempted", 143)}
+    (ended,) = job.of(events.JobEnded, "node1")
+    assert ended.event.detail == "SIGTERM to the agent of node0, which hosts the job's store"

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
+import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from resilience.errors import StoreError
@@ -265,6 +266,43 @@ def test_job_ends_well_though_etcd_is_restarted_when_its_worker_ends(start: Call
 def restarts(job: Launched) -> list[tuple[int | None, str, int]]:
     """Return the cycle, the reason and the number of each restart."""
     return [(each.origin.cycle, each.event.why, each.event.restarts_used) for each in job.of(events.RestartDecided)]
+
+
+MEETS = """
+import torch.distributed as dist
+dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), wait_for_workers=False).set("key", "value")
+say("up")
+if cycle == 0:
+    await_file("never", 600)
+"""
+
+
+def test_cycle_of_a_spare_whose_store_process_has_died_is_followed_by_one_with_a_fresh_store(
+    start: Callable[..., Job], tmp_path: Path, endpoint: str
+) -> None:
+    options = ("--rdzv-backend", "etcd", "--max-restarts", "0")
+    job = launcher(start, tmp_path)(MEETS, *options, nodes="2", agents=2, nproc=1, conf=QUICK, endpoint=endpoint)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    spare = job.more()
+    await_arrivals(endpoint, 3)
+    (store,) = (each for each in psutil.Process(spare.job.pids[0]).children() if each.cmdline() == ["resilience-store"])
+    store.kill()
+    job.job.signal(0, signal.SIGTERM)
+    assert (job.wait(), spare.wait()) == ([143, 0], [0])
+    (ended,) = [each.event for each in job.of(events.CycleEnded, "node1") if each.origin.cycle == 1]
+    assert (ended.outcome, ended.detail) == ("interrupted", "the store process of node2 is gone")
+    assert restarts(job) == []
+
+
+def await_arrivals(endpoint: str, count: int) -> None:
+    """Wait until so many agents have arrived at the rendezvous."""
+    parameters = RendezvousParameters(backend="etcd", endpoint=endpoint, run_id="test", min_nodes=1, max_nodes=1)
+    client = meet_in_store(parameters, cast(Any, None), 30.0).connect()
+    store, deadline = dist.PrefixStore("resilience/test", client), time.monotonic() + 60.0
+    while store.add("log/count", 0) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_first_node_is_evicted_and_the_other_one_goes_on(launch: Launch) -> None:

@@ -27,9 +27,9 @@ from torch.distributed.elastic.rendezvous import (
 from resilience.core.agent_liveness import LEASE, count_every
 from resilience.core.agent_protocol import NodeOperation, NodeProtocol, Protocol
 from resilience.core.membership import FIRST, Around, Membership, NodeSeat
-from resilience.core.rendezvous import Refusal, Rendezvous, Terms
+from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
-from resilience.errors import StoreError
+from resilience.errors import LaunchError, StoreError
 from resilience.launcher.rendezvous.agent_heartbeat import AgentHeartbeat
 from resilience.launcher.rendezvous.conf import number
 from resilience.launcher.rendezvous.driving import Driver, T
@@ -45,7 +45,8 @@ class Handler(RendezvousHandler):
 
     stores: the agent's store process; by default one is started here, and ended here. node: this node's name, the same
     when the node comes back; rank: its place in the infrastructure's order, None for a deterministic one;
-    is_interrupted: polled while waiting; True ends the wait. Keys of `--rdzv-conf`: inner, is_host, node, join_timeout
+    is_interrupted: polled while waiting; True ends the wait; is_hurried: the same while the others leave this node's
+    store, by default is_interrupted. Keys of `--rdzv-conf`: inner, is_host, node, join_timeout
     600, last_call_timeout 30, keep_alive_interval 2, keep_alive_max_attempt 4 (seconds, and the number of intervals
     that an agent may be silent), store_timeout 120 (seconds that the host of the job's store waits for it).
     Raises: ConfigurationError; StoreError if the job's store cannot be hosted or reached."""
@@ -59,6 +60,7 @@ class Handler(RendezvousHandler):
         is_interrupted: Callable[[], bool] = lambda: False,
         workers: int = 1,
         role: str = "",
+        is_hurried: Callable[[], bool] | None = None,
     ) -> None:
         self._parameters = parameters
         interval = number(parameters, "keep_alive_interval", 2)
@@ -84,6 +86,9 @@ class Handler(RendezvousHandler):
         # A client may reconnect; a cut-off agent may not.
         self.watch = KeyWatch(self._connect)
         self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off, self.watch)
+        self._is_interrupted = is_interrupted
+        self._patient_driver = Driver(self._store, is_hurried or is_interrupted, lambda: self.why_cut_off, self.watch)
+        self.leave_limit = LEAVE_LIMIT  # seconds that the others may take to leave a job that is over
         self.job_store: Any = dist.PrefixStore("job", self._store)
         self._stores.ask(self._rendezvous_store.address)  # for the first cycle, while we wait for other nodes
         self._seat: NodeSeat | None = None
@@ -92,6 +97,8 @@ class Handler(RendezvousHandler):
         self._probe_client: Any = None
         # How this agent joins. A supervised agent also decides whether the job goes on: `CycleSupervisor`.
         self.join: Callable[[NodeSeat], Membership | Refusal] = lambda seat: self.run(self.rendezvous.join(seat))
+        # How it stops a job that continues without it, but needs its store.
+        self.stop_job: Callable[[], object] = lambda: self.set_closed("the node that hosts the store is told to stop")
 
     # -- torch's interface ------------------------------------------------------------------------
 
@@ -205,6 +212,11 @@ class Handler(RendezvousHandler):
         """Return the pid of this agent's store process."""
         return self._stores.pid
 
+    @property
+    def is_cycle_store_gone(self) -> bool:
+        """Return True if the cycle uses this node's store, and the process that hosts it has died."""
+        return self._cycle_store_port is not None and not self._stores.is_alive
+
     def end_cycle(self, reason: str) -> str:
         """End the cycle for all its agents; return the reason that was written first. Raises: StoreError."""
         return self.run(self.rendezvous.end_cycle(reason))
@@ -285,7 +297,8 @@ class Handler(RendezvousHandler):
         """Leave the rendezvous without closing it for others; return True on success.
 
         The agent whose node hosts the job's store waits until the others have left or are lost: without limit while
-        the job continues, 300 s at most after it is over. expected: at least this many others must have left,
+        the job continues, `leave_limit` at most after it is over. A signal stops a job that continues, and only a
+        person's second signal ends the wait. expected: at least this many others must have left,
         including agents that have not arrived yet."""
         if self._has_left:
             return True
@@ -337,14 +350,20 @@ class Handler(RendezvousHandler):
                 self._stores.ask(self._rendezvous_store.address)
 
     def _take_port(self) -> int:
-        """Return the port of our store for the next cycle. Raises: StoreError, LaunchError."""
+        """Return the port of our store for the next cycle. Raises: LaunchError; StoreError if the job's store is lost
+        too."""
         try:
-            return self._stores.take().port
-        except StoreError:
-            if self.is_host:
+            try:
+                return self._stores.take().port
+            except StoreError:
+                if self.is_host:
+                    raise
+                self._replace_stores()
+                return self._stores.take().port
+        except StoreError as error:
+            if self.is_host and not self._stores.is_alive:
                 raise
-            self._replace_stores()
-            return self._stores.take().port
+            raise LaunchError(f"no store for the next cycle could be opened here: {error}") from error
 
     def _replace_stores(self) -> None:
         """Start another store process after ours has died. The job's store is elsewhere."""
@@ -360,10 +379,15 @@ class Handler(RendezvousHandler):
         """If we host the job's store: wait until no agent needs it. If it is in etcd and we are the last agent of a
         finished job: delete its keys."""
         forget = self._rendezvous_store.forget
-        if self.is_host or forget is not None:
-            is_last = self.run(self.rendezvous.await_leaving(self.is_host, expected))
-            if is_last and forget is not None:
-                forget()
+        if forget is not None and self.run(self.rendezvous.await_leaving(False, expected)):
+            forget()
+        if not self.is_host:
+            return
+        self.run(self.rendezvous.await_leaving(True, expected, self.leave_limit))
+        if self._is_interrupted():
+            if not self.last_words():
+                self.stop_job()
+            self._patient_driver.run(self.rendezvous.await_leaving(True, expected, self.leave_limit))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from resilience.facts import encoding
 from resilience.monitor.starting import lean_environment
 from resilience.system import descriptors, native_threads, titles
 from resilience.system.channel import Channel, ChannelClosed, pair
-from resilience.system.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports
+from resilience.system.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports, where_to_listen
 from resilience.system.processes import ignore_job_signals, job_signals_blocked
 
 START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
@@ -215,6 +215,7 @@ def serve(line: Channel, agent: int) -> None:
     if os.getppid() != agent:
         return  # the agent ended before our request to end with it
     servers: dict[int, dist.TCPStore] = {}
+    known: dict[str, str] = {}
     while True:
         try:
             message = line.receive(3600.0)
@@ -224,14 +225,20 @@ def serve(line: Channel, agent: int) -> None:
             continue
         match _requests(message):
             case OpenServer(address, port):
-                line.send(encoding.to_msgpack(_open(servers, address, port)))
+                line.send(encoding.to_msgpack(_open(servers, known, address, port)))
             case Release(port):
                 servers.pop(port, None)
             case _:  # of another version
                 pass
 
 
-def _open(servers: dict[int, dist.TCPStore], address: str, port: int) -> Hosted:
+def _open(servers: dict[int, dist.TCPStore], known: dict[str, str], address: str, port: int) -> Hosted:
+    """Open a server. known: where servers listen, by the names that were looked up: the name service may be slow, or
+    fail later."""
+    if address not in known:
+        with contextlib.suppress(socket.gaierror):
+            known[address] = where_to_listen(address)
+    address = known.get(address, address)
     try:
         listener = listen(address, port) if port else listen_beside_free_ports(address)
         number = listener.getsockname()[1]

@@ -15,6 +15,7 @@ from resilience.core.control import Policy, Request
 from resilience.core.cycle import CycleDecision
 from resilience.core.membership import Arrived, Left, Membership, NodeSeat
 from resilience.core.rendezvous import Rendezvous, Terms
+from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.supervision import Rules, Supervision, WorkerStates
 from resilience.facts import events
 from resilience.launcher.rendezvous.driving import Driver
@@ -152,6 +153,16 @@ def test_agent_that_waits_for_a_place_leaves_though_it_hosts_the_store() -> None
 def test_job_that_has_not_begun_stops_with_the_agent_that_hosts_its_store(is_host: bool, expected: str) -> None:
     agent = Agent("a", Store(), 3, is_host=is_host, has_seat=False, has_begun=False)
     assert what(agent.asked(signal.SIGTERM)) == expected
+
+
+def test_job_stops_with_the_host_of_its_store_that_does_not_know_yet_that_a_cycle_has_a_place_for_it() -> None:
+    formation = Membership(cycle=0, seats=(seat("own"), seat("other")), by="other")
+    for id, is_host, expected in (("own", True, "stop"), ("own", False, "leave"), ("late", True, "leave")):
+        run = Run()
+        run.run(RendezvousLog().write(Membership(), formation))
+        supervision = Supervision(agent(run, id, TERMS), Rules("any-failed", Budget(3)), is_host)
+        run.run(supervision.signalled(signal.SIGTERM, "SIGTERM"))
+        assert what(supervision.stop) == expected
 
 
 def test_job_has_the_end_that_was_first_where_one_agent_fails_and_another_is_told_to_stop() -> None:
@@ -372,6 +383,33 @@ def test_lost_node_restarts_the_cycle_once_it_is_silent_for_long_enough() -> Non
     assert verdict is not None and (verdict.again, verdict.detail) == ("failure", "node b is lost")
 
 
+def test_node_that_left_the_cycle_by_itself_is_a_reason_for_a_new_one_and_no_failure() -> None:
+    run = Run()
+    own = supervise(run, "a", "b", most=0)
+    run.writes(Left("b", "was told to stop"))
+    verdict = looks(run, own, 20.0)
+    assert verdict is not None and (verdict.again, verdict.failure) == ("membership", None)
+    assert (verdict.detail, run.keys("job/failure/")) == ("node b has left", [])
+
+
+def test_node_that_left_does_not_hide_one_that_is_lost() -> None:
+    run = Run()
+    own = supervise(run, "a", "b")
+    run.writes(Left("b", "was told to stop"), Left("a", is_lost=True), Left("a", "its agent was only stopped"))
+    verdict = looks(run, own, 20.0)
+    assert verdict is not None and (verdict.again, verdict.detail) == ("failure", "node a is lost")
+
+
+def test_cycle_that_all_its_nodes_left_by_themselves_is_not_charged() -> None:
+    run = Run()
+    own = supervise(run, "a", most=0)
+    run.writes(Left("own", "was told to stop"), Left("a", "was told to stop"))
+    run.run(own._rendezvous.read())
+    assert run.run(own.why_not_continued(0)) == ""
+    standing = run.run(own.standing(0))
+    assert standing is not None and (standing.again, standing.failure) == ("membership", None)
+
+
 def test_failure_of_another_node_is_left_to_its_own_agent() -> None:
     run = Run()
     own, other = supervise(run, "other"), supervise(run, "own", id="other")
@@ -429,6 +467,24 @@ def test_agent_looks_whether_the_others_went_on_where_its_cycle_is_over() -> Non
     run.writes(Left("own", "gave no sign of life", is_lost=True))
     verdict = looks(run, own, 5.0)
     assert verdict is not None and verdict.detail == "the others went on without this node"
+
+
+def test_host_of_the_store_that_has_left_stops_the_others_with_its_signal() -> None:
+    run = Run()
+    host, other = supervise(run, "other"), supervise(run, "own", id="other")
+    assert not host.is_job_over
+    end = run.run(host.stop_others(15, "SIGTERM"))
+    assert (end.outcome, end.exit_code) == ("preempted", 143)
+    assert host.is_job_over
+    assert looks(run, other, 20.0) == end
+    assert other.is_job_over
+
+
+def test_job_goes_on_after_a_verdict_that_starts_it_again() -> None:
+    run = Run()
+    own = supervise(run, "other")
+    assert run.run(own.failed(failure())) is not None
+    assert not own.is_job_over
 
 
 def test_closed_rendezvous_is_an_end_of_the_job_with_its_verdict_or_of_this_node_alone() -> None:

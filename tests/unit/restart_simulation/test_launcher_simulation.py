@@ -36,6 +36,7 @@ from tests.launcher_simulation.schedules import (
     StoreDies,
     draw,
     everywhere,
+    only_sigterms,
 )
 
 
@@ -119,6 +120,14 @@ def test_node_that_asks_to_be_excluded_leaves_for_good_and_the_others_go_on() ->
     assert (report.cycles, report.ends) == (2, ("completed", "excluded", "completed"))
     report = run(Asks(1, "ExcludeThisNode", 10.0), comes_back=3.0)
     assert report.ends[:4] == ("completed", "excluded", "completed", "excluded")
+
+
+def test_excluded_host_of_the_store_serves_the_others_until_a_signal_stops_the_job() -> None:
+    excluded = Asks(0, "ExcludeThisNode", 10.0)
+    assert run(excluded).ends == ("excluded", "completed", "completed")
+    for signals in ((15.0,), (15.0, 15.1)):
+        report = run(excluded, *(Signalled(0, at=at) for at in signals))
+        assert report.ends == ("excluded", "preempted", "preempted")
 
 
 def test_rank_that_asks_for_the_end_of_the_job_ends_it() -> None:
@@ -227,6 +236,11 @@ def test_agent_that_was_stopped_for_a_while_comes_again_as_a_newcomer() -> None:
 def test_drawn_schedules_keep_every_invariant(block: int) -> None:
     for seed in range(250 * block, 250 * (block + 1)):
         Job(draw(seed)).run()
+
+
+def test_node_that_was_told_to_leave_costs_no_restart() -> None:
+    for seed in range(500):
+        Job(only_sigterms(seed)).run()
 
 
 @pytest.mark.parametrize("node", range(3))
