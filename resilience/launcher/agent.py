@@ -225,11 +225,12 @@ class Agent(LocalElasticAgent):
         if not failures:
             return None
         stopping = self._supervisor.stopping
-        if any(map(stopping.may_be_preemption, failures)) and stopping.await_signal():
+        is_cut_off = self._supervisor.is_cut_off  # then it has no time to wait
+        if any(map(stopping.may_be_preemption, failures)) and not is_cut_off() and stopping.await_signal():
             return self._decide_on_requests()
         deadline = time.monotonic() + SETTLE
         for end in failures:
-            self._supervisor.witnesses.await_record(end, deadline, self._supervisor.is_cut_off)
+            self._supervisor.witnesses.await_record(end, deadline, is_cut_off)
             self._supervisor.witnesses.record_of(end)
         return self._supervisor.after_failure(failures)
 

@@ -24,16 +24,19 @@ _launcher_link: connect.WorkerLink | None = None  # link to the launcher's monit
 _has_looked_for_link = False  # True once a link was looked for
 _outer_sections: tuple[str, ...] = ()  # the program opened them before a Wrapper's call, at the launcher's monitor
 _is_announced_before = False  # the program announced heartbeats before a Wrapper's call
+_was_interrupted = False  # an interruption ended what the program had announced
 
 
 def activate(page: RankSide) -> None:
     """Send signs of life to a Wrapper's page from now on. The Wrapper's monitor applies its limits to them. The
     launcher's monitor applies its own only if the program sends heartbeats to it directly."""
-    global _page, _wrapper_page, _outer_sections, _is_announced_before
-    link = _launcher_link
+    global _page, _wrapper_page, _outer_sections, _is_announced_before, _was_interrupted
+    link, _was_interrupted = _launcher_link, False
     _outer_sections = () if link is None else link.page.open_sections
     _is_announced_before = link is not None and link.is_armed
-    if link is not None and not link.is_armed:
+    if link is not None and link.is_armed:
+        link.rest()  # until the function is called: before, the rank waits for the others
+    elif link is not None:
         link.pause()
     _page = _wrapper_page = page
     collective_calls.note_in(page)
@@ -45,7 +48,7 @@ def deactivate() -> None:
     if _launcher_link is not None and not _launcher_link.is_armed:
         _launcher_link.resume()
     elif _launcher_link is not None and _launcher_link.is_paused:  # the function is over
-        _launcher_link.arm()
+        _announce(_launcher_link)
     _wrapper_page = None
     _page = None if _launcher_link is None else _launcher_link.page
     collective_calls.note_in(_page)
@@ -54,7 +57,8 @@ def deactivate() -> None:
 def function_interrupted() -> None:
     """Note that a Wrapper's function is over and did not complete. Until it is called again and the program announces
     heartbeats, the launcher's monitor applies no limit, and nothing that the function left open counts."""
-    link = _launcher_link
+    global _was_interrupted
+    link, _was_interrupted = _launcher_link, True
     if link is None:
         return
     link.stop_awaiting()  # a thread that outlives the function may send a sign of life
@@ -80,9 +84,20 @@ def function_entered() -> None:
     if link is None or not link.is_paused or not link.is_armed:
         return
     if _is_announced_before:
-        link.arm()
+        _announce(link)
     else:
         link.await_sign()
+
+
+def _announce(link: connect.WorkerLink) -> None:
+    """Let the announcement of heartbeats hold again. After an interruption the first heartbeat is due; after a wait for
+    the others, the next one."""
+    global _was_interrupted
+    if _was_interrupted:
+        link.arm()
+    else:
+        link.go_on()
+    _was_interrupted = False
 
 
 def _link_changed(link: connect.WorkerLink | None) -> None:

@@ -116,6 +116,14 @@ class WorkerLink:
         if self.page.on_progress is not None:
             self.page.on_progress(sign)
 
+    def go_on(self) -> None:
+        """Continue after a rest in which nothing was interrupted. The signs of life before it count from now on."""
+        self.stop_awaiting()
+        self.is_paused = False
+        self.send(messages.Armed(time.monotonic()))
+        self.page.renew_signs()
+        self.page.doing(Doing.FUNCTION)
+
     def _continue(self) -> None:
         self.stop_awaiting()
         self.is_paused = False

@@ -382,6 +382,19 @@ class RankSide:
         words[_SIGNS] = _NO_SIGNS
         words[_SEQUENCE] += 1
 
+    def renew_signs(self) -> None:
+        """Let the signs of life so far count as if they were given now: the rank could not give any."""
+        words = self._words
+        now = time.monotonic_ns()
+        beaten_at = now if words[_HEARTBEAT] else 0
+        stepped_at = now if words[_STEP_AT] else 0
+        left_at = now if words[_SECTION_LEFT] else 0
+        words[_SEQUENCE] |= 1
+        words[_HEARTBEAT] = beaten_at
+        words[_STEP_AT] = stepped_at
+        words[_SECTION_LEFT] = left_at
+        words[_SEQUENCE] += 1
+
     def collectives(self) -> list[CollectiveEntry]:
         """Return the last collectives of this iteration, in the monitor's form. Any thread."""
         page = self._page

@@ -83,10 +83,13 @@ def test_stopped_monitor_of_a_node_does_not_make_the_node_look_lost(start: Start
     for rank in (2, 3):  # one of them leads node1, and node0 watches it
         monitor = job.monitor_pid(rank)
         stop(monitor)
-        until = store.add(beats, 0) + 2 * BEATS  # twice heartbeat_timeout
-        while store.add(beats, 0) < until:
-            time.sleep(0.05)
-        os.kill(monitor, signal.SIGCONT)
+        try:
+            until, late = store.add(beats, 0) + 2 * BEATS, time.monotonic() + 120  # twice heartbeat_timeout
+            while store.add(beats, 0) < until:
+                assert time.monotonic() < late, f"node0's counter {beats} stands still"
+                time.sleep(0.05)
+        finally:
+            os.kill(monitor, signal.SIGCONT)
     del store, tcp_store
     (job.folder / "go").touch()
     assert [rank.value for rank in job.wait()] == [0] * 4

@@ -383,7 +383,8 @@ class Session:
         self.page.set_seat(seat)
         collective_calls.begin()
         if seat.rank == 0 and not self._monitor.send(messages.HostStore(seat.iteration)):
-            self.host_store(seat.iteration)  # the monitor is gone
+            with contextlib.suppress(OSError, RuntimeError):  # `ensure_server` tries again
+                self.host_store(seat.iteration)  # the monitor is gone
 
     def host_store(self, iteration: int) -> None:
         """Host the iteration's store in this process. One that ends with the rank is better than none."""

@@ -79,8 +79,9 @@ class Supervisor:
         self._peer: Peer | None = None
         self._neighbour: Neighbour | None = None
         self._known_members: dict[str, list[Member]] = {}
-        # A third: time for another monitor to act before the other nodes count this one as silent.
-        self._lead = _Lead(folder, self._limit / 3, self._pause_limit)
+        # A third: time for another monitor to act before the other nodes count this one as silent. But a leader that
+        # acts in each interval is not idle.
+        self._lead = _Lead(folder, max(self._limit / 3, 2 * begin.interval), self._pause_limit)
         self._represented: set[int] = set()  # initial ranks whose stand-in has begun, or that need no stand-in
         self._unstarted: set[int] = set()  # initial ranks whose stand-in did not start at once: no thread was left
         self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
@@ -99,7 +100,7 @@ class Supervisor:
             with self._lead:
                 while not self._lead.take():
                     if self._lead.is_idle():
-                        self._act()
+                        self._act_for_the_leader()
                     else:
                         self._store = None  # close the connection: the leader acts again
                     if self._done.wait(self._begin.interval):
@@ -110,6 +111,14 @@ class Supervisor:
         except Exception as error:  # the edge of the thread: record that the node has no leader
             if not self._done.is_set():
                 self._emit(events.StoreLost(f"supervision: {error_in_words(error)}"))
+
+    def _act_for_the_leader(self) -> None:
+        """Do one round for a leader that is stopped. A store that does not answer is the leader's concern: this monitor
+        remains the one that follows it."""
+        try:
+            self._act()
+        except Exception:  # whatever a store raises; the next round connects anew
+            self._store = None
 
     def _run_as_leader(self) -> None:
         """Watch the neighbours, and let a thread export for the node, until this monitor leaves. This thread reads no

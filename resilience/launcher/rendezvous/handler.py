@@ -9,6 +9,7 @@ of 30 s."""
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -383,11 +384,14 @@ class Handler(RendezvousHandler):
             forget()
         if not self.is_host:
             return
+        until = time.monotonic() + self.leave_limit
         self.run(self.rendezvous.await_leaving(True, expected, self.leave_limit))
-        if self._is_interrupted():
+        if self._is_interrupted() and not expected:  # else no worker of another node can be at work
             if not self.last_words():
                 self.stop_job()
-            self._patient_driver.run(self.rendezvous.await_leaving(True, expected, self.leave_limit))
+                until = time.monotonic() + self.leave_limit
+            left = max(0.0, until - time.monotonic())
+            self._patient_driver.run(self.rendezvous.await_leaving(True, expected, left))
 
 
 @contextlib.contextmanager

@@ -55,8 +55,11 @@ def end_file_timers(agent: Agent) -> None:
     server, agent._worker_watchdog = agent._worker_watchdog, None
     if server is None:
         return
-    # A file that cannot be removed stays. A thread that could not be started cannot be joined (RuntimeError).
-    with contextlib.ExitStack() as until_stopped, contextlib.suppress(OSError, RuntimeError):
+    thread = server._watchdog_thread
+    if thread is not None and thread.ident is None:  # it could not be started, so it cannot be joined
+        server._watchdog_thread = None
+    # A file that cannot be removed stays.
+    with contextlib.ExitStack() as until_stopped, contextlib.suppress(OSError):
         # The server's thread waits for the first process that opens its FIFO for writing, for ever if no worker did.
         with contextlib.suppress(OSError):
             until_stopped.callback(os.close, os.open(server._file_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))

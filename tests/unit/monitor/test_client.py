@@ -144,6 +144,8 @@ def test_program_that_sends_heartbeats_itself_is_weighed_inside_of_a_wrapper_too
     (armed,) = heard(line)
     assert isinstance(armed, messages.Armed)
     client.activate(RankSide(Page.create()))
+    assert launchers.read().doing is Doing.OUTSIDE  # it waits for the others
+    client.function_entered()
     assert launchers.read().doing is Doing.FUNCTION
     link.page.heartbeat()
     client.deactivate()
@@ -156,6 +158,8 @@ def test_announced_heartbeats_stay_announced_when_the_monitor_misses_a_second_an
     line.close()
     assert not link.arm()
     client.activate(RankSide(Page.create()))
+    assert launchers.read().doing is Doing.OUTSIDE  # it waits for the others
+    client.function_entered()
     assert launchers.read().doing is Doing.FUNCTION
 
 

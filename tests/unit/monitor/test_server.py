@@ -760,6 +760,23 @@ def test_rank_whose_function_did_not_run_or_has_returned_owes_no_heartbeats(prog
     assert program.exceeded_in_an_hour() == ["initial_heartbeat"]
 
 
+def test_rank_whose_call_is_over_without_an_interruption_owes_the_next_signs_from_then_on(
+    program: ProgramInWrapper,
+) -> None:
+    program.link.arm()
+    program.page.heartbeat()
+    client.activate(RankSide(Page.create()))
+    assert program.exceeded_in_an_hour() == []  # it waits for the others before the function is called
+    client.function_entered()
+    assert program.exceeded_in_an_hour() == ["heartbeat"]
+    program.page.enter("step")
+    program.page.leave("step")
+    client.function_left()
+    assert program.exceeded_in_an_hour() == []
+    client.deactivate()
+    assert program.exceeded_in_an_hour() == ["heartbeat", "out_of_section"]
+
+
 def test_rank_whose_function_has_returned_without_a_sign_of_life_owes_none_for_a_thread_left_behind(
     program: ProgramInWrapper,
 ) -> None:
