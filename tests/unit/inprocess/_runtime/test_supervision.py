@@ -200,17 +200,22 @@ class Silent:
         return getattr(self.store, name)
 
 
-def test_node_whose_leader_gets_no_answer_still_counts_as_alive(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock stays with it. The two behind it take turns: the first of them gets no answer either."""
-    monkeypatch.setattr(supervision, "dist", SimpleNamespace(PrefixStore=lambda prefix, store: store))
-    store: Any = dist.HashStore()
-    begin: Any = SimpleNamespace(
+def _beginning(folder: Any) -> Any:
+    """What the monitors of node "here" are started with."""
+    return SimpleNamespace(
         origin=SimpleNamespace(node="here"),
         heartbeat_timeout=0.6,
         interval=0.01,
         prefix="",
-        folder=os.fsencode(tmp_path),
+        folder=os.fsencode(folder),
     )
+
+
+def test_node_whose_leader_gets_no_answer_still_counts_as_alive(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock stays with it. The two behind it take turns: the first of them gets no answer either."""
+    monkeypatch.setattr(supervision, "dist", SimpleNamespace(PrefixStore=lambda prefix, store: store))
+    store: Any = dist.HashStore()
+    begin = _beginning(tmp_path)
     emitted: list[Any] = []
     folder = private.make()
     key = f"nodes/here@{processes.pid_namespace()}/beat"
@@ -232,6 +237,40 @@ def test_node_whose_leader_gets_no_answer_still_counts_as_alive(tmp_path: Any, m
         for silent in stores[:2]:
             silent.answers_again.set()
         for supervisor in supervisors:
+            supervisor.stop()
+    assert not emitted
+
+
+def test_monitor_that_reaches_no_store_for_a_silent_leader_tries_again(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "dist", SimpleNamespace(PrefixStore=lambda prefix, store: store))
+    store: Any = dist.HashStore()
+    emitted: list[Any] = []
+    tries: list[bool] = []
+
+    def connect() -> Any:
+        tries.append(True)
+        if len(tries) < 3:
+            raise ConnectionRefusedError("no answer")
+        return store
+
+    begin, folder, silent = _beginning(tmp_path), private.make(), Silent(store, 4)
+    leader = Supervisor(begin, folder, lambda: silent, lambda record: None, emitted.append)
+    follower = Supervisor(begin, folder, connect, lambda record: None, emitted.append)
+    key = f"nodes/here@{processes.pid_namespace()}/beat"
+    try:
+        leader.start()
+        assert silent.is_asked_in_vain.wait(60.0)
+        before = execute(Add(key, 0), store)
+        follower.start()
+        deadline = time.monotonic() + 60.0
+        while execute(Add(key, 0), store) < before + 3:
+            assert time.monotonic() < deadline, "the node fell silent"
+            time.sleep(0.01)
+    finally:
+        silent.answers_again.set()
+        for supervisor in (leader, follower):
             supervisor.stop()
     assert not emitted
 
