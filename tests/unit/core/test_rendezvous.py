@@ -721,6 +721,9 @@ def test_host_of_the_store_waits_for_others_that_have_not_come_yet_and_no_longer
     began = run.now
     assert not run.run(own.await_leaving(is_host=True, expected=3))
     assert LEAVE_LIMIT < run.now - began < LEAVE_LIMIT + 10.0
+    began = run.now
+    assert not run.run(own.await_leaving(is_host=True, expected=3, limit=3 * LEAVE_LIMIT))
+    assert 3 * LEAVE_LIMIT < run.now - began < 3 * LEAVE_LIMIT + 10.0
     run.interrupted_at = run.now
     began = run.now
     assert not run.run(own.await_leaving(is_host=True, expected=3))
