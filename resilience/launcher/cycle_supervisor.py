@@ -401,7 +401,7 @@ class CycleSupervisor:
     def _stop_others(self) -> None:
         """Stop the job, which continues without this node and needs its store, because a signal came. Raises:
         StoreError."""
-        number = self.signals.take()[0]
+        number = self.signals.take_first()
         self._run(self._supervision.stop_others(number, signal.Signals(number).name))
 
     def _end(self, protocol: NodeProtocol[object]) -> None:

@@ -61,6 +61,11 @@ class Signals:
         self._known += len(taken)
         return taken
 
+    def take_first(self) -> int:
+        """Return the first signal that has not been taken. Later ones may be a person's haste, and remain."""
+        self._known += 1
+        return self._received[self._known - 1]
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
         try:

@@ -61,3 +61,10 @@ def test_ctrl_c_is_kept_while_the_other_nodes_continue(signals: Signals) -> None
     signal.raise_signal(signal.SIGINT)
     assert not node(signals).is_hurried(leaves)
     assert signals.take() == [signal.SIGINT]
+
+
+def test_ctrl_c_that_comes_together_with_the_signal_that_stops_the_job_hurries(signals: Signals) -> None:
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+    assert signals.take_first() == signal.SIGTERM
+    assert signals.is_hurried()
