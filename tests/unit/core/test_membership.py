@@ -175,3 +175,10 @@ def test_change_without_one_of_its_seats_is_read_as_a_whole() -> None:
     assert membership.changed(last, replace(change, size=3, seats=(added,))) is not None
     assert membership.changed(last, replace(change, size=4, seats=(added,))) is None
     assert membership.changed(last, replace(change, size=2**63, seats=())) is None
+
+
+def test_only_a_node_that_gave_up_its_seat_before_any_other_end_of_it_has_left_by_itself() -> None:
+    lost = Left("b", "silent", is_lost=True)
+    now = after(formed("a", "b", "c", "d"), Left("a"), lost, Left("b"), *arrived("c"), Left("c"))
+    assert now.left == {"a"}
+    assert now.gone == {"a", "b", "c"}
