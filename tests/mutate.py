@@ -130,10 +130,6 @@ EQUIVALENT = {
         "if self._notices == heard -> False",
     ): "it is how soon an agent looks for the first time",
     (
-        "Rendezvous._await_formation",
-        "without yield Sleep(min(LONGEST_PAUSE, max(0.001, (now - began) / 10)))",
-    ): "it is how often a leader reads",
-    (
         "Rendezvous._hear",
         "without condition leader == self.id",
     ): "its own count rises, and it has not given up the lead that it holds",

@@ -229,6 +229,34 @@ def test_waiting_ends_when_the_agent_is_told_or_at_the_limit_and_the_others_know
         assert run.store.data[NOTICES] == "0"
 
 
+def test_agent_that_is_told_to_stop_before_it_arrives_does_not_arrive() -> None:
+    run = Run()
+    led(run)
+    run.interrupted_at = 0.0
+    found = join(run, agent(run, "own"))
+    assert isinstance(found, Refusal) and found.kind == "closed"
+    assert run.log() == []
+
+
+def test_agent_that_is_told_to_stop_as_the_cycle_is_formed_takes_part_in_it_and_does_not_leave() -> None:
+    run = Run()
+    led(run)
+    run.interrupted_at = 3.0
+    at(run, 3.0, lambda: formed(run, Membership(), "leader", "own"))
+    found = join(run, agent(run, "own"))
+    assert isinstance(found, Membership) and found.rank_of("own") == 1
+    assert run.log() == [Arrived(seat("own"))]
+
+
+def test_leader_finds_at_its_next_look_that_another_agent_has_formed_the_cycle() -> None:
+    for formed_at in (2.5, 2.5 + TERMS.interval):  # one of them is no time at which agents that do not lead look
+        run = Run()
+        at(run, formed_at, lambda run=run: formed(run, Membership(), "a", "own"))  # type: ignore[misc]
+        found = join(run, agent(run, "own", msgspec.structs.replace(TERMS, least=2)))
+        assert isinstance(found, Membership) and found.rank_of("own") == 1
+        assert run.now <= formed_at + 2 * TERMS.interval
+
+
 # -- who leads ----------------------------------------------------------------------------------------
 
 
