@@ -197,4 +197,7 @@ def _value(store: StoreLike, key: str) -> str | None:
 
     Does not use a failing `compare_set`, though that needs one request instead of three: TCPStore's server then wakes
     all clients that wait for the key, as if it existed (torch 2.13)."""
-    return text(store.get(key)) if store.check([key]) else None
+    try:
+        return text(store.get(key)) if store.check([key]) else None
+    except LookupError:  # it was deleted in between
+        return None

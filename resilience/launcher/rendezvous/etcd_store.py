@@ -69,20 +69,31 @@ class EtcdStore(dist.Store):
         self._servers: Sequence[Server] = [endpoint]
         self._has_answered = False
         self._client: Any = None
+        self._found = ""  # the key that the last `check` found
         self._ask(lambda: None)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(lambda: self._client.write(self._place(key), _text(value)))
 
     def get(self, key: str) -> bytes:
-        self.wait([key])
+        """Wait for a key and return its value. A key that the last `check` found is not waited for: if it is gone, it
+        was deleted, and the last agent of a job deletes all keys.
+
+        Raises: LookupError if the key was deleted, TimeoutError."""
         value = self._read(key)
+        if value is None and key != self._found:
+            self.wait([key])
+            value = self._read(key)
         if value is None:
             raise LookupError(f"{key} was deleted while it was read")
         return value.encode("latin-1")
 
     def check(self, keys: list[str]) -> bool:
-        return all(self._read(key) is not None for key in keys)
+        for key in keys:
+            self._found = key if self._read(key) is not None else ""
+            if not self._found:
+                return False
+        return True
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist. A key costs three requests at most, unless it is created and deleted repeatedly.
