@@ -76,6 +76,7 @@ from resilience.telemetry.exporters import ExportThread, MetricsOptions
 from resilience.telemetry.recording import read_job, write_job
 
 DEVICES = ("auto", "cpu", "gpu", "xpu")  # a worker for each; torch also takes the name of a registered backend
+NAMELESS = ("", "none")  # values of --rdzv-id; torchrun's default is the second one
 WORKERS = f"a number of workers, or {', '.join(DEVICES[:-1])} or {DEVICES[-1]} for one per device"
 
 
@@ -314,7 +315,8 @@ def _torchrun_config(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[
     is_alone = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None and max_nodes == 1
     if args.standalone or is_alone:
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
-        args.rdzv_id = str(uuid.uuid4())
+        if args.standalone or args.rdzv_id in NAMELESS:
+            args.rdzv_id = _dated_id()
     if args.master_port is None:
         args.master_port = 29500
     # Run the script in an interpreter of its own instead; the script cannot see a difference.
@@ -323,6 +325,11 @@ def _torchrun_config(args: argparse.Namespace) -> tuple[LaunchConfig, str, list[
     config, entrypoint, arguments = torchrun.config_from_args(args)
     assert isinstance(entrypoint, str)
     return config, entrypoint, arguments
+
+
+def _dated_id() -> str:
+    """Return an id for a job that was given none."""
+    return time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
 
 
 def rendezvous_parameters(config: LaunchConfig, command: Command, attempt: int) -> RendezvousParameters:
@@ -413,8 +420,8 @@ def run_folder(
 
     def allocate() -> attempts.Launch:
         job_id = settings.job_id or config.run_id
-        if settings.job_id is None and (job_id in ("", "none") or command.torchrun.rdzv_endpoint == "localhost:0"):
-            job_id = time.strftime("%Y%m%d-%H%M%S-") + uuid.uuid4().hex[:4]
+        if settings.job_id is None and job_id in NAMELESS:
+            job_id = _dated_id()
         return attempts.allocate(root, job_id, settings.attempt, settings.attempt_hint)
 
     launch = attempts.agree(handler.job_store, root, handler.id, allocate, say=note)

@@ -41,6 +41,28 @@ def restart_once(
     return {"iteration": train(), "soft": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
 
 
+def rank_0_changes_the_address() -> str:
+    """Rank 0 sets MASTER_ADDR to an address that nobody has, and raises once it is let on. Answers the address at
+    which the ranks met."""
+
+    @Wrapper()
+    def train(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        if call.iteration == 0:
+            if os.environ["RANK"] == "0":
+                os.environ["MASTER_ADDR"] = "192.0.2.1"
+                signs.hold("changed", 0)
+                raise ValueError("by schedule")
+            while True:
+                time.sleep(0.01)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+        return os.environ["MASTER_ADDR"]
+
+    return train()
+
+
 def monitor_finds_no_store(barrier: float) -> None:
     """Wait in the function. The monitor of rank 1 never gets an answer from the store's host."""
     rank_pid = os.getpid()

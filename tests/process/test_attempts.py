@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_second_launch_of_a_job_leaves_the_first_ones_folder_as_it_was(launch: L
         assert found.job is not None and (found.job.job_id, found.job.attempt) == ("job", attempt)
         assert attempts_in(runs / name) == {attempt}
         assert report(found).attempts == 1
+
+
+def test_id_of_the_rendezvous_names_the_run_of_a_single_node_unless_it_is_standalone(
+    launch: Launch, tmp_path: Path
+) -> None:
+    named = ("--rdzv-id", "named")
+    for options in (named, named, (*named, "--standalone")):
+        assert launch("", *options, RESILIENCE_JOB_ID="").wait() == [0]
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names[1:] == ["named", "named@1"]
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", names[0])
 
 
 def test_two_launches_at_the_same_time_have_different_attempts(launch: Launch, tmp_path: Path) -> None:

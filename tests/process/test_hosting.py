@@ -90,6 +90,17 @@ def test_restart_completes_while_the_monitor_that_should_host_its_store_is_stopp
     job.wait()
 
 
+def test_rank_whose_monitor_is_gone_hosts_the_store_at_its_own_address_whatever_the_function_has_set(
+    start: Start, agent: dict[str, str]
+) -> None:
+    job = start(2, "tests.process.hosted:rank_0_changes_the_address", env=agent)
+    job.await_sign("changed", rank=0)
+    os.kill(job.monitor_pid(0), signal.SIGKILL)
+    job.await_record(events.MonitorLost, rank=0)
+    job.let_on("changed")
+    assert [rank.value for rank in job.wait_ranks()] == ["127.0.0.1"] * 2, job.output()
+
+
 def test_port_that_is_taken_beside_the_agents_store_gives_way_to_a_free_one(
     start: Start, agent: dict[str, str], stranger: int
 ) -> None:

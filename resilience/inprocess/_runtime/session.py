@@ -94,6 +94,8 @@ class Session:
         self.page: RankSide
         self._ticker = threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
         self._own_file: RecordFile | None = None  # once the monitor is lost
+        # Read once: each iteration sets the variables, and the function may change them.
+        self._base_host = LauncherRendezvous.from_environment().server_host
         self._base: Any = None
         self._watch_base: Any = None
         self._patience: Patience | None = None
@@ -187,7 +189,7 @@ class Session:
             waits=restart.WaitLimits(barrier=wrapper.barrier_timeout.total_seconds()),
             heartbeat_timeout=wrapper.heartbeat_timeout.total_seconds(),
             interval=wrapper.monitor_process_interval.total_seconds(),
-            base_host=LauncherRendezvous.from_environment().server_host,
+            base_host=self._base_host,
             store=patience.server_of(self._base),
             job=job_of(origin, function) if state.initial_rank == 0 else None,
         )
@@ -388,7 +390,7 @@ class Session:
 
     def host_store(self, iteration: int) -> None:
         """Host the iteration's store in this process. One that ends with the rank is better than none."""
-        self._server = publish_server(iteration, LauncherRendezvous.from_environment().server_host, self.store)
+        self._server = publish_server(iteration, self._base_host, self.store)
 
     def _log_context(self) -> dict[str, Any]:
         origin = self.emitter.origin
