@@ -27,7 +27,7 @@ from typing import Any
 MOST_TEXT = 2000  # characters of an exception's text; a record must fit one message of the channel
 
 
-def message_of(error: BaseException) -> str:
+def message_of(error: object) -> str:
     """Return str(error), shortened. The `__str__` of a program's exception may raise anything, or exit."""
     try:
         return str(error)[:MOST_TEXT]

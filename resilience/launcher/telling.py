@@ -61,7 +61,7 @@ def first_failure(folder: Path, origin: Origin, has_nodes: bool, emit: Emit) -> 
             emit(judgement)
             sentences.append(judgement.sentence)
 
-    with contextlib.suppress(RuntimeError):  # this host cannot start a thread; the job has ended all the same
+    with contextlib.suppress(Exception):  # the edge to the analysis: the job has ended all the same
         returns_within(LAST_LIMIT, work, "resilience-last-words")
     return next(iter(culprit_records), None), next(iter(sentences), "")
 

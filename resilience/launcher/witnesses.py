@@ -104,8 +104,6 @@ class Witnesses:
 
     def hear(self) -> None:
         """Process the monitors' messages."""
-        if self._round is not None and time.monotonic() >= self._round.at + LOOK_LIMIT:
-            self._end_round(self._round)
         for local_rank, message in self._monitors.poll(0.0):
             match message:
                 case messages.Found(record, is_ended):
@@ -136,6 +134,9 @@ class Witnesses:
                 case messages.Requested(action, description, _, pid) if pid in self._pids:
                     self._reporter.emit(events.ControlRequested(action, description, local_rank))
                     self.requests.append(Request(action, description))
+        # Afterwards: if this process stood still, the answers have come meanwhile.
+        if self._round is not None and time.monotonic() >= self._round.at + LOOK_LIMIT:
+            self._end_round(self._round)
 
     # -- before a worker is ended for a hang ------------------------------------------------------
 

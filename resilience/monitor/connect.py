@@ -8,6 +8,7 @@ none."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -294,8 +295,10 @@ def _show_stacks(channel: Channel) -> None:
             data = channel.receive(3600.0)
             match None if data is None else messages.decode_for_rank(data):
                 case messages.ShowStacks(number):
-                    collective_calls.note_recorded()
-                    stacks.answer(number)
+                    with contextlib.suppress(Exception):  # this thread answers later questions, too
+                        collective_calls.note_recorded()
+                    with contextlib.suppress(Exception):
+                        stacks.answer(number)
                 case _:  # sent before the thread began, or by another version
                     pass
         except ChannelClosed:

@@ -20,7 +20,7 @@ from resilience.errors import DecodeError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import OUT_OF_SECTION, section_of
 from resilience.facts.identity import attempt_of
-from resilience.system import rank_reductions
+from resilience.system import files, rank_reductions
 from resilience.system.environment import Settings, launched_folder
 from resilience.telemetry.durations import Durations, Series, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
@@ -73,7 +73,7 @@ def _own_histograms(rank: int) -> list[Durations]:
     if settings.job_id is None:
         return []
     states = []
-    for path in Path(settings.run_dir).glob(f"*/timings/*-{rank}.hist"):
+    for path in files.matching(Path(settings.run_dir), f"*/timings/*-{rank}.hist"):
         try:
             state = read_histograms(path)
         except (OSError, DecodeError):

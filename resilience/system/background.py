@@ -113,7 +113,7 @@ class Writer:
                 results.append(function())
             except BaseException as raised:  # re-raised in the caller
                 errors.append(raised)
-            is_done.set()
+            self._tell(is_done)
 
         if self.is_stalled or not self.submit(job) or not is_done.wait(limit):
             raise OSError(errno.ETIMEDOUT, NO_ANSWER)
@@ -134,7 +134,7 @@ class Writer:
             return True
         is_done = threading.Event()
         deadline = time.monotonic() + limit
-        if self._has_stalled_for(LAST_STALL) or not self.submit(is_done.set):
+        if self._has_stalled_for(LAST_STALL) or not self.submit(lambda: self._tell(is_done)):
             return False
         while not is_done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
             if self._has_stalled_for(LAST_STALL) or time.monotonic() >= deadline:
@@ -145,6 +145,11 @@ class Writer:
         """Write a whole file, later. Return False if it is refused, as when the disk does not answer: newer content
         comes soon."""
         return not self.is_stalled and self.submit(lambda: files.replace(path, content))
+
+    def _tell(self, is_done: threading.Event) -> None:
+        """Tell the caller that its job is done, as the last thing the job does."""
+        self._job_began_at = None  # first: the caller may look at once, long before this thread runs again
+        is_done.set()
 
     def _work(self, jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
         while (job := jobs.get()) is not None:

@@ -6,9 +6,27 @@ decides what to do then."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from resilience.system import devices
+
+START_LIMIT = 5.0  # seconds in which a thread may be refused
+PAUSE = 0.05  # seconds between two attempts to start one
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread. If this host or process has no thread left, try again for START_LIMIT seconds: a restart of
+    other processes may use up a limit for a moment. Raises: RuntimeError."""
+    deadline = time.monotonic() + START_LIMIT
+    while True:
+        try:
+            thread.start()
+            return
+        except RuntimeError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(PAUSE)
 
 
 def returns_within(limit: float, function: Callable[[], object], name: str) -> bool:
@@ -27,7 +45,7 @@ def returns_within(limit: float, function: Callable[[], object], name: str) -> b
             raised.append(error)
 
     thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
+    start(thread)
     thread.join(limit)
     if thread.is_alive():
         return False

@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.2  # seconds between two attempts
 REFUSAL_LIMIT = 1.0  # seconds for a host to answer that no process listens
@@ -55,10 +56,18 @@ def is_refused(server: tuple[str, int] | None) -> bool:
     return False
 
 
+def addresses_of(host: str, port: int | None, kind: socket.SocketKind, flags: int = 0) -> list[Any]:
+    """Return a host's addresses, as `socket.getaddrinfo`. Raises: OSError, also for what cannot be a host's name."""
+    try:
+        return list(socket.getaddrinfo(host, port, type=kind, flags=flags))
+    except UnicodeError as error:  # of a label that is empty or too long
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no host name: {error}") from error
+
+
 def _connect(host: str, port: int, limit: float) -> str:
     """Connect to the first address of `host` that accepts. Return that address. Raises: OSError."""
     last_error = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in addresses_of(host, port, socket.SOCK_STREAM):
         try:
             with socket.socket(family, kind, protocol) as connection:
                 connection.settimeout(limit)

@@ -27,6 +27,16 @@ Signature = tuple[int, int, int]
 """Of a file: inode, size, and time of change in nanoseconds."""
 
 
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths below a folder that match a pattern, as many as can be listed: others may delete what is being
+    listed, and a file server may fail."""
+    found: list[Path] = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob(pattern):
+            found.append(path)
+    return found
+
+
 class LineFile:
     """An append-only file of lines. Creates its folders."""
 

@@ -10,6 +10,8 @@ import ipaddress
 import random
 import socket
 
+from resilience.system.client_sockets import addresses_of
+
 LOOPBACK = "127.0.0.1"
 NEIGHBOURS = 2  # ports after MASTER_PORT that scripts bind for their own stores
 FIRST_PORT, LAST_PORT = 10000, 65535
@@ -104,7 +106,7 @@ def _address(host: str) -> tuple[socket.AddressFamily, str]:
 
 def _looked_up(host: str) -> tuple[socket.AddressFamily, str]:
     """Return what `_address` returns. Raises: socket.gaierror if the name has no address."""
-    entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    entries = addresses_of(host, None, socket.SOCK_STREAM)
     family = entries[0][0]
     addresses = {str(entry[4][0]) for entry in entries if entry[0] == family}
     if host == "localhost" or host in addresses:
@@ -134,7 +136,7 @@ def local_address(base_host: str) -> str:
     if not base_host:
         return socket.gethostname()
     try:
-        family, _, _, _, address = socket.getaddrinfo(base_host, 9, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, address = addresses_of(base_host, 9, socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             own_address = str(probe.getsockname()[0])

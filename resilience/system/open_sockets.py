@@ -30,7 +30,7 @@ def is_listening(pid: int, port: int) -> bool:
 
     try:
         connections = psutil.Process(pid).net_connections("tcp")
-    except psutil.Error:
+    except (psutil.Error, RuntimeError):  # the second one if the kernel's list cannot be read
         return False
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 

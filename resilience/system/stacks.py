@@ -332,6 +332,6 @@ def _ask_py_spy(pid: int, reason: str) -> Stacks:
             )
             for thread in encoding.from_json(result.stdout)
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return Stacks("none", reason=f"{reason}; py-spy failed: {type(error).__name__}")
     return Stacks("py-spy", tuple(sorted(threads, key=lambda stack: not stack.thread.startswith("MainThread"))), reason)

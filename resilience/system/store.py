@@ -65,7 +65,7 @@ def execute(operation: restart.Operation, store: StoreLike, chunk: float = 1.0) 
         raise TypeError(f"{type(operation).__name__} is not a store operation")
     try:
         return perform(operation, store, chunk)
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, LookupError, OSError) as error:
         raise lost(operation, error) from error
 
 
@@ -115,7 +115,7 @@ def counts(store: Any, keys: list[str]) -> list[int]:
         if store.has_extended_api():
             return [int(value) for value in ask(store, lambda: store.multi_get(keys))]
         return [int(ask(store, partial(store.get, key))) for key in keys]
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, LookupError, OSError) as error:
         raise lost(Read(tuple(keys)), error) from error
 
 
@@ -123,7 +123,7 @@ def delete(store: Any, key: str) -> None:
     """Remove a key if it exists. Raises: StoreError."""
     try:
         ask(store, partial(store.delete_key, text(key)))
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, LookupError, OSError) as error:
         raise lost(Read((key,)), error) from error
 
 
@@ -155,7 +155,7 @@ def wait(
 def _is_present(store: StoreLike, key: str) -> bool:
     try:
         return bool(ask(store, lambda: store.check([key])))
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, LookupError, OSError) as error:
         raise lost(Await(key, 0.0), error) from error
 
 

@@ -123,7 +123,7 @@ def _mismatch(timeouts: Timeouts, now: Configuration) -> str:
 def _newest(run_dir: Path, configuration: Configuration) -> tuple[tuple[Path, Timeouts] | None, list[str]]:
     """Return the newest file that fits this configuration, None without any, and why other files do not fit."""
     fitting, refused = [], []
-    for path in (Path.cwd() / NAME, run_dir / NAME, *sorted(run_dir.glob(f"*/{NAME}"))):
+    for path in (Path.cwd() / NAME, run_dir / NAME, *sorted(files.matching(run_dir, f"*/{NAME}"))):
         try:
             age = path.stat().st_mtime_ns
         except OSError:

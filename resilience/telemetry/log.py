@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from resilience.errors import DecodeError
+from resilience.errors import DecodeError, message_of
 from resilience.facts import encoding
 from resilience.facts.identity import Origin, Role
 from resilience.facts.printable import printable
@@ -128,7 +128,8 @@ def _write(_: Any, level: str, event: MutableMapping[str, Any]) -> Any:
     import structlog
 
     fields = dict(event)
-    message = str(fields.pop("event", ""))
+    event_value = fields.pop("event", "")
+    message = event_value if isinstance(event_value, str) else message_of(event_value)
     line = _line(time.time_ns(), time.monotonic_ns(), next(_numbers), _LEVELS.get(level, level), message)
     file, get_context, parent = _destination()
     context = _context_of(get_context)

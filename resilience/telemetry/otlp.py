@@ -86,7 +86,7 @@ class SpanSender:
         exporter, convert = loaded
         self._exporter = exporter
         while batch := self._next_batch():
-            self._note_result(_export(exporter, [convert(span) for span in batch]))
+            self._note_result(_export(exporter, convert, batch))
             if time.monotonic() >= self._report_at:
                 self._report_losses()
         _shut_down(exporter)
@@ -124,9 +124,9 @@ class SpanSender:
             self._emit(events.TelemetryDropped("span", reason, count))
 
 
-def _export(exporter: Any, spans: Sequence[Any]) -> bool:
+def _export(exporter: Any, convert: Callable[[Span], Any], batch: Sequence[Span]) -> bool:
     try:
-        return getattr(exporter.export(spans), "name", "") == "SUCCESS"
+        return getattr(exporter.export([convert(span) for span in batch]), "name", "") == "SUCCESS"
     except Exception:  # edge to the exporter: an exception costs spans only, and they are counted
         return False
 

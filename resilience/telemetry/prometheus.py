@@ -21,6 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from resilience.facts import encoding, events
 from resilience.system import descriptors, files
+from resilience.system.client_sockets import addresses_of
 from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp import Emit
@@ -138,7 +139,7 @@ class MetricsServer:
         # Compressing about ten kilobytes would cost more CPU time than everything else.
         self._metrics = prometheus_client.make_wsgi_app(exposition.registry, disable_compression=True)
         self._folder, self._targets = folder, Targets(folder, node)
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = addresses_of(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)[0]
         self._server = _server_class(family)(address[:2], _Silent)  # (host, port), for IPv4 and IPv6
         self._server.set_app(self._answer)
         self.port: int = self._server.server_port

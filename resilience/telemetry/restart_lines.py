@@ -8,6 +8,7 @@ prints what it knows itself."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -79,7 +80,8 @@ class RestartLine:
 
     def _print_all(self) -> None:
         while self._make is not None:
-            self._say(self._make(self._hurry))
+            with contextlib.suppress(Exception):  # the edge to the analysis: a later restart has a line all the same
+                self._say(self._make(self._hurry))
             with self._lock:
                 self._make, self._following = self._following, None
                 self._hurry.is_behind = False

@@ -223,3 +223,20 @@ def test_file_server_that_fails_as_a_file_is_closed_costs_no_later_output(
         await_all(keeper)
     assert (tmp_path / "0.out").read_bytes() == b"after\n"
     assert not told
+
+
+def test_job_that_fails_in_an_unknown_way_ends_no_later_one(disk: Disk) -> None:
+    keeper = Keeper(lambda lost: None)
+    stream = stream_of(disk)
+    disk.answer()
+    keeper.open(stream)
+    await_all(keeper)
+
+    def fail() -> None:
+        raise MemoryError
+
+    keeper.call(fail)
+    keeper.take(stream, b"later\n", is_stalled=False)
+    keeper.close(stream)
+    await_all(keeper)
+    assert disk.content() == b"later\n"

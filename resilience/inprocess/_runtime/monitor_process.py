@@ -127,8 +127,10 @@ class Handle:
                 self.error = error
                 self._is_ready.set()
             case messages.ShowStacks(number):
-                collective_calls.note_recorded()
-                stacks.answer(number)
+                with contextlib.suppress(Exception):  # the thread that listens goes on
+                    collective_calls.note_recorded()
+                with contextlib.suppress(Exception):
+                    stacks.answer(number)
             case messages.TerminalLine(line):
                 with contextlib.suppress(Exception):  # of the user's stream: the thread that listens goes on
                     standard.show(line)

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch.distributed as dist
@@ -37,6 +37,9 @@ from resilience.facts.seats import Seat
 from resilience.monitor import messages
 from resilience.system import private, processes
 from resilience.system.store import StoreLike, drive, execute
+
+if TYPE_CHECKING:
+    from resilience.telemetry.exporters import ExportThread
 
 EXPORT_LIMIT = 2.0  # seconds for the remaining exports when this monitor leaves
 BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store operation a second by default
@@ -123,15 +126,26 @@ class Supervisor:
     def _run_as_leader(self) -> None:
         """Watch the neighbours, and let a thread export for the node, until this monitor leaves. This thread reads no
         file: a disk that hangs must not make this node look lost."""
-        from resilience.telemetry.exporters import ExportThread  # costs a rank that never leads nothing
-
-        exports = ExportThread.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
+        exports = self._start_exports()
         try:
             while not self._done.wait(self._begin.interval):
-                self._act()
+                try:
+                    self._act()
+                except Exception:  # one lost answer or connection must not make the node look lost: once more, anew
+                    self._store = None
+                    self._act()
         finally:
             if exports is not None:
                 exports.close(EXPORT_LIMIT)
+
+    def _start_exports(self) -> ExportThread | None:
+        try:
+            from resilience.telemetry.exporters import ExportThread  # costs a rank that never leads nothing
+
+            return ExportThread.start(Path(os.fsdecode(self._begin.folder)), self._node, self._emit)
+        except Exception as error:  # of an import, if the package was replaced on disk: the node is still watched
+            self._emit(events.ExportFailed("otlp", error_in_words(error), is_at_start=True))
+            return None
 
     def _act(self) -> None:
         """Do one round of the leader."""

@@ -34,6 +34,7 @@ from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import failure
 from resilience.inprocess.state import Status
 from resilience.system import (
+    call_with_timeout,
     collective_calls,
     collectives,
     gloo_timeouts,
@@ -99,7 +100,7 @@ class IterationWatcher:
         self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{seat.iteration}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        call_with_timeout.start(self._thread)
 
     @property
     def is_interrupted(self) -> bool:

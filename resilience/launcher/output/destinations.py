@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import subprocess
 import sys
 import termios
@@ -44,7 +43,7 @@ from resilience.monitor.starting import lean_environment
 from resilience.system import private
 from resilience.system.background import WRITER
 from resilience.system.channel import ChannelClosed, close_all, listen, pair
-from resilience.system.processes import continue_if_stopped, job_signals_blocked
+from resilience.system.processes import continue_if_stopped, job_signals_blocked, signal_name
 
 PROGRAM = "resilience.launcher.output.drain"
 RUN_ID = "TORCHELASTIC_RUN_ID"
@@ -317,7 +316,7 @@ class DrainProcess:
             code = 0
         self._line.close()
         self._process = None
-        ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        ending = f"exit code {code}" if code >= 0 else signal_name(-code)
         reason = reason or ending
         self._count_unpassed(f"the process that reads workers' output was lost: {reason}")
         self._lost.count_from_zero()

@@ -101,7 +101,8 @@ class Keeper:
                 while not self._jobs:
                     self._has_work.wait()
                 job = self._jobs[0]
-            job.run()
+            with contextlib.suppress(Exception):  # the edge of the thread: it goes on with the next job
+                job.run()
             with self._has_work:
                 self._jobs.popleft()
                 self._waiting -= JOB_COST + job.size

@@ -77,4 +77,5 @@ class AgentHeartbeat:
         self._lease.look(self._counted, time.monotonic())
         while not self._stop.wait(self.lease / LOOKS):
             if self._lease.look(self._counted, time.monotonic()):
-                self._cut()  # at each check, because a thread may just have connected
+                with contextlib.suppress(OSError):  # no descriptor is left; the next check tries again
+                    self._cut()  # at each check, because a thread may just have connected

@@ -24,7 +24,7 @@ from resilience.facts.in_words import count
 from resilience.launcher.rendezvous import etcd_store
 from resilience.launcher.rendezvous.conf import switch, whole
 from resilience.launcher.rendezvous.stores import Hosted, StoreProcess
-from resilience.system.client_sockets import await_server, short_lookups
+from resilience.system.client_sockets import addresses_of, await_server, short_lookups
 from resilience.system.open_sockets import shut_down
 
 DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's defaults for an endpoint without a port
@@ -245,7 +245,7 @@ def _own_address(host: str) -> str:
     """Return this host's numeric address for the name that others use; empty if the name does not resolve to this
     host, or only to loopback, which others cannot use."""
     try:
-        address = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+        address = str(addresses_of(host, 0, socket.SOCK_STREAM)[0][4][0])
         if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
             return ""
         socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()

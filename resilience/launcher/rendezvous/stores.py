@@ -75,17 +75,18 @@ class StoreProcess:
     @classmethod
     def start(cls) -> StoreProcess:
         """Start the process; fork it if this process has a single thread. Raises: LaunchError."""
-        ours, peer_line = pair()
-        is_forked = _may_fork()
-        try:
-            pid = _fork(peer_line) if is_forked else _execute(peer_line)
-        except OSError as error:
-            ours.close()
-            raise LaunchError(
-                f"the store process could not be started: {error}; this host lacks the resources for it"
-            ) from error
-        finally:
-            peer_line.close()
+        with contextlib.ExitStack() as undo:
+            try:
+                ours, peer_line = pair()
+                undo.callback(ours.close)
+                with contextlib.closing(peer_line):
+                    is_forked = _may_fork()
+                    pid = _fork(peer_line) if is_forked else _execute(peer_line)
+            except OSError as error:
+                raise LaunchError(
+                    f"the store process could not be started: {error}; this host lacks the resources for it"
+                ) from error
+            undo.pop_all()
         return cls(pid, ours, is_forked)
 
     @property
@@ -133,7 +134,7 @@ class StoreProcess:
         self._line.close()
         try:
             pidfd = os.pidfd_open(self.pid)  # safe: it is our child and not reaped yet
-        except ProcessLookupError:
+        except OSError:  # it has been reaped, or no descriptor is left: without its line it ends by itself
             return
         try:
             poll = select.poll()

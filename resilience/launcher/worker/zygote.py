@@ -38,6 +38,7 @@ from resilience.launcher.worker import notes, preload, tied, worker_main
 from resilience.launcher.worker.preload import Loaded, cannot_fork
 from resilience.system import descriptors, titles
 from resilience.system.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
+from resilience.system.processes import signal_name
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
@@ -211,7 +212,10 @@ class Zygote:
         assert self._successor is None
         if self.why_not or not (modules or learned):
             return
-        ours, peer_line = pair()
+        try:
+            ours, peer_line = pair()
+        except OSError:  # no descriptor is left for the moment; what can be preloaded is offered again
+            return
         try:
             (forked,) = self._fork_all_or_none(
                 [(LOAD, encoding.to_msgpack([modules, learned]), 1, [peer_line.fileno()])]
@@ -363,7 +367,7 @@ def _sent(order: Order, streams: Sequence[int]) -> Sent:
 
 
 def _exit_in_words(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    return f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
 # -- the zygote itself -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.launcher import telling
+from resilience.system import call_with_timeout
 
 
 def test_last_message_that_gets_no_thread_names_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +19,19 @@ def test_last_message_that_gets_no_thread_names_no_rank(tmp_path: Path, monkeypa
 
     emitted: list[events.Event] = []
     monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(call_with_timeout, "START_LIMIT", 0.0)
     origin = Origin("job", "node0", "agent", 1)
     assert telling.first_failure(tmp_path, origin, False, emitted.append) == (None, "")
+    assert emitted == []
+
+
+def test_analysis_that_fails_costs_the_last_message_its_rank_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ImportError("the package was replaced on disk")
+
+    emitted: list[events.Event] = []
+    monkeypatch.setattr(telling, "_incident", fail)
+    assert telling.first_failure(tmp_path, Origin("job", "node0", "agent", 1), False, emitted.append) == (None, "")
     assert emitted == []

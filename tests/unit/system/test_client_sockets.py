@@ -55,3 +55,9 @@ def test_attempts_that_failed_keep_nothing_of_their_caller(monkeypatch: pytest.M
         assert call()() is None
     finally:
         gc.enable()
+
+
+def test_text_that_can_be_no_host_name_is_a_host_that_is_not_found() -> None:
+    for host in ("a..b", "x" * 64):
+        with pytest.raises(socket.gaierror, match="is no host name"):
+            client_sockets.await_server(host, 1, 0.0)

@@ -229,3 +229,14 @@ def test_tail_has_the_last_whole_lines(
 def test_tail_of_no_file_is_nothing(tmp_path: Path) -> None:
     assert tail(tmp_path / "missing", 5) == ()
     assert tail(tmp_path, 5) == ()
+
+
+def test_folder_that_vanishes_while_it_is_listed_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listing(folder: Path, pattern: str) -> Iterator[Path]:
+        yield folder / "one"
+        raise FileNotFoundError("deleted meanwhile")
+
+    monkeypatch.setattr(Path, "glob", listing)
+    assert files.matching(tmp_path, "*") == [tmp_path / "one"]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.core.restart import Read, Set
+from resilience.core.restart import Add, Read, Set
+from resilience.errors import StoreError
 from resilience.system.store import execute, wait
 
 
@@ -86,3 +87,12 @@ def test_no_single_wait_is_longer_than_a_chunk() -> None:
     store = Unanswering(waits=5)
     assert wait(store, "key", limit=600.0, chunk=29.5)  # type: ignore[arg-type]
     assert store.timeouts == [timedelta(seconds=29.5)] * 5
+
+
+def test_key_that_vanishes_within_an_operation_is_a_lost_store() -> None:
+    class Vanishing:
+        def add(self, key: str, amount: int) -> int:
+            raise LookupError(f"{key} was deleted while it was read")
+
+    with pytest.raises(StoreError):
+        execute(Add("count", 1), Vanishing())  # type: ignore[arg-type]

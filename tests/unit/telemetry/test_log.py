@@ -97,6 +97,16 @@ def test_no_value_can_make_logging_raise(value: object, lines: Callable[[], list
     assert "value" in line
 
 
+def test_message_that_has_no_text_is_a_line_all_the_same(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no text")
+
+    resilience.get_logger().error(Unspeakable())
+    (line,) = lines()
+    assert line["event"] == "<no message: __str__ raised KeyError>"
+
+
 def test_users_field_cannot_hide_ours(lines: Callable[[], list[dict[str, Any]]]) -> None:
     resilience.get_logger().info("x", rank="mine", ts="noon", schema="s")
     (line,) = lines()

@@ -50,3 +50,21 @@ def test_spans_of_a_request_that_outlives_the_end_are_counted_once(
     sender._report_losses()
     dropped = [event for event in emitted if isinstance(event, events.TelemetryDropped)]
     assert dropped == [events.TelemetryDropped("span", "closing", 5)]
+
+
+def test_spans_that_an_exporters_release_does_not_take_are_counted_and_the_next_ones_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def convert(span: Span) -> Any:
+        raise TypeError("unexpected keyword argument")
+
+    exporter = Stalled("SUCCESS")
+    monkeypatch.setattr(otlp, "_load", lambda *_: (exporter, convert))
+    emitted: list[events.Event] = []
+    sender = SpanSender(Exporting(protocol="grpc", batch=1), "node", emitted.append)
+    for _ in range(2):
+        sender.offer(Span("restart", 1, 2, None, 0, 1, {}))
+    sender.close(60.0)
+    assert sum(event.count for event in emitted if isinstance(event, events.TelemetryDropped)) == 2
+    assert [event.exporter for event in emitted if isinstance(event, events.ExportFailed)] == ["otlp"]
+    assert not exporter.is_asked.is_set()

@@ -112,3 +112,19 @@ def test_line_follows_none_that_got_no_thread(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert not restart_lines.RestartLine(lambda hurry: "line", print).follow(lambda hurry: "line")
+
+
+def test_analysis_that_fails_costs_its_own_line_only() -> None:
+    printed: list[str] = []
+    may_fail = threading.Event()
+
+    def broken(hurry: restart_lines.Hurry) -> str:
+        assert may_fail.wait(60)
+        raise ImportError("the package was replaced on disk")
+
+    line = restart_lines.RestartLine(broken, printed.append)
+    assert line.follow(lambda hurry: "2")
+    may_fail.set()
+    line._thread.join(60)
+    assert printed == ["2"]
+    assert not line.follow(lambda hurry: "3")

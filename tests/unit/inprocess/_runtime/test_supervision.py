@@ -278,3 +278,40 @@ def test_monitor_that_reaches_no_store_for_a_silent_leader_tries_again(
 def test_entry_without_a_pid_namespace_can_be_read() -> None:
     text = '{"initial_rank": 1, "rank": [2, 3], "monitor": [4, 5]}'
     assert encoding.from_json(text, Member) == Member(1, (2, 3), (4, 5), "")
+
+
+def test_leader_whose_connection_breaks_connects_anew(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Breaks:
+        """A connection that breaks at its sixth count."""
+
+        def __init__(self) -> None:
+            self.left = 5
+
+        def add(self, key: str, amount: int) -> int:
+            if not self.left:
+                raise RuntimeError("Connection reset by peer")
+            self.left -= 1
+            return int(store.add(key, amount))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+    monkeypatch.setattr(supervision, "dist", SimpleNamespace(PrefixStore=lambda prefix, store: store))
+    store: Any = dist.HashStore()
+    emitted: list[Any] = []
+    connections: list[Breaks] = []
+
+    def connect() -> Breaks:
+        connections.append(Breaks())
+        return connections[-1]
+
+    leader = Supervisor(_beginning(tmp_path), private.make(), connect, lambda record: None, emitted.append)
+    leader.start()
+    try:
+        deadline = time.monotonic() + 60.0
+        while len(connections) < 3:
+            assert time.monotonic() < deadline, f"it gave up: {emitted}"
+            time.sleep(0.01)
+    finally:
+        leader.stop()
+    assert not emitted

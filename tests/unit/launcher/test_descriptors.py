@@ -1,0 +1,31 @@
+"""What the launcher does while no descriptor is left for a moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resilience.launcher.rendezvous import stores
+from resilience.launcher.worker import zygote
+from resilience.launcher.worker.zygote import Zygote
+
+
+def refuse() -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_store_process_that_gets_no_descriptor_is_one_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "pair", refuse)
+    with pytest.raises(stores.LaunchError, match="could not be started: .*Too many open files"):
+        stores.StoreProcess.start()
+
+
+def test_preload_that_gets_no_descriptor_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zygote, "pair", refuse)
+    own: Any = SimpleNamespace(_successor=None, why_not="")
+    Zygote.preload(own, ["json"])
+    assert own._successor is None
