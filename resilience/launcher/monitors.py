@@ -157,8 +157,8 @@ class Monitors:
         Call this at least every few seconds."""
         deadline = time.monotonic() + timeout
         while True:
+            now = time.monotonic()  # first: what a monitor has answered by then is heard before it counts as late
             received = [(rank, message) for rank, slot in enumerate(self._slots) for message in slot.hear()]
-            now = time.monotonic()
             received += [(rank, message) for rank, slot in enumerate(self._slots) for message in slot.tend(now)]
             if received or now >= deadline:
                 return received

@@ -20,7 +20,7 @@ def refuse() -> Any:
 
 def test_store_process_that_gets_no_descriptor_is_one_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "pair", refuse)
-    with pytest.raises(stores.LaunchError, match="could not be started: .*Too many open files"):
+    with pytest.raises(stores.LaunchError, match=r"could not be started: .*Too many open files"):
         stores.StoreProcess.start()
 
 
