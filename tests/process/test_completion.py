@@ -13,7 +13,7 @@ import pytest
 from resilience.cli import VERBS
 from tests.support.server import ROOT
 
-SHELL_LIMIT = 60.0
+SHELL_LIMIT = 240.0
 
 ASK = """
 . {script}

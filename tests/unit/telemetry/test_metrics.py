@@ -227,6 +227,7 @@ def test_failed_exports_are_counted_by_what_is_not_exported() -> None:
     assert found == {("metric", "send"): 1, ("span", "send"): 1, ("metric", "start"): 1}
 
 
+@pytest.mark.timeout(900)  # it takes all samples after each record of 30 streams
 def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
     told = [job([Fault(kind, 1, 0)], spares=1).records for kind in get_args(Kind)]
     told.append(job([Fault("kill", 1, 0)]).files[1])  # a node of its own
