@@ -67,7 +67,8 @@ def fails_on(ranks: list[int], at_entry: bool, how: str = "raises") -> tuple[int
         return function()
     except KeyError as error:
         if os.getpid() != pid:
-            Path("child").write_text(f"{error!r}, {threading.active_count()} thread")
+            Path("child.new").write_text(f"{error!r}, {threading.active_count()} thread")
+            Path("child.new").rename("child")
             os._exit(0)
         raise
 

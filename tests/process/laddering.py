@@ -24,15 +24,16 @@ from tests.support.signs import LOOK_EVERY, hold, show
 _kept: list[Any] = []
 
 
-def save_on_a_slow_disk(seconds: float) -> int:
-    """Rank 0 writes a checkpoint on a disk that takes `seconds` for each fsync, when rank 1 raises."""
+def save_on_a_slow_disk() -> int:
+    """Rank 0 writes a checkpoint on a disk that has nothing before the test lets "written" go, when rank 1 raises."""
     rank = int(os.environ["RANK"])
 
     @Wrapper()
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         if call.iteration == 0 and rank == 0:
-            os.fsync = _native_wait(seconds, rank)  # type: ignore[assignment]
+            restore = functools.partial(setattr, os, "fsync", os.fsync)
+            os.fsync = _native_wait(rank, "written", restore)  # type: ignore[assignment]
             dcp.save({"weight": torch.ones(4)}, checkpoint_id=str(Path.cwd() / "checkpoint"), no_dist=True)
         if call.iteration == 0:
             hold("ready", rank)
@@ -42,23 +43,27 @@ def save_on_a_slow_disk(seconds: float) -> int:
     return function()
 
 
-def _native_wait(seconds: float | None, rank: int) -> Callable[..., Any]:
+def _native_wait(rank: int, until: str | None = None, then: Callable[[], object] = lambda: None) -> Callable[..., Any]:
     """Return a function that waits in native code, where neither a signal nor a cut reaches it. Once it waits there,
-    the rank shows "waits".
+    the rank shows "waits". When the test lets `until` go, `then` is called and the function returns.
 
     There is no Python frame in it: a stack shows its caller, as for fsync."""
     libc = ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(64)  # zeros are PTHREAD_MUTEX_INITIALIZER; 40 bytes on x86-64
     libc.pthread_mutex_lock(mutex)
     _kept.append(mutex)
-    _show_once(lambda: ctypes.c_int.from_buffer(mutex).value == 2, rank)  # glibc: locked, and somebody waits
-    if seconds is None:
-        return functools.partial(libc.pthread_mutex_lock, mutex)
-    until = (ctypes.c_long * 2)(int(time.time() + seconds), 0)
-    return functools.partial(libc.pthread_mutex_timedlock, mutex, until)
+
+    def let_go() -> None:
+        if until is not None:
+            hold(until, rank)
+            then()
+            libc.pthread_mutex_unlock(mutex)
+
+    _show_once(lambda: ctypes.c_int.from_buffer(mutex).value == 2, rank, let_go)  # glibc: locked, and somebody waits
+    return functools.partial(libc.pthread_mutex_lock, mutex)
 
 
-def _show_once(waits: Callable[[], bool], rank: int) -> None:
+def _show_once(waits: Callable[[], bool], rank: int, then: Callable[[], None] = lambda: None) -> None:
     """Show "waits" for a main thread that cannot do it itself, because it waits in native code: a sign before it
     would let a test interrupt the Python code on the way there."""
 
@@ -66,11 +71,12 @@ def _show_once(waits: Callable[[], bool], rank: int) -> None:
         while not waits():
             time.sleep(LOOK_EVERY)
         show("waits", rank)
+        then()
 
     threading.Thread(target=look, daemon=True).start()
 
 
-def wait_for_a_file_store(limits: dict[str, float]) -> int:
+def wait_for_a_file_store(limits: dict[str, float], group_timeout: float) -> int:
     """Rank 0 builds a group over a FileStore of its own, to which rank 1 never comes because it raises."""
     rank = int(os.environ["RANK"])
 
@@ -81,7 +87,8 @@ def wait_for_a_file_store(limits: dict[str, float]) -> int:
             meeting = Path.cwd() / "meeting"
             store = dist.FileStore(str(meeting), 2)
             _show_once(lambda: b"//cpu//" in meeting.read_bytes(), rank)  # what gloo writes before it waits
-            dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=timedelta(seconds=4))
+            limit = timedelta(seconds=group_timeout)
+            dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=limit)
         if call.iteration == 0:
             hold("ready", rank)
             raise ValueError("by schedule")
@@ -127,7 +134,7 @@ def stay_in_group_building() -> int:
         assert call is not None
         if call.iteration == 0 and rank == 0:
             dist.PrefixStore._as_parameter_ = 0  # what the function in C makes of this argument
-            dist.distributed_c10d.ProcessGroupGloo = _native_wait(None, rank)
+            dist.distributed_c10d.ProcessGroupGloo = _native_wait(rank)
             dist.init_process_group("gloo")
         if call.iteration == 0:
             hold("ready", rank)

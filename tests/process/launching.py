@@ -53,7 +53,7 @@ def agent(arguments: list[str]) -> None:
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
     group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
     shows. LACKS: memory to start a worker, or space on the disk of --log-dir. WAITS: file that it makes when it begins
-    to wait for the rendezvous. FOLDER: the folder it is started in."""
+    to wait for the rendezvous. FOLDER: the folder it is started in. PATIENT: its monitors are (patient_monitor.py)."""
     from resilience.core.job_budget import JobBudget
     from resilience.launcher.main import main
     from resilience.launcher.output.destinations import NamedLogs
@@ -61,6 +61,7 @@ def agent(arguments: list[str]) -> None:
     from resilience.launcher.rendezvous import job_store
     from resilience.launcher.rendezvous.handler import Handler
     from resilience.launcher.worker.workers import Workers
+    from resilience.monitor import starting
 
     join = Handler.next_rendezvous
     if "NOHUP" in os.environ:
@@ -72,6 +73,9 @@ def agent(arguments: list[str]) -> None:
     if "FILES" in os.environ:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["FILES"]), hard))
+
+    if "PATIENT" in os.environ:
+        starting.PROGRAM = "tests.process.patient_monitor"
 
     if "UNREAD" in os.environ:
         close_the_readers_eyes()

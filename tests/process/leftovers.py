@@ -19,7 +19,7 @@ def processes_of(run_dir: Path) -> list[psutil.Process]:
     return found
 
 
-def left_after(run_dir: Path, limit: float = 20.0) -> list[psutil.Process]:
+def left_after(run_dir: Path, limit: float = 60.0) -> list[psutil.Process]:
     """Return those that are still there `limit` seconds later, and end them."""
     left: list[psutil.Process] = psutil.wait_procs(processes_of(run_dir), timeout=limit)[1]
     for process in left:

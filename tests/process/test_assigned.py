@@ -54,6 +54,7 @@ def test_assignment_that_exits_on_some_ranks_costs_only_these(
 def test_forked_child_that_leaves_an_assignment_says_nothing_as_its_parent(start: Start) -> None:
     job = start(2, TARGET, ranks=[0], at_entry=False, how="forks")
     assert [rank.value for rank in job.wait(180.0)] == [(1, 0, 2), (1, 1, 2)]
+    job.await_sign_file(job.folder / "child")
     assert (job.folder / "child").read_text() == "KeyError('no such rack'), 1 thread"
 
 

@@ -16,7 +16,7 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 WORLD_SIZE = 4
-FAULTS = 50
+FAULTS = 30
 BUILDING = {"_new_process_group_helper", "_create_process_group_wrapper", "_store_based_barrier"}  # gloo's construction
 LATEST = 0.05  # seconds after the entry of an iteration: its groups are up long before
 

@@ -17,7 +17,7 @@ Start = Callable[..., Job]
     ("kind", "seconds"),
     [
         ("PROCESS", 3600.0),  # without an abort, the next checkpoint would wait for this one
-        ("THREAD", 1.0),
+        ("THREAD", 5.0),  # and is awaited
     ],
 )
 def test_checkpoint_that_is_being_written_is_ended(start: Start, kind: str, seconds: float) -> None:

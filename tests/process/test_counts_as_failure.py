@@ -264,8 +264,11 @@ def test_sigterm_to_the_workers_is_a_preemption_if_their_agent_is_signalled_with
 ) -> None:
     job = launch(UP_AND_ON[worker])
     await_workers(job, "up")
-    for pid in (*(job.worker_pid(rank) for rank in range(2)), job.job.pids[0]):
+    workers, agent = [job.worker_pid(rank) for rank in range(2)], job.job.pids[0]
+    stop(agent)  # so that it finds all three signals
+    for pid in (*workers, agent):
         os.kill(pid, signal.SIGTERM)
+    os.kill(agent, signal.SIGCONT)
     assert job.wait() == [128 + signal.SIGTERM]
     assert (told(job).incidents, job.of(events.RestartDecided)) == ((), [])
     assert job.of(events.JobEnded)[0].event.outcome == "preempted"

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from resilience.core.watch import EVIDENCE
 from resilience.facts import events
 from resilience.facts.records import Record
 from tests.process.jobs import RESULT
 from tests.process.launching import launcher
+from tests.process.patient_monitor import PATIENCE
 from tests.process.told import culprits, only_incident
 from tests.support.ranks import Job
 
 Start = Callable[..., Job]
-FAST = {"soft_timeout": 2.0, "hard_timeout": 4.0}
+FAST = {"soft_timeout": 5.0, "hard_timeout": 12.0}
 HANGS = """
 import torch, torch.distributed as dist
 import resilience
@@ -67,20 +67,20 @@ def test_all_ranks_are_seen_before_any_is_cut(start: Start, kind: str) -> None:
 
 
 def test_all_workers_are_seen_before_one_is_signalled(start: Start, tmp_path: Path) -> None:
-    job = launcher(start, tmp_path)(HANGS, "--ft-rank-heartbeat-timeout", "2", nproc=3)
+    job = launcher(start, tmp_path)(HANGS, "--ft-rank-heartbeat-timeout", "2", nproc=3, PATIENT="1")
     assert job.wait(120.0) == [0]
     assert culprits(only_incident(job)) == [(1, "hung")]
     seen = {record.origin.initial_rank: record for record in job.account.records() if is_a(record, events.WorkerSeen)}
     signalled = next(record for record in job.account.records() if is_a(record, events.RankSignalled))
     (told,) = job.of(events.OthersSeen)
     assert (told.event.rank, told.event.missing, told.event.elsewhere) == (1, (), 0)
-    assert told.event.duration_s < EVIDENCE
     assert seen.keys() == {0, 2}
     for record in seen.values():
         assert record.wall_ns < told.wall_ns
         assert (record.event.hang, leaf(record)) == ("in_collective", "distributed_c10d.py")
     assert signalled.origin.initial_rank == 1
-    assert told.wall_ns - signalled.wall_ns < 1e9  # the agent tells it as it lets the rank be ended
+    # The agent's word lets the rank be ended, not the end of its monitor's patience.
+    assert abs(signalled.wall_ns - told.wall_ns) < PATIENCE / 2 * 1e9
     assert max(record.wall_ns for record in seen.values()) < signalled.wall_ns
 
 

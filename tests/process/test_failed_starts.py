@@ -14,6 +14,7 @@ import pytest
 from resilience.facts import events
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
+from tests.process.leftovers import left_after
 from tests.support.account import Account
 from tests.support.ranks import free_port
 
@@ -64,6 +65,7 @@ def of_session(process: psutil.Process, session: int) -> bool:
 
 
 def assert_one_incident(runs: Path) -> None:
+    assert not left_after(runs)  # who ends last writes last
     (run,) = [folder for folder in runs.iterdir() if (folder / "records").is_dir()]
     lost = {each.origin.initial_rank for each in Account(run).records() if isinstance(each.event, events.StoreLost)}
     assert lost

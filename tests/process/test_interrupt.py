@@ -73,7 +73,9 @@ WAYS = [
 
 @pytest.mark.parametrize(("way", "rounds"), WAYS)
 def test_nothing_stays_locked_or_switched_off(run: Run, way: str, rounds: int) -> None:
-    assert run(interrupted.count_leaks, way=way, rounds=rounds) == (rounds, 0)
+    # Torch is cut short after STEP_LIMIT, also where this machine gave it no turn meanwhile.
+    limit = {"step_limit": 10.0} if way == "switch_gradients_off" else {}
+    assert run(interrupted.count_leaks, way=way, rounds=rounds, **limit) == (rounds, 0)
 
 
 @pytest.mark.parametrize("way", ["enter_condition", "use_queue", "get_logger"])

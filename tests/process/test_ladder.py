@@ -20,18 +20,19 @@ def target(function: Callable[..., object]) -> str:
 
 
 def test_rank_that_writes_a_checkpoint_for_longer_than_the_abort_limit_lives(start: Start) -> None:
-    job = start(2, target(laddering.save_on_a_slow_disk), seconds=5.0)
+    job = start(2, target(laddering.save_on_a_slow_disk), env=SHORT)
     job.await_sign("waits", rank=0)
     job.let_on("ready")
+    delayed = job.await_record(events.AbortDelayed, rank=0).event
+    job.let_on("written")
     assert [rank.value for rank in job.wait()] == [1, 1]
-    delayed = job.of(events.AbortDelayed, rank=0)[0].event
     assert delayed.where.endswith("_write_files_from_queue")
     assert not job.of(events.AbortStuck)
     assert not job.of(events.RankSignalled)
 
 
 def test_rank_that_waits_in_its_own_file_store_lives_and_the_account_says_for_what(start: Start) -> None:
-    job = start(2, target(laddering.wait_for_a_file_store), limits={}, env=SHORT)
+    job = start(2, target(laddering.wait_for_a_file_store), limits={}, group_timeout=15.0, env=SHORT)
     job.await_sign("waits", rank=0)
     job.await_sign("ready", rank=1)
     job.let_on("ready")
@@ -44,7 +45,7 @@ def test_rank_that_waits_in_its_own_file_store_lives_and_the_account_says_for_wh
 
 def test_rank_that_waits_in_its_own_file_store_past_hard_timeout_is_ended(start: Start) -> None:
     limits = {"soft_timeout": 2.0, "hard_timeout": 3.0, "progress_watchdog_interval": 0.25}
-    job = start(2, target(laddering.wait_for_a_file_store), limits=limits, env=SHORT)
+    job = start(2, target(laddering.wait_for_a_file_store), limits=limits, group_timeout=90.0, env=SHORT)
     job.await_sign("waits", rank=0)
     job.await_sign("ready", rank=1)
     job.let_on("ready")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -263,15 +264,23 @@ def test_lists_of_processes_name_rank_node_and_script(launch: Launch) -> None:
         assert worker.cmdline() == [f"rank {rank} on node0: {sys.executable}", "-u", str(job.folder / "script.py")]
         environment = worker.environ()
         assert [environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == [str(rank), str(rank), "2"]
-    others = psutil.Process(job.job.pids[0]).children()
-    assert {process.name() for process in others} == {
+    names = {
         *("rank0 script.py", "rank1 script.py", "res-monitor 0", "res-monitor 1"),
         *("res-zygote", "res-store", "res-drain"),
     }
-    commands = {process.name(): " ".join(process.cmdline()) for process in others}
-    assert commands["res-zygote"] == "resilience-zygote"
-    assert commands["res-store"] == "resilience-store"
-    assert commands["res-monitor 1"] == "resilience-monitor: rank 1 on node0"
+    commands = {
+        "res-zygote": "resilience-zygote",
+        "res-store": "resilience-store",
+        "res-monitor 1": "resilience-monitor: rank 1 on node0",
+    }
+    shown: dict[str, str] = {}
+    deadline = time.monotonic() + 60.0
+    while not (shown.keys() == names and commands.items() <= shown.items()):  # each names itself as it begins
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.05)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            others = psutil.Process(job.job.pids[0]).children()
+            shown = {process.name(): " ".join(process.cmdline()) for process in others}
     (job.folder / "go").touch()
     assert job.wait() == [0]
 

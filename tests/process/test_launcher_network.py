@@ -19,7 +19,7 @@ from tests.support.proxy import Proxy
 from tests.support.ranks import Job, free_port
 
 Launch = Callable[..., Launched]
-CONF = "keep_alive_interval=0.25,keep_alive_max_attempt=8,last_call_timeout=20"  # lost after 2 s of silence
+CONF = "keep_alive_interval=0.25,keep_alive_max_attempt=40,last_call_timeout=20"  # lost after 10 s of silence
 WAIT = "say('up')\nawait_file('go')"
 
 
@@ -38,9 +38,9 @@ def proxy(port: int) -> Iterator[Proxy]:
 def launch(start: Callable[..., Job], tmp_path: Path, port: int, proxy: Proxy) -> Launch:
     begin = launcher(start, tmp_path)
 
-    def two(script: str = WAIT, *options: str) -> Launched:
+    def two(script: str = WAIT, *options: str, conf: str = CONF) -> Launched:
         there = {"PET_RDZV_ENDPOINT": f"127.0.0.1:{proxy.port}"}
-        where = {"conf": CONF, "endpoint": f"127.0.0.1:{port}", "per_agent": ({}, there)}
+        where = {"conf": conf, "endpoint": f"127.0.0.1:{port}", "per_agent": ({}, there)}
         job = begin(script, *options, nodes="1:2", agents=2, nproc=1, **where)
         for rank in range(2):
             job.await_worker(f"up.0.{rank}")
@@ -50,7 +50,7 @@ def launch(start: Callable[..., Job], tmp_path: Path, port: int, proxy: Proxy) -
 
 
 def test_slow_network_below_the_limit_changes_nothing(launch: Launch, proxy: Proxy) -> None:  # F28
-    job = launch()
+    job = launch(conf=CONF.replace("attempt=40", "attempt=240"))
     proxy.set("delay", 0.2)
     proxy.await_passed(20)
     go(job)
@@ -60,7 +60,7 @@ def test_slow_network_below_the_limit_changes_nothing(launch: Launch, proxy: Pro
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("swallow", "it did not answer for 1.5 s"), ("reset", "the store did not answer")]
+    ("mode", "words"), [("swallow", "it did not answer for 7.5 s"), ("reset", "the store did not answer")]
 )
 def test_lost_line_to_the_store_ends_its_node_with_a_reason_and_the_other_goes_on(
     launch: Launch, proxy: Proxy, mode: str, words: str

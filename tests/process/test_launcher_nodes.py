@@ -20,6 +20,7 @@ from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
 QUICK = "keep_alive_interval=0.2,keep_alive_max_attempt=5,last_call_timeout=0.3"  # lost after a second of silence
+STEADY = QUICK.replace("attempt=5", "attempt=300")  # lost after a minute: no node is lost because it stands still
 RUN_ON = "say(os.environ['RESILIENCE_NODE'])\nif cycle == 0: await_file('never')\nsay('again')"
 WAIT = "say(os.environ['RESILIENCE_NODE'])\nawait_file('go')"
 

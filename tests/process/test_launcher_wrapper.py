@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from resilience.facts import events
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from tests.process.launching import Launched, launcher
-from tests.process.test_launcher_nodes import QUICK, go, whys
+from tests.process.test_launcher_nodes import STEADY, go, whys
 from tests.support.agreement import assert_agree, assert_same_seconds
 from tests.support.ranks import Job
 
@@ -56,7 +57,7 @@ def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_o
 ) -> None:
     """is_late: the agent of the first one does not run until the second one is dead too, and so decides."""
     job = launch(
-        PLAIN, "--ft-restart-policy", "min-healthy", nodes="2:3", agents=3, nproc=1, conf=QUICK.replace("0.3", "20")
+        PLAIN, "--ft-restart-policy", "min-healthy", nodes="2:3", agents=3, nproc=1, conf=STEADY.replace("0.3", "20")
     )
     for rank in range(3):
         job.await_worker(f"iteration0.size3.0.{rank}")
@@ -107,16 +108,20 @@ INTERRUPTED_IN_A_SECTION = """
 from resilience.fault_tolerance import RankMonitorClient
 client = RankMonitorClient()
 
+def meet(name):
+    say(name)
+    for each in range(size):
+        await_file(f"{name}.{cycle}.{each}")
+
 def misbehave(iteration):
     if iteration == 0:
+        meet("here")  # from here on limits hold, also while one waits for the other
         client.init_workload_monitoring()
         client.send_heartbeat()
         client.start_section("step")
-        say("announced")
-        for each in range(size):  # an interruption that comes earlier would leave nothing behind
-            await_file(f"announced.{cycle}.{each}")
+        meet("announced")  # an interruption that comes earlier would leave nothing behind
         raise ValueError("bad batch")
-    until = time.monotonic() + 4.0
+    until = time.monotonic() + 6.0
     while time.monotonic() < until:
         time.sleep(0.01)
     client.start_section("step")
@@ -127,8 +132,8 @@ def misbehave(iteration):
 
 
 def test_section_and_heartbeats_that_an_exception_interrupted_do_not_end_the_healthy_rank(launch: Launch) -> None:
-    limits = ("--ft-rank-section-timeouts", "step:2", "--ft-rank-heartbeat-timeout", "2")
-    job = launch(INTERRUPTED_IN_A_SECTION + TRAIN, *limits, "--ft-initial-rank-heartbeat-timeout", "2")
+    limits = ("--ft-rank-section-timeouts", "step:4", "--ft-rank-heartbeat-timeout", "4")
+    job = launch(INTERRUPTED_IN_A_SECTION + TRAIN, *limits, "--ft-initial-rank-heartbeat-timeout", "4")
     for rank in range(2):
         job.await_worker(f"healthy.0.{rank}")
     go(job)
@@ -193,9 +198,17 @@ def test_rank_that_a_wrapper_ends_is_no_preemption(launch: Launch, policy: str, 
                 library.pthread_mutex_lock(mutex)  # the second never returns, keeps the interpreter, heeds no signal
 
     """
-    script = textwrap.dedent(hanging) + TRAIN.replace("seconds=30", "seconds=1").replace("seconds=60", "seconds=2")
-    job = launch(script, "--ft-restart-policy", policy, nodes="1:2", agents=2, nproc=1, conf=QUICK.replace("0.3", "20"))
-    job.await_worker("iteration0.size2.1.1" if whole else "iteration1.size1.0.0")
+    script = textwrap.dedent(hanging) + TRAIN.replace("seconds=30", "seconds=4").replace("seconds=60", "seconds=8")
+    job = launch(
+        script, "--ft-restart-policy", policy, nodes="1:2", agents=2, nproc=1, conf=STEADY.replace("0.3", "20")
+    )
+    if whole:
+        job.await_worker("iteration0.size2.1.1")
+    else:  # rank 0 may have stood still itself, and be in a later iteration
+        until = time.monotonic() + 120
+        while not list(job.folder.glob("iteration*.size1.0.0")):
+            assert time.monotonic() < until, job.job.output()
+            time.sleep(0.01)
     go(job)
     assert job.wait() == [0, 0]
     assert whys(job, 0, 1) == [["first", "failure"] if whole else ["first"]] * 2

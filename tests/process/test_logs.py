@@ -16,6 +16,7 @@ import pytest
 
 from resilience.facts.identity import Job
 from resilience.telemetry.recording import write_job
+from tests.process.leftovers import left_after
 from tests.support.lines import AT, log_line, write
 from tests.support.server import ROOT
 
@@ -92,8 +93,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = ROOT / "tests/process/scripts/logging_train.py"
     own = {"RESILIENCE_RUN_DIR": str(root), "RESILIENCE_JOB_ID": "job", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "resilience.cli", "run", "--nproc-per-node", "2", str(script)]
-    ran = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, timeout=100, check=False)
+    ran = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr
+    assert not left_after(root)  # the last records of a Wrapper's monitor come after the job's end
     return root / "job"
 
 

@@ -19,7 +19,7 @@ from tests.support.account import Account
 from tests.support.ranks import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts" / "peer_style"
-LIMIT = 100.0  # seconds
+LIMIT = 240.0  # seconds
 START: Mapping[str, list[str]] = {
     "torchrun": ["-m", "torch.distributed.run", "--rdzv-backend=c10d"],
     "resilience run": ["-m", "resilience.launcher", "--standalone"],

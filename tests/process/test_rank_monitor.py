@@ -21,10 +21,12 @@ from resilience.facts import events
 from resilience.facts.interruptions import Hang, Interruption
 from resilience.facts.limits import First, Learned, Limit, Limits
 from resilience.launcher.monitors import MonitorGone
-from resilience.monitor import connect, messages
+from resilience.monitor import connect, messages, starting
 from resilience.system import processes
+from tests.process import patient_monitor
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
+from tests.support.pids import has_ended
 from tests.support.server import ROOT
 from tests.support.stops import stop
 
@@ -32,7 +34,8 @@ WAIT = "print('here', flush=True); input()"
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Iterator[Node]:
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(starting, "PROGRAM", patient_monitor.__name__)
     with node(tmp_path) as made:
         yield made
 
@@ -53,9 +56,12 @@ def test_worker_that_never_attaches_is_watched_for_its_end(one: Node) -> None:
 
 
 def test_first_sign_of_life_attaches_and_a_stalled_step_is_found(one: Node) -> None:
-    code = "import resilience, threading; resilience.step(7); threading.Event().wait()"
-    worker = one.start(code, Limits(step=Limit(None, 0.5), signal="SIGKILL"))
+    code = "import resilience, threading; resilience.step(7); print('here', flush=True); threading.Event().wait()"
+    worker = one.start(code)
     assert one.hear(messages.Connected).link.pid == worker.pid
+    await_line(worker)
+    await_state(one, worker, "S")
+    one.monitors.limit(Limits(step=Limit(None, 0.5), signal="SIGKILL"))
     found = one.hear(messages.Found)
     assert (found.ended, found.record.step, found.record.stack_method) == (False, 7, "own-thread")
     assert found.record.stacks[0].frames[-1].function == "wait"
@@ -64,16 +70,22 @@ def test_first_sign_of_life_attaches_and_a_stalled_step_is_found(one: Node) -> N
     assert [record.event.limit for record in one.records(events.RankFellSilent)] == ["step"]
 
 
+def await_state(one: Node, worker: subprocess.Popen[str], state: str) -> None:
+    one.wait_until(lambda: (seen := processes.state(worker.pid)) is not None and seen.state == state)
+
+
 # -- hangs ----------------------------------------------------------------------------------------------------------
 
-READ = "import ctypes, os; beat(); empty, keep = os.pipe(); space = ctypes.create_string_buffer(1)\n"
+READ = "import ctypes, os; empty, keep = os.pipe(); space = ctypes.create_string_buffer(1)\n"
+STUCK = "\ndef stuck():\n    print('here', flush=True)\n    "
 HANGS = {
-    "lock": "import threading; lock = threading.Lock(); lock.acquire(); beat()\ndef stuck(): lock.acquire()\nstuck()",
-    "loop": "beat()\ndef stuck():\n    while True: pass\nstuck()",
-    "native": READ + "def stuck(): ctypes.CDLL(None).read(empty, space, 1)\nstuck()",
-    "gil": READ + "def stuck(): ctypes.PyDLL(None).read(empty, space, 1)\nstuck()",
-    "stopped": "import os, signal; beat()\ndef stuck(): os.kill(os.getpid(), signal.SIGSTOP)\nstuck()",
+    "lock": "import threading; lock = threading.Lock(); lock.acquire()" + STUCK + "lock.acquire()",
+    "loop": STUCK + "while True: pass",
+    "native": READ + "read = ctypes.CDLL(None).read" + STUCK + "read(empty, space, 1)",
+    "gil": READ + "read = ctypes.PyDLL(None).read" + STUCK + "read(empty, space, 1)",
+    "stopped": "import os, signal" + STUCK + "os.kill(os.getpid(), signal.SIGSTOP)",
 }
+STATES = {"loop": "R", "stopped": "T"}  # of the main thread, where it does not sleep
 
 WORDS: dict[str, tuple[Hang, Class]] = {
     "lock": ("on_lock", "waits_for_lock"),
@@ -86,10 +98,12 @@ WORDS: dict[str, tuple[Hang, Class]] = {
 
 @pytest.mark.parametrize("how", HANGS)
 def test_hang_is_found_at_its_limit_and_told_apart(one: Node, tmp_path: Path, how: str) -> None:
-    limits = Limits(heartbeat=Limit(None, 1.0), signal="SIGKILL")
     script = tmp_path / "script.py"  # whose lines can be read
-    script.write_text("from resilience import heartbeat as beat\n" + HANGS[how])
-    worker = one.start(f"import runpy; runpy.run_path({str(script)!r})", limits)
+    script.write_text(f"import resilience\n{HANGS[how]}\nresilience.heartbeat()\nstuck()")
+    worker = one.start(f"import runpy; runpy.run_path({str(script)!r})")
+    await_line(worker)
+    await_state(one, worker, STATES.get(how, "S"))
+    one.monitors.limit(Limits(heartbeat=Limit(None, 1.0), signal="SIGKILL"))
     record = one.hear(messages.Found).record
     assert one.hear(messages.Gone).exit.signal == "SIGKILL"
     assert (record.pid, record.interruption) == (worker.pid, Interruption.HARD_TIMEOUT)
@@ -111,9 +125,10 @@ def test_gravest_of_all_open_sections_is_found(one: Node) -> None:
     code = (
         "import resilience, time\n"
         "with resilience.section('outer'), resilience.section('inner'), resilience.section('last'):\n"
-        "    time.sleep(60)"
+        "    print('here', flush=True); time.sleep(60)"
     )
-    one.start(code, Limits(sections=sections, signal="SIGKILL"))
+    await_line(one.start(code))  # all three are open
+    one.monitors.limit(Limits(sections=sections, signal="SIGKILL"))
     record = one.hear(messages.Found).record
     assert record.detector is not None and record.detector.name == "section:inner"
     assert {section.name: section.limit_s for section in record.open_sections} == {
@@ -194,7 +209,7 @@ def test_worker_whose_limits_are_too_long_for_a_message_is_watched_without_learn
 
 
 def test_dismissed_worker_is_no_interruption(one: Node) -> None:
-    worker = one.start("import resilience; resilience.step(1); input()", Limits(step=Limit(None, 0.8)))
+    worker = one.start("import resilience; resilience.step(1); input()", Limits(step=Limit(None, 600.0)))
     one.hear(messages.Connected)
     one.monitors.dismiss("another rank failed")
     one.monitors.limit(Limits(step=Limit(None, 0.1)))
@@ -311,10 +326,11 @@ def test_program_that_a_worker_starts_is_watched_and_the_first_alone(one: Node) 
         "input()"
     )
     wrapper = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {script!r}]).returncode)"
-    worker = one.start(wrapper, Limits(step=Limit(None, 4.0), signal="SIGKILL"))
+    worker = one.start(wrapper, Limits(step=Limit(None, 600.0), signal="SIGKILL"))
     link = one.hear(messages.Connected).link
     assert link.pid != worker.pid
     assert "already attached" in await_line(worker)
+    one.monitors.limit(Limits(step=Limit(None, 0.5), signal="SIGKILL"))
     found = one.hear(messages.Found)
     assert found.record.stacks[0].frames[-1].function == "<module>"  # of the program, not of its starter
     one.hear(messages.Gone)
@@ -322,11 +338,13 @@ def test_program_that_a_worker_starts_is_watched_and_the_first_alone(one: Node) 
 
 
 def test_worker_that_becomes_another_program_is_still_watched(one: Node) -> None:
-    again = "import resilience; resilience.step(1); input()"
+    again = "import resilience; resilience.step(1); print('here', flush=True); input()"
     code = (
         f"import os, resilience, sys; resilience.step(9); os.execv(sys.executable, [sys.executable, '-c', {again!r}])"
     )
-    worker = one.start(code, Limits(step=Limit(None, 3.0), signal="SIGKILL"))
+    worker = one.start(code)
+    await_line(worker)
+    one.monitors.limit(Limits(step=Limit(None, 0.5), signal="SIGKILL"))
     found = one.hear(messages.Found)
     assert (found.ended, found.record.pid, found.record.step) == (False, worker.pid, 1)
     assert len(one.said(messages.Connected)) == 2
@@ -354,7 +372,7 @@ def test_look_at_a_worker_that_does_not_hang_says_where_it_is(one: Node) -> None
         "def wait(): sys.stdin.readline()\nwait()"
     )
     await_line(worker)
-    one.wait_until(lambda: (seen := processes.state(worker.pid)) is not None and seen.state == "S")
+    await_state(one, worker, "S")
     one.monitors.look()
     assert one.hear(messages.Looked).worker_pid == worker.pid
     seen = one.await_record(events.WorkerSeen)
@@ -402,7 +420,7 @@ def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(one: N
     found = one.hear(messages.Found)
     assert (found.record.pid, found.record.step, found.record.stack_method) == (worker.pid, 3, "own-thread")
     assert one.hear(messages.Gone).exit.signal == "SIGKILL"
-    assert not Path(f"/proc/{lost}").exists()
+    one.wait_until(lambda: has_ended(lost))
 
 
 def test_rank_that_ends_while_nobody_watches_is_accounted_for(one: Node) -> None:
@@ -455,7 +473,10 @@ from resilience.launcher.monitors import Monitors
 folder = pathlib.Path(sys.argv[1])
 monitors = Monitors(folder, "node", 3)
 monitors.start()
-CODES = ("import time; time.sleep(600)", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)",
+deaf = folder / "deaf"
+CODES = ("import time; time.sleep(600)",
+         "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); "
+         f"pathlib.Path({str(deaf)!r}).touch(); time.sleep(600)",
          "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])")
 pids = []
 for number, code in enumerate(CODES):
@@ -463,7 +484,7 @@ for number, code in enumerate(CODES):
     origin = Origin("job", "node", "rank", worker.pid, initial_rank=number, rank=number, world_size=3)
     monitors.assign(number, worker.pid, origin, Limits())
     pids += [worker.pid, monitors.pid(number)]
-while not all(map(monitors.is_monitored, range(3))): monitors.poll(0.1)
+while not (deaf.exists() and all(map(monitors.is_monitored, range(3)))): monitors.poll(0.1)
 print(*pids, monitors.socket(0), flush=True)
 while True: monitors.poll(1.0)
 """
@@ -477,7 +498,7 @@ def test_no_orphan_is_left_when_the_agent_is_killed(tmp_path: Path) -> None:
     agent.kill()
     agent.communicate()
     try:
-        assert all(process.has_ended(20.0) for process in watched)
+        assert all(process.has_ended(60.0) for process in watched)
     finally:
         for process in watched:
             process.send(signal.SIGKILL)

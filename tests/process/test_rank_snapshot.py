@@ -39,7 +39,7 @@ def test_present_signs_are_left_where_others_can_see_them(one: Node) -> None:
     worker = one.start(code, Limits(sections={"data": Limit(None, 60.0)}))
     await_line(worker)
     path = rank_snapshot.path_of(one.folder, "node", 0)
-    one.wait_until(path.exists)
+    one.wait_until(lambda: path.exists() and bool(rank_snapshot.read(path).sections))
     shown = rank_snapshot.read(path)
     assert (shown.step, shown.doing, shown.origin.cycle) == (7, "run", 0)
     assert [(section.name, section.limit_s) for section in shown.sections] == [("data", 60.0)]

@@ -73,10 +73,10 @@ def nobody(number: int) -> bool:
     return False
 
 
-def await_method(method: str, process: Process, dump: Dump) -> stacks.Stacks:
-    """Take stacks until they come that way: the process may still be on its way to where it hangs."""
+def await_method(method: str, process: Process, dump: Dump, thorough: bool = False) -> stacks.Stacks:
+    """Take stacks until they come that way: the process may still be on its way to where it hangs, or have no turn."""
     deadline = time.monotonic() + LIMIT
-    while (found := take(process, dump, thorough=False)).method != method:
+    while (found := take(process, dump, thorough)).method != method:
         assert time.monotonic() < deadline, found
     return found
 
@@ -101,7 +101,7 @@ def test_blocked_process_shows_all_its_threads_the_main_one_first() -> None:
 
     with armed(hang) as (other, process, dump):
         other.hear()
-        found = take(process, dump, thorough=False)
+        found = await_method("own-thread", process, dump)
     assert (found.method, found.reason, found.is_gil_held) == ("own-thread", "", False)
     assert [stack.thread.split()[0] for stack in found.threads] == ["MainThread", "Thread"]
     assert "hang" in names(found) and names(found)[-1] != "hang"  # innermost last
@@ -169,8 +169,8 @@ def test_busy_process_that_keeps_the_lock_is_left_alone_until_it_is_to_be_killed
         found = await_method("none", process, dump)
         assert not found.is_gil_held
         assert found.reason == f"the asked thread did not answer within {stacks.ASK_LIMIT:g} s"
-        found = take(process, dump, thorough=True)
-    assert found.method == "faulthandler" and "hang" in names(found)
+        found = await_method("faulthandler", process, dump, thorough=True)
+    assert "hang" in names(found)
     assert found.reason == f"the asked thread did not answer within {stacks.ASK_LIMIT:g} s"
 
 
@@ -182,7 +182,7 @@ def test_name_that_is_no_text_or_has_several_lines_does_not_tear_the_dump() -> N
 
     with armed(hang) as (other, process, dump):
         other.hear()
-        found = take(process, dump, thorough=False)
+        found = await_method("own-thread", process, dump)
     assert [frame.file for frame in found.threads[0].frames if frame.function == "odd"] == [r"caf\udce9 of x.py"]
 
 
@@ -195,11 +195,11 @@ def test_each_request_gets_its_own_dump() -> None:
 
     with armed(lambda line: (first(line), second(line))) as (other, process, dump):
         other.hear()
-        before = take(process, dump, thorough=False)
-        again = take(process, dump, thorough=False)
+        before = await_method("own-thread", process, dump)
+        again = await_method("own-thread", process, dump)
         other.tell()
         other.hear()
-        after = take(process, dump, thorough=False)
+        after = await_method("own-thread", process, dump)
     assert ["first" in names(found) for found in (before, again, after)] == [True, True, False]
     assert "second" in names(after)
 
@@ -210,7 +210,7 @@ def test_file_of_dumps_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPat
         other.hear()
         sizes = []
         for _ in range(6):
-            found = take(process, dump, thorough=False)
+            found = await_method("own-thread", process, dump)
             assert found.threads[0].thread.startswith("MainThread")
             sizes.append(os.fstat(dump.fd).st_size)
     assert max(sizes) < 1000 + 2 * sizes[0]
@@ -225,7 +225,7 @@ def test_many_threads_are_waited_for() -> None:
 
     with armed(hang) as (other, process, dump):
         other.hear()
-        found = take(process, dump, thorough=False)
+        found = await_method("own-thread", process, dump)
     assert len(found.threads) == 61
     assert found.threads[0].thread.startswith("MainThread") and "hang" in names(found)
 
@@ -380,19 +380,21 @@ def test_missing_py_spy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "limit", "reason"),
     [
-        ("echo 'Error: Permission denied' >&2; exit 1", "py-spy failed: Error: Permission denied"),
-        ("echo '{'", "py-spy failed: DecodeError"),
-        ("exec tail -f /dev/null", "py-spy did not answer within 0.2 s"),
+        ("echo 'Error: Permission denied' >&2; exit 1", 60.0, "py-spy failed: Error: Permission denied"),
+        ("echo '{'", 60.0, "py-spy failed: DecodeError"),
+        ("exec tail -f /dev/null", 0.2, "py-spy did not answer within 0.2 s"),
     ],
 )
-def test_py_spy_that_fails_is_named(script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_py_spy_that_fails_is_named(
+    script: str, limit: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "py-spy"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: str(program))
-    monkeypatch.setattr(stacks, "PY_SPY_LIMIT", 0.2)
+    monkeypatch.setattr(stacks, "PY_SPY_LIMIT", limit)
     with armed(hold) as (other, process, dump):
         other.hear()
         stop(other)

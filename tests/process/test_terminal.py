@@ -26,7 +26,7 @@ from tests.support.pids import has_ended
 from tests.support.ranks import Job, free_port
 from tests.support.server import ROOT
 
-LIMIT = 110.0
+LIMIT = 240.0
 OURS = [sys.executable, "-m", "resilience.launcher", "--run-dir", "runs"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 SCRIPT = """

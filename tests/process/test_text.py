@@ -83,7 +83,7 @@ def test_script_and_argument_that_are_no_utf_8_restart_under_the_launcher(tmp_pa
     command = [sys.executable, "-m", "resilience.launcher", "--nproc-per-node", "2"]
     command += ["--run-dir", str(runs), "--rdzv-id", CAFE, str(script), f"--data={CAFE}"]
     env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    done = subprocess.run(command, env=env, cwd=script.parent, capture_output=True, timeout=100, check=False)
+    done = subprocess.run(command, env=env, cwd=script.parent, capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     assert not left_after(runs)
     (run,) = runs_in(runs)
@@ -197,7 +197,7 @@ def test_commands_that_read_a_damaged_run_never_show_a_traceback(start: Start, t
         _damage(run, random.Random(number))
         script = EVERY_COMMAND.format(commands=COMMANDS, run=str(run))
         command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, f"run {number}\n{done.stderr}"
 
 

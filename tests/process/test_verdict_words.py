@@ -14,6 +14,7 @@ from resilience.facts import events
 from resilience.facts.records import Record, from_line
 from resilience.report.condensed import report
 from resilience.run_folder.load import Reader
+from tests.process.leftovers import left_after
 from tests.process.test_export import receiving
 from tests.process.test_terminal import OURS, SCRIPT, TORCHRUN, WRAPPED, Open, terminal  # noqa: F401
 from tests.support.collector import of_wire
@@ -65,6 +66,7 @@ def test_verdict_has_the_same_words_everywhere(
         }
         job = terminal(command, script, **exporting)
         assert job.wait() == status, job.text
+        assert not left_after(tmp_path / "runs")  # a Wrapper's monitor exports the last span as it ends
         noted = [event for span in of_wire(receiver.requests) for event in span["events"]]
     (run,) = {path.parent for path in tmp_path.glob("runs/*/records")}
     (judged,) = [record.event for record in records_of(run) if isinstance(record.event, events.IncidentJudged)]

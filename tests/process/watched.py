@@ -22,7 +22,7 @@ from tests.support.account import Account
 from tests.support.server import ROOT
 
 LIMIT = 60.0  # seconds that anything may take
-KEEP_LIMIT = 5.0  # seconds for the disk to have the last records of a watch
+KEEP_LIMIT = 60.0  # seconds for the disk to have the last records of a watch
 NONE = Limits()
 
 Kind = TypeVar("Kind")

@@ -1,0 +1,19 @@
+"""The program of a rank monitor that waits for what a busy machine is slow to give: stacks, and with PATIENT in its
+environment the positions of the other ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from resilience.core import watch
+from resilience.monitor import program
+from resilience.system import stacks
+
+PATIENCE = 60.0  # seconds
+
+if __name__ == "__main__":
+    stacks.ASK_LIMIT = stacks.DUMP_LIMIT = PATIENCE
+    if "PATIENT" in os.environ:
+        watch.EVIDENCE = PATIENCE
+    program.main(sys.argv[1:])
