@@ -68,13 +68,13 @@ class Job:
     @cached_property
     def account(self) -> Account:
         """The account in the run folder, once there is one."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             found = sorted((self.folder / "runs").glob("[!.]*"))  # .targets is for scrapers
             if found:
                 return Account(found[0])
             time.sleep(LOOK_EVERY)
-        raise AssertionError("no run folder appeared within 60 s" + self.output())
+        raise AssertionError("no run folder appeared within 120 s" + self.output())
 
     @property
     def run(self) -> Path:
@@ -157,7 +157,7 @@ class Job:
         rank: int | None = None,
         role: str | None = None,
         where: Callable[[Any], bool] = lambda event: True,
-        limit: float = 90.0,
+        limit: float = 120.0,
     ) -> Record:
         """Wait until a record is there and return it."""
         deadline = time.monotonic() + limit
