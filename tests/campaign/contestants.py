@@ -47,7 +47,7 @@ class Contestant(Protocol):
 
 def limit_s(case: Case) -> int:
     """Return the seconds of silence after which a rank hangs: more where many processes share the processors."""
-    return 6 if case.world <= 4 else 12
+    return (6 if case.world <= 4 else 12) * case.patience
 
 
 def _train(case: Case, folder: Path, mode: str) -> list[str]:
@@ -89,7 +89,7 @@ class Ours:
             return Verdict()
         program = str(Path(sys.executable).with_name("resilience"))
         command = [program, "report", str(runs[0]), "--json"]
-        done = subprocess.run(command, env=environment(folder, {}), capture_output=True, timeout=120, text=True)
+        done = subprocess.run(command, env=environment(folder, {}), capture_output=True, timeout=600, text=True)
         if done.returncode != 0:
             return Verdict(what=f"no report: {done.stderr[-200:]}")
         incidents: list[dict[str, Any]] = json.loads(done.stdout)["incidents"]

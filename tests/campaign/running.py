@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.campaign.cases import STEPS, Case, to_json
+from tests.campaign.cases import PATIENT, STEPS, Case, to_json
 from tests.campaign.contestants import Contestant, Verdict, environment
 
 LIMIT_S = 90.0  # for a job that takes 10 s without a fault, on a busy machine
@@ -56,7 +56,7 @@ class Outcome:
 
 def limit_of(case: Case) -> float:
     """Return the seconds after which a case is ended."""
-    return LIMIT_S + MORE_S * ((case.world > 4) + bool(case.second) + (case.kind != "ddp"))
+    return (LIMIT_S + MORE_S * ((case.world > 4) + bool(case.second) + (case.kind != "ddp"))) * case.patience
 
 
 def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "") -> Outcome:
@@ -82,7 +82,7 @@ def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "")
             is_wedged = not _await(processes, began + limit_of(case))
             duration = time.monotonic() - began
             if not is_wedged:
-                _await_gone(mark, time.monotonic() + ORPHAN_S)
+                _await_gone(mark, time.monotonic() + ORPHAN_S * case.patience)
             orphans = 0 if is_wedged else len(list(_left(mark)))
         finally:
             end(mark)
@@ -159,7 +159,7 @@ def measure(steps: list[Step], strikes: list[int], guilty: set[int], detected_ns
 
 def undisturbed(contestant: Contestant, kind: str, folder: Path) -> str:
     """Return the result of a run in which nothing breaks: the same for all sizes."""
-    case = Case(0, 0, "launcher", 2, "none", rank=-1, step=STEPS, kind=kind)
+    case = Case(0, 0, "launcher", 2, "none", rank=-1, step=STEPS, kind=kind, patience=PATIENT)
     outcome = run(case, contestant, folder)
     assert outcome.recovered, f"a job without a fault did not come to its end: see {folder}"
     return (folder / "result").read_text()

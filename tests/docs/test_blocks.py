@@ -108,7 +108,7 @@ def test_console_block_runs(finished_run: Path, tmp_path: Path, block: Block) ->
     assert commands, "a console block without a line that begins with `$ `"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    limit = 1700 if "slow" in block.words else 100
+    limit = 1700 if "slow" in block.words else 280
     for command in commands:
         ran = subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=limit, check=False

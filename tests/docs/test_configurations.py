@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXPORTED = ROOT / "dashboards"
-LIMIT = 120.0  # seconds
+LIMIT = 280.0  # seconds
 
 # file, program, the arguments that make it load the file and do nothing more
 LOADED = [

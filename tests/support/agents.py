@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.ranks import free_port
 from tests.support.server import ROOT
 
-LIMIT = 150.0  # seconds for the whole job
+LIMIT = 280.0  # seconds for the whole job
 
 
 def run_job(

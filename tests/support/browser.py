@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-LIMIT = 60.0  # seconds for an answer
+LIMIT = 120.0  # seconds for an answer
 WHERE = "Chromium is not installed (Debian: apt-get install chromium)"
 
 

@@ -33,10 +33,10 @@ class Freezing:
         self.folder = folder
 
     def freeze(self) -> None:
-        subprocess.run(["fsfreeze", "--freeze", str(self.folder)], check=True, timeout=60)
+        subprocess.run(["fsfreeze", "--freeze", str(self.folder)], check=True, timeout=240)
 
     def thaw(self) -> None:
-        subprocess.run(["fsfreeze", "--unfreeze", str(self.folder)], check=False, timeout=60)
+        subprocess.run(["fsfreeze", "--unfreeze", str(self.folder)], check=False, timeout=240)
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def freezing(folder: Path) -> Iterator[Freezing]:
     commands = (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)])
     for command in commands:
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            subprocess.run(command, check=True, capture_output=True, timeout=240)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"DISKS THAT DO NOT ANSWER ARE NOT TESTED HERE: run as root with loop devices ({error})")
     disk = Freezing(folder)
@@ -57,7 +57,7 @@ def freezing(folder: Path) -> Iterator[Freezing]:
         yield disk
     finally:
         disk.thaw()
-        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=240)
 
 
 def fill(folder: Path) -> None:

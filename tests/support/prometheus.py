@@ -31,7 +31,7 @@ LOOK_EVERY = 0.5  # seconds
 def get(url: str) -> Any:
     """Return what an API answers. Raises: OSError; AssertionError with the server's words for a wrong request."""
     try:
-        return json.load(STRAIGHT.open(url, timeout=20))
+        return json.load(STRAIGHT.open(url, timeout=90))
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{url}: {error.read().decode()}") from None
 
@@ -46,7 +46,7 @@ class Server:
         arguments = [program, f"--web.listen-address=127.0.0.1:{self.port}", *options]
         self._process = subprocess.Popen(arguments, stdout=self._log, stderr=subprocess.STDOUT, cwd=folder)
 
-    def await_ready(self, limit: float = 60.0) -> None:
+    def await_ready(self, limit: float = 120.0) -> None:
         deadline = time.monotonic() + limit
         while True:
             assert self._process.poll() is None, Path(self._log.name).read_text()[-2000:]
@@ -97,7 +97,7 @@ class Prometheus(Server):
         values: list[str] = self._ask(f"label/{label}/values", **{"match[]": selector, "start": start})
         return values
 
-    def await_query(self, query: str, limit: float = 90.0) -> list[dict[str, Any]]:
+    def await_query(self, query: str, limit: float = 120.0) -> list[dict[str, Any]]:
         """Wait until a query has an answer."""
         deadline = time.monotonic() + limit
         while True:
@@ -137,7 +137,7 @@ class Pager:
     def names(self) -> set[str]:
         return {alert["labels"]["alertname"] for alert in self.paged}
 
-    def await_page(self, name: str, limit: float = 60.0) -> dict[str, Any]:
+    def await_page(self, name: str, limit: float = 120.0) -> dict[str, Any]:
         """Wait until an alert has come, and return it."""
         deadline = time.monotonic() + limit
         while name not in self.names():

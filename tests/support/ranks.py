@@ -6,7 +6,6 @@ ran to its end leaves running fails the test."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import pickle
@@ -69,13 +68,13 @@ class Job:
     @cached_property
     def account(self) -> Account:
         """The account in the run folder, once there is one."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             found = sorted((self.folder / "runs").glob("[!.]*"))  # .targets is for scrapers
             if found:
                 return Account(found[0])
             time.sleep(LOOK_EVERY)
-        raise AssertionError("no run folder appeared within 60 s" + self.output())
+        raise AssertionError("no run folder appeared within 120 s" + self.output())
 
     @property
     def run(self) -> Path:
@@ -158,7 +157,7 @@ class Job:
         rank: int | None = None,
         role: str | None = None,
         where: Callable[[Any], bool] = lambda event: True,
-        limit: float = 90.0,
+        limit: float = 120.0,
     ) -> Record:
         """Wait until a record is there and return it."""
         deadline = time.monotonic() + limit
@@ -205,19 +204,18 @@ class Job:
         for pid in self.pids:
             if self.server.wait(pid, 0.0) is None:
                 self.ran_to_its_end = False
-                os.kill(pid, 9)  # ours to wait for until the server has told of its end
+                with suppress(ProcessLookupError):  # it has just ended, and what the server tells of it is not read yet
+                    os.kill(pid, 9)
                 self.server.wait(pid, 10.0)
         left = self.left_behind()
         _, alive = psutil.wait_procs(left, self.leave_limit if self.ran_to_its_end else 0.0)
-        told = [f"{process.pid} {process.name()} {process.status()}" for process in alive if process.is_running()]
+        told = [text for process in alive if self.ran_to_its_end and (text := in_words(process))]
         stacks = "".join(f"\n--- stacks of {process.pid}\n{stacks_of(process.pid)}" for process in alive if told)
         for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+            with suppress(psutil.NoSuchProcess):  # it has just ended by itself
                 process.kill()
         psutil.wait_procs(alive, 10.0)
-        assert not (self.ran_to_its_end and told), (
-            f"left running by a finished job: {', '.join(told)}{stacks}{self.output()}"
-        )
+        assert not told, f"left running by a finished job: {', '.join(told)}{stacks}{self.output()}"
 
     def left_behind(self) -> list[psutil.Process]:
         """Processes that ranks of this job left to the fork server, which adopts them."""
@@ -229,6 +227,14 @@ class Job:
             except psutil.Error:
                 continue  # gone meanwhile
         return left
+
+
+def in_words(process: psutil.Process) -> str:
+    """Return which process it is; empty if it has ended, which it may do at any moment."""
+    with suppress(psutil.Error):
+        if process.is_running():
+            return f"{process.pid} {process.name()} {process.status()}"
+    return ""
 
 
 def stacks_of(pid: int) -> str:

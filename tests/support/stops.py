@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-LIMIT = 60.0  # seconds
+LIMIT = 120.0  # seconds
 STANDS_STILL = "TtZX"  # states of a thread
 
 

@@ -17,13 +17,14 @@ STEPS = 12
 RESULT = float(STEPS)
 
 
-def train_and_hold(at: str, step_held: int) -> float | None:
-    """Add the mean of ones at each step; all ranks hold at a step of the first iteration. HOST: the host to be on."""
+def train_and_hold(at: str, step_held: int, node_lost_after: float = 30.0) -> float | None:
+    """Add the mean of ones at each step; all ranks hold at a step of the first iteration. HOST: the host to be on.
+    node_lost_after: seconds of silence; a node that merely gets no turn for so long is excluded as well."""
     if (host := os.environ.get("HOST")) is not None:
         hosts.enter(host)
     initial_rank = int(os.environ["RANK"])
 
-    @Wrapper(heartbeat_timeout=timedelta(seconds=3))
+    @Wrapper(heartbeat_timeout=timedelta(seconds=node_lost_after))
     def loop(call: CallWrapper | None = None) -> float:
         assert call is not None
         dist.init_process_group("gloo")

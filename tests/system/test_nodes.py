@@ -24,9 +24,9 @@ def on_nodes(rank: int) -> Mapping[str, str]:
     return {"GROUP_RANK": str(rank // PER_NODE), "LOCAL_RANK": str(rank % PER_NODE), "LOCAL_WORLD_SIZE": str(PER_NODE)}
 
 
-def start_and_hold(start: Start, nodes: int) -> Job:
+def start_and_hold(start: Start, nodes: int, **more: float) -> Job:
     world = nodes * PER_NODE
-    job = start(world, "tests.system.jobs:train_and_hold", env_of=on_nodes, at="mid", step_held=5)
+    job = start(world, "tests.system.jobs:train_and_hold", env_of=on_nodes, at="mid", step_held=5, **more)
     for rank in range(world):
         job.await_sign("mid", rank)
     return job
@@ -52,11 +52,11 @@ def test_nodes_complete_together(start: Start) -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_lost_node_is_noticed_by_another_and_its_ranks_excluded(start: Start, nodes: int) -> None:
-    job = start_and_hold(start, nodes)
+    job = start_and_hold(start, nodes, node_lost_after=10.0)
     lost = lose_node(job, nodes - 1)
     job.let_on("mid")
     survivors = [rank for rank in range(nodes * PER_NODE) if rank not in lost]
-    assert [rank.value for rank in job.wait_ranks(90.0) if rank.signal is None] == [RESULT] * len(survivors)
+    assert [rank.value for rank in job.wait_ranks() if rank.signal is None] == [RESULT] * len(survivors)
     silent = job.await_record(events.NodeFellSilent).event
     assert isinstance(silent, events.NodeFellSilent)
     assert silent.silent_node.endswith(f"-g{nodes - 1}")

@@ -31,7 +31,7 @@ VIEW = MonitorSide(Page.create()).read()
 @pytest.fixture(autouse=True)
 def _host_that_has_been_up_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests write down times of long ago. A host that has just started has no such times."""
-    assert WRITER.flush()  # a write of the test before would seem to take hours
+    assert WRITER.flush(60.0)  # a write of the test before would seem to take hours
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 36_000.0)
 

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -656,9 +657,11 @@ def test_section_of_an_iteration_that_is_over_is_left_without_a_word(reached: Mo
 # -- what the rank itself remembers -------------------------------------------------------------------
 
 
-def test_longest_durations_are_those_that_the_monitor_sees() -> None:
+def test_longest_durations_are_those_that_the_monitor_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     rank, monitor = both_sides()
-    for _ in range(3):
+    clock = accumulate(pause for pause in (1, 3, 2, 1) for _ in range(5))  # of each of the five calls of a round
+    monkeypatch.setattr(page_module, "time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
+    for _ in range(4):
         rank.heartbeat()
         rank.enter("data")
         rank.enter("step")

@@ -174,7 +174,7 @@ def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Pat
     for active in (6, 6, 3):  # two ranks are spares
         monitor._take(Record(0, 0, 0, origin, events.IterationStarted(active, "active")))
         shown.append(sorted(monitor._watch.limits.sections))
-    WRITER.flush()
+    assert WRITER.flush(60.0)
     assert shown == [["save", "work"], ["save", "work"], ["save"]]
     assert monitor._watch.limits.rule == Rule()
 
@@ -194,7 +194,7 @@ def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(tmp
         monitor._take(Record(0, 0, 0, moved, events.IterationStarted(8, "active")))
         assert monitor._recorder is not None
         shown.append((monitor._watch.limits.sections["save"].hard, monitor._recorder._learned["save"].timeout_s))
-    WRITER.flush()
+    assert WRITER.flush(60.0)
     assert shown == [(5.0, 5.0), (100.0, 100.0), (100.0, 100.0), (5.0, 5.0)]
 
 
@@ -303,7 +303,7 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_in_the_next_call(tmp_p
     monitor.open(origin, tmp_path, LEARNED)
     made_stale(monitor)
     monitor.open(origin, tmp_path, LEARNED)
-    WRITER.flush()
+    assert WRITER.flush(60.0)
     assert work_limits(monitor) == (40.0, [])
 
 

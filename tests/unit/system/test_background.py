@@ -141,11 +141,11 @@ def test_last_lines_are_waited_for_as_long_as_the_disk_answers(
     writer, done = Writer(), list[int]()
     for number in range(30):
         writer.submit(lambda number=number: (time.sleep(0.05), done.append(number)))  # type: ignore[misc]
-    assert writer.flush()
+    assert writer.flush(120.0)
     assert done == list(range(30))
     monkeypatch.setattr(background, "STALL", 0.0)  # it writes lines late, but it may still write the last ones
     writer.submit(lambda: (time.sleep(0.05), done.append(30)))
-    assert writer.flush()
+    assert writer.flush(120.0)
     assert done[-1] == 30
     monkeypatch.setattr(background, "LAST_STALL", 0.05)
     writer.submit(answers.wait)

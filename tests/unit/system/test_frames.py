@@ -40,7 +40,7 @@ assert gc.isenabled(), "no garbage collection any more"
 
 def test_garbage_is_collected_after_threads_took_stacks_at_once() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TAKE], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-W", "ignore", "-c", TAKE], capture_output=True, text=True, check=False, timeout=280
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -55,7 +55,7 @@ def test_read_wakes_nobody_who_waits_for_the_key() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     waiting = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: (waiting.wait(["awaited"], timedelta(seconds=60)), ended.set()))
+    thread = threading.Thread(target=lambda: (waiting.wait(["awaited"], timedelta(seconds=280)), ended.set()))
     thread.start()
     for _ in range(200):
         assert execute(Read(("awaited",)), server) == (None,)

@@ -65,13 +65,13 @@ def test_thread_that_cannot_go_on_says_so(
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     exports = ExportThread.start(tmp_path / "run", "node", emitted.append, MetricsOptions(0))
     assert exports is not None
-    exports.close()
+    exports.close(60.0)
     assert [type(event) for event in emitted] == [events.ExportFailed]
     emitted.clear()
     monkeypatch.setattr(NodeExports, "start", lambda *_: 1 / 0)
     exports = ExportThread.start(tmp_path / "run", "node", emitted.append, MetricsOptions(0))
     assert exports is not None
-    exports.close()
+    exports.close(60.0)
     assert emitted == [events.ExportFailed("prometheus", "has ended: ZeroDivisionError: division by zero")]
 
 

@@ -167,7 +167,7 @@ def test_node_whose_disk_hangs_still_counts_as_alive(tmp_path: Any, monkeypatch:
     beats = dist.PrefixStore("", store)
     assert disk.is_asked.wait(60.0)
     before = execute(Add(key, 0), beats)
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     try:
         while execute(Add(key, 0), beats) < before + 3:
             assert time.monotonic() < deadline, "the node fell silent"
