@@ -101,7 +101,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def told(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "resilience.cli", "logs", str(folder), "--json", *arguments]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
@@ -169,7 +169,7 @@ def test_lnav_shows_a_real_job_by_our_format(real: Path, tmp_path: Path) -> None
     query = ";SELECT log_format, log_level, log_body FROM all_logs WHERE log_level IN ('warning', 'error')"
     command = [lnav, "-n", "-I", str(tmp_path), "-c", query, "-c", ":write-csv-to -", *files]
     env = {**os.environ, "HOME": str(tmp_path), "TERM": "dumb"}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=True)
     assert ran.stderr == ""
     rows = ran.stdout.splitlines()
     assert "resilience_log,warning,about to fail" in rows
@@ -180,7 +180,9 @@ def test_trace_of_a_real_job_tells_whom_it_waited_for_and_loads(real: Path, tmp_
     def trace(*arguments: str) -> str:
         command = [sys.executable, "-m", "resilience.cli", "trace", str(real), *arguments]
         env = {**os.environ, "COLUMNS": "80"}
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=True
+        ).stdout
 
     lines = trace().splitlines()
     assert max(map(len, lines)) <= 80

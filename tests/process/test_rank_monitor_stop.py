@@ -81,7 +81,7 @@ def test_stop_that_comes_before_its_worker_is_watched_is_kept(one: Node) -> None
     one.hear(messages.WillStop, lambda message: message.worker_pid == former.pid)
     former.communicate()
     one.hear(messages.WillStop, lambda message: message.worker_pid == worker.pid)
-    assert worker.communicate(timeout=60)[0] == "asked\n"
+    assert worker.communicate(timeout=240)[0] == "asked\n"
 
 
 def test_stop_is_told_again_by_a_monitor_that_takes_anothers_place(one: Node) -> None:
@@ -93,7 +93,7 @@ def test_stop_is_told_again_by_a_monitor_that_takes_anothers_place(one: Node) ->
     one.monitors.request_stop()
     os.kill(pid, signal.SIGKILL)
     one.hear(messages.WillStop, lambda message: message.worker_pid == worker.pid)
-    assert worker.communicate(timeout=60)[0] == "asked\n"
+    assert worker.communicate(timeout=240)[0] == "asked\n"
 
 
 def test_long_description_is_cut_and_what_comes_after_it_arrives(one: Node) -> None:

@@ -86,7 +86,7 @@ def records_of(run: Path) -> list[Record]:
 
 def logs(run: Path) -> str:
     command = [sys.executable, "-m", "resilience.cli", "logs", str(run), "--event", "incident.judged", "--json"]
-    return subprocess.run(command, capture_output=True, timeout=60, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, timeout=240, text=True, check=True).stdout
 
 
 def labels(run: Path) -> set[str]:
