@@ -18,7 +18,7 @@ from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import FaultCounter
 from resilience.inprocess.initialize import RetryController
 from resilience.inprocess.state import State
-from tests.support.signs import hold, show
+from tests.support.signs import hold
 
 GROUP_TIMEOUT = timedelta(minutes=30)
 
@@ -112,7 +112,6 @@ def fail_together(failing: list[int]) -> Any:
         assert call is not None
         if call.iteration == 0 and initial_rank in failing:
             hold("ready", initial_rank)
-            show("raises", initial_rank)
             raise ValueError("by schedule")
         if call.iteration == 0:
             threading.Event().wait()
@@ -193,7 +192,7 @@ def sleep_with_the_lock() -> int:
     """Initial rank 1 sleeps in C with the interpreter's lock, until any signal comes."""
     initial_rank = int(os.environ["RANK"])
 
-    @Wrapper(soft_timeout=timedelta(seconds=3), hard_timeout=timedelta(seconds=60))
+    @Wrapper(soft_timeout=timedelta(seconds=6), hard_timeout=timedelta(seconds=60))
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)

@@ -213,6 +213,14 @@ def fault_at(fault: dict[str, Any], rank: int, iteration: int, step: int, kind: 
     return due and fault["kind"] == kind
 
 
+def train_and_export(**kwargs: Any) -> Any:
+    """Train; the monitor that exports has time to send everything when it leaves, also on a busy machine."""
+    from resilience.inprocess._runtime import supervision
+
+    supervision.EXPORT_LIMIT = 60.0  # the monitor is forked
+    return train(**kwargs)
+
+
 def train(
     faults: list[dict[str, Any]] = [],  # noqa: B006  only read
     steps: int = STEPS,

@@ -52,8 +52,10 @@ def agent(arguments: list[str]) -> None:
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
     charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
     group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
-    shows. LACKS: memory to start a worker, or space on the disk of --log-dir. WAITS: file that it makes when it begins
-    to wait for the rendezvous. FOLDER: the folder it is started in. PATIENT: its monitors are (patient_monitor.py)."""
+    shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack a minute late; "evidence": the
+    positions of the other ranks, too. LACKS: memory to start a worker, or space on the disk of --log-dir. WAITS: file
+    that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
+    from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher.main import main
     from resilience.launcher.output.destinations import NamedLogs
@@ -74,11 +76,12 @@ def agent(arguments: list[str]) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["FILES"]), hard))
 
-    if "PATIENT" in os.environ:
-        starting.PROGRAM = "tests.process.patient_monitor"
-
     if "UNREAD" in os.environ:
         close_the_readers_eyes()
+
+    if "PATIENT" in os.environ:
+        stopping.AGENT_LIMIT = 60.0
+        starting.PROGRAM = "tests.process.patient_monitor"
 
     if (host := os.environ.get("HOST")) is not None:
         hosts.enter(host)

@@ -43,7 +43,8 @@ def killed_beside_a_full_queue() -> tuple[int, int]:
 def _load_and_die(call: CallWrapper) -> None:
     loader = DataLoader(Large(), batch_size=None, num_workers=2, prefetch_factor=4, multiprocessing_context="fork")
     samples: Iterator[bytes] = iter(loader)
-    next(samples)
+    for _ in range(loader.num_workers):  # one of each: it has its name by then
+        next(samples)
     workers = [worker.pid for worker in samples._workers]  # type: ignore[attr-defined]
     signs.Path("workers.new").write_text(" ".join(map(str, workers)))
     os.replace("workers.new", "workers")

@@ -1,5 +1,5 @@
-"""The program of a rank monitor that waits for what a busy machine is slow to give: stacks, and with PATIENT in its
-environment the positions of the other ranks."""
+"""The program of a rank monitor that waits for what a busy machine is slow to give: stacks, and with PATIENT=evidence in
+its environment the positions of the other ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ PATIENCE = 60.0  # seconds
 
 if __name__ == "__main__":
     stacks.ASK_LIMIT = stacks.DUMP_LIMIT = PATIENCE
-    if "PATIENT" in os.environ:
+    if os.environ.get("PATIENT") == "evidence":
         watch.EVIDENCE = PATIENCE
     program.main(sys.argv[1:])

@@ -89,14 +89,14 @@ class Agents:
 
     def __init__(self, server: ForkServer, folder: Path, nodes: str, **conf: Any) -> None:
         least, _, most = nodes.partition(":")
-        fast = {"keep_alive_interval": 0.2, "keep_alive_max_attempt": 8}
+        liveness = {"keep_alive_interval": 0.2, "keep_alive_max_attempt": 3000}  # nobody is taken for lost
         self.conf = {
             "backend": "c10d",
             "endpoint": f"127.0.0.1:{free_port()}",
             "run_id": "job",
             "min_nodes": int(least),
             "max_nodes": int(most or least),
-        } | fast | conf  # fmt: skip
+        } | liveness | conf  # fmt: skip
         self._server, self._folder = server, folder
         self._started: list[Agent] = []
 
@@ -124,7 +124,8 @@ class Agents:
     def await_entries(self, count: int) -> None:
         """Wait until the agents' log has so many entries."""
         store, deadline = self.store(), time.monotonic() + LIMIT
-        while store.add("log/count", 0) < count:
+        # An agent takes the entry's place first, and then writes it.
+        while store.add("log/count", 0) < count or not store.check([f"log/{count - 1}"]):
             assert time.monotonic() < deadline, f"the log has {store.add('log/count', 0)} entries, never {count}"
 
     def end(self) -> None:

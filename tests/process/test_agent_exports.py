@@ -80,7 +80,7 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
     assert 100.0 <= open_s < 100.0 + LIMIT
     agent = told.files["node0", None][-1].origin
     write(folder, "node0-agent.jsonl", [Record(99, 10**18, 10**18, agent, events.JobEnded("completed", 0))])
-    exports.close()
+    exports.close(LIMIT)
     assert not sd_file.exists()  # nothing is there any more to be scraped
     with pytest.raises(OSError):
         STRAIGHT.open(f"http://127.0.0.1:{port}/metrics", timeout=5)
@@ -95,7 +95,16 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
 
 def test_job_of_the_launcher_exports_its_versions(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import resilience; resilience.step(0)\n")
+    # The last scrape has little time when the job ends.
+    script.write_text(f"""
+import pathlib, time, resilience
+resilience.step(0)
+until = time.monotonic() + 120
+while time.monotonic() < until:
+    if any("resilience_build_info{{" in path.read_text() for path in pathlib.Path({str(tmp_path)!r}).rglob("*.prom")):
+        break
+    time.sleep(0.05)
+""")
     done = subprocess.run(
         [sys.executable, "-m", "resilience.cli", "run", "--nproc-per-node", "1", str(script)],
         env={
@@ -145,5 +154,5 @@ def test_wrong_port_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     emitted: list[events.Event] = []
     exports = ExportThread.start(tmp_path, "node0", emitted.append, is_agents=True)
     assert exports is not None
-    exports.close()
+    exports.close(LIMIT)
     assert [type(event) for event in emitted] == [events.ExportFailed]

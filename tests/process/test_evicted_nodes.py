@@ -17,6 +17,7 @@ from tests.process.launching import Launched, launcher
 from tests.process.test_launcher_nodes import go, outcomes, whys
 from tests.process.told import told
 from tests.support.ranks import Job, free_port
+from tests.support.stops import stop
 
 Launch = Callable[..., Launched]
 # Nobody is taken for lost, and no last call ends: a cycle forms when those that are left have arrived.
@@ -152,8 +153,11 @@ def test_signal_to_one_agent_stops_the_whole_job(
 @pytest.mark.parametrize("script", [UNTIL_GO, LOOKS], ids=["ends", "looks for a stop"])
 def test_agents_that_are_all_signalled_are_one_preemption(launch: Launch, script: str) -> None:
     job = launch(script, nodes="1:3")
+    stop(*job.job.pids)  # so that none of them leaves alone before the last signal
     for number in (2, 1, 0):
         job.job.signal(number, signal.SIGTERM)
+    for number in (2, 1, 0):
+        job.job.signal(number, signal.SIGCONT)
     assert job.wait() == [143] * 3
     assert set(outcomes(job).values()) == {PREEMPTED}
     assert (job.of(events.RestartDecided), job.of(events.Interrupted)) == ([], [])

@@ -127,7 +127,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "RESILIENCE_METRICS_PORT", "TRACEPARENT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
 
 
 def spans_of(told: Job) -> dict[int, Span]:
@@ -224,6 +224,7 @@ def test_receiver_that_does_not_take_spans_costs_spans_that_are_counted(
     with receiving(mood) as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", str(batch))
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
         exports = started(told.write(tmp_path / "run"), emitted)
         exports.poll()
         assert receiver.has_come.wait(30)
@@ -242,6 +243,7 @@ def test_dead_receiver_costs_spans_that_are_counted(
     told: Job, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     exports = started(told.write(tmp_path / "run"), emitted)
     exports.close(30.0)
     assert lost(emitted) == len(spans_of(told))
@@ -521,13 +523,13 @@ def ran(fork_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Two ranks, one of which fails once, with a receiver beside them."""
     from tests.support.ranks import started as started_ranks
 
-    env = {"RESILIENCE_METRICS_PORT": "0", "OTEL_BSP_SCHEDULE_DELAY": "20"}
+    env = {"RESILIENCE_METRICS_PORT": "0", "OTEL_BSP_SCHEDULE_DELAY": "20", "OTEL_EXPORTER_OTLP_TIMEOUT": "30"}
     kwargs = {"faults": [{"kind": "exception", "rank": 1, "iteration": 0, "step": 5}]}
     with receiving() as receiver:
         env["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.endpoint
         folder = tmp_path_factory.mktemp("exporting")
         env["RESILIENCE_METRICS_TEXTFILE"] = str(folder / "textfile")
-        with started_ranks(fork_server, folder, 2, "tests.process.jobs:train", kwargs, env) as running:
+        with started_ranks(fork_server, folder, 2, "tests.process.jobs:train_and_export", kwargs, env) as running:
             running.wait()
             yield running, receiver
 

@@ -21,7 +21,7 @@ from resilience.run_folder.load import load
 from resilience.system import processes
 from resilience.telemetry.metrics import MetricView
 from tests.process.launching import Launched, launcher
-from tests.process.test_launcher_nodes import QUICK
+from tests.process.test_evicted_nodes import PATIENT
 from tests.process.told import cleared, counted, culprits, only_incident, told
 from tests.support.agreement import assert_same_seconds
 from tests.support.ranks import Job
@@ -118,7 +118,7 @@ def test_rank_that_is_through_while_another_one_fails_runs_again_and_is_cleared(
 
 
 def test_sigterm_to_agent_and_all_workers_at_once_is_one_preemption_and_no_failure(launch: Launch) -> None:  # F07
-    job = launch("say('up'); await_file('never')")
+    job = launch("say('up'); await_file('never')", PATIENT="yes")
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     for pid in (*(job.worker_pid(rank) for rank in range(2)), job.job.pids[0]):
@@ -234,11 +234,12 @@ def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
         "    while True: pass\n"
         "resilience.step(3)\n"
         "dist.all_reduce(torch.ones(1))\n"
-        f"if cycle == 0 and rank == 1: {how}\n"
-        "if cycle == 0: resilience.heartbeat()  # from now on silence counts, of rank 0\n"
+        f"if cycle == 0 and rank == 1: say('hangs'); {how}\n"
+        "if cycle == 0: await_file('hangs.0.1'); resilience.heartbeat()  # from now on silence counts, of rank 0\n"
         "dist.all_reduce(torch.ones(1))\n",
         "--ft-rank-heartbeat-timeout",
-        "1",
+        "4",
+        PATIENT="yes",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -269,10 +270,11 @@ def test_wait_for_others_that_no_frame_shows_is_told_from_a_hang(launch: Launch,
         "resilience.step(3)\n"
         f"{before}\n"
         f"for _ in range(2): {wait}\n"  # the second one arranges the buckets anew
-        "if cycle == 0 and rank == 1: threading.Event().wait()\n"
-        "if cycle == 0: resilience.heartbeat()\n"
+        "if cycle == 0 and rank == 1: say('hangs'); threading.Event().wait()\n"
+        "if cycle == 0: await_file('hangs.0.1'); resilience.heartbeat()\n"
         f"{wait}\n",
         *("--ft-rank-heartbeat-timeout", "1"),
+        PATIENT="yes",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -285,14 +287,15 @@ ONE_WAITS = (
     GLOO + "import resilience, threading, torch\n"
     "resilience.step(3)\n"
     "dist.all_reduce(torch.ones(1))\n"
-    "if cycle == 0 and rank == 1: threading.Event().wait()\n"
-    "if cycle == 0: resilience.heartbeat()\n"
+    "if cycle == 0 and rank == 1: say('hangs'); threading.Event().wait()\n"
+    "if cycle == 0: await_file('hangs.0.1'); resilience.heartbeat()\n"
     "dist.all_reduce(torch.ones(1))\n"
 )
 
 
 def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: Launch) -> None:  # F16
-    job = launch(ONE_WAITS, *("--ft-rank-heartbeat-timeout", "1"), nodes="2", agents=2, nproc=1, conf=QUICK)
+    limit = ("--ft-rank-heartbeat-timeout", "1")
+    job = launch(ONE_WAITS, *limit, nodes="2", agents=2, nproc=1, conf=PATIENT, PATIENT="yes")
     assert job.wait() == [0, 0]
     incident = only_incident(job)
     assert (incident.reported_first, culprits(incident)) == (0, [(1, "waits_for_lock")])
@@ -306,7 +309,8 @@ def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: 
 
 def test_node_is_blamed_for_a_rank_that_another_node_waited_for(launch: Launch) -> None:
     until_judged = "if cycle == 1: await_file('judged')\n"
-    job = launch(ONE_WAITS + until_judged, "--ft-rank-heartbeat-timeout", "1", nodes="2", agents=2, nproc=1, conf=QUICK)
+    limit = ("--ft-rank-heartbeat-timeout", "1")
+    job = launch(ONE_WAITS + until_judged, *limit, nodes="2", agents=2, nproc=1, conf=PATIENT, PATIENT="yes")
     job.await_record(events.IncidentJudged)
     (job.folder / "judged").touch()
     assert job.wait() == [0, 0]
@@ -332,7 +336,7 @@ def test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit(launch:
             step += rank == 0
             time.sleep(0.01)
         """,
-        *("--ft-step-timeout", "1", "--ft-rank-heartbeat-timeout", "600"),
+        *("--ft-step-timeout", "4", "--ft-rank-heartbeat-timeout", "600"),
     )
     assert job.wait() == [0]
     incident = only_incident(job)

@@ -71,7 +71,13 @@ def test_worker_has_the_term_timeout_after_a_sigterm_to_the_agent(launch: Launch
 
 
 def test_terminal_that_nobody_reads_holds_neither_a_restart_nor_the_end(launch: Launch) -> None:
-    job = launch("print('x' * 100_000, flush=True)\nsys.exit(3)", "--max-restarts", "1", UNREAD="1")
+    script = """
+print("x" * 100_000, flush=True)
+say("printed")
+await_file(f"printed.{cycle}.{1 - rank}")  # the end of one rank ends the other
+sys.exit(3)
+"""
+    job = launch(script, "--max-restarts", "1", UNREAD="1")
     assert job.wait() == [1]
     assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
     assert job.of(events.JobEnded)[0].event.outcome == "exhausted"

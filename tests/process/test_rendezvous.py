@@ -21,6 +21,7 @@ from tests.support.server import ForkServer
 from tests.support.stops import await_stops
 
 Make = Callable[..., Agents]
+LOSES = {"keep_alive_max_attempt": 8}  # a node that is silent for 1.6 s is lost
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_newcomer_at_the_maximum_waits_until_a_place_is_free_whatever_its_limit(
 
 
 def test_killed_node_is_found_lost_and_the_next_cycle_is_smaller(make: Make) -> None:
-    job = make("1:3")
+    job = make("1:3", **LOSES)
     a, b, c = job.several(3)
     assert {told.size for told in meet([a, b, c])} == {3}
     c.kill()
@@ -117,7 +118,7 @@ def test_killed_node_is_found_lost_and_the_next_cycle_is_smaller(make: Make) -> 
 
 
 def test_stopped_node_is_lost_and_learns_that_its_cycle_is_over(make: Make) -> None:
-    a, b = make("1:2").several(2)
+    a, b = make("1:2", **LOSES).several(2)
     meet([a, b])
     b.send_signal(signal.SIGSTOP)
     await_stops([b.pid])
@@ -132,7 +133,7 @@ def test_stopped_node_is_lost_and_learns_that_its_cycle_is_over(make: Make) -> N
 
 
 def test_neighbour_tells_of_a_lost_node_while_workers_run(make: Make) -> None:
-    a, b, c = make("1:3").several(3)
+    a, b, c = make("1:3", **LOSES).several(3)
     meet([a, b, c])
     c.kill()
     assert await_value(a, "lost_nodes", ["c"], also=b)
@@ -140,7 +141,7 @@ def test_neighbour_tells_of_a_lost_node_while_workers_run(make: Make) -> None:
 
 def test_second_lost_node_is_found_though_its_watcher_was_the_first(make: Make) -> None:
     """The cycle goes on meanwhile, as with min-healthy."""
-    them = make("1:4").several(4)
+    them = make("1:4", **LOSES).several(4)
     ranks = {agent.node: told.rank for agent, told in zip(them, meet(them), strict=True)}
     host = ranks["a"]
     watcher, watched = (next(agent for agent in them if ranks[agent.node] == (host + ahead) % 4) for ahead in (2, 1))
@@ -153,7 +154,7 @@ def test_second_lost_node_is_found_though_its_watcher_was_the_first(make: Make) 
 
 
 def test_next_in_line_takes_over_from_a_leader_that_is_killed(make: Make) -> None:
-    job = make("3")
+    job = make("3", **LOSES)
     a, b = job.several(2)
     c = job.start("c")
     c.answer()
@@ -169,7 +170,7 @@ def test_next_in_line_takes_over_from_a_leader_that_is_killed(make: Make) -> Non
 
 
 def test_returning_node_has_its_rank_again(make: Make) -> None:
-    job = make("2:3")
+    job = make("2:3", **LOSES)
     them = job.several(3)
     ranks = {agent.node: told.rank for agent, told in zip(them, meet(them), strict=True)}
     leaver = max(them[1:], key=lambda agent: ranks[agent.node])
@@ -270,14 +271,14 @@ def test_agent_that_is_told_to_stop_waits_no_longer(make: Make, tmp_path: Path) 
 
 
 def test_host_that_finishes_does_not_wait_for_the_dead(make: Make) -> None:
-    a, b = make("2").several(2)
+    a, b = make("2", **LOSES).several(2)
     meet([a, b])
     b.kill()
     assert a.do("shutdown") is True
 
 
 def test_loss_of_the_host_is_told_as_torch_does(make: Make) -> None:
-    a, b = make("2").several(2)
+    a, b = make("2", **LOSES).several(2)
     meet([a, b])
     a.kill()
     for name in ("num_nodes_waiting", "is_closed", "meet"):
@@ -296,7 +297,7 @@ def test_static_rendezvous_keeps_the_given_ranks_over_restarts(make: Make) -> No
 
 
 def test_second_node_of_one_infrastructure_rank_is_refused(make: Make) -> None:
-    job = make("2")
+    job = make("2", keep_alive_max_attempt=25)  # so long it might be the successor of a lost node
     a = job.start("a", infra_rank=0)
     a.answer()
     twin = job.start("twin", infra_rank=0)
@@ -313,7 +314,7 @@ def test_second_node_of_one_infrastructure_rank_is_refused(make: Make) -> None:
 
 
 def test_successor_of_a_lost_node_gets_its_infrastructure_rank(make: Make) -> None:
-    job = make("2")
+    job = make("2", **LOSES)
     a, b = job.start("a", infra_rank=0), job.start("b", infra_rank=1)
     for agent in (a, b):
         agent.answer()
@@ -360,7 +361,7 @@ def await_value(agent: Agent, name: str, value: object, also: Agent | None = Non
 
 
 def test_ranks_that_leave_a_gap_end_the_job_once_nobody_fills_it(make: Make) -> None:
-    job = make("1:3", last_call_timeout=3)
+    job = make("1:3", last_call_timeout=3, **LOSES)
     a = job.start("a", infra_rank=0)
     a.answer()  # it hosts the store, not the one that is killed
     b, c = (job.start(node, infra_rank=rank) for rank, node in enumerate("bc", 1))

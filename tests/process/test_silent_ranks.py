@@ -115,7 +115,7 @@ def launch(start: Start, tmp_path: Path) -> Launch:
     ],
 )
 def test_launcher_ends_a_hung_rank_though_no_limit_is_set(launch: Launch, sign: str, hang: str, limit: str) -> None:
-    job = launch(HANGS_ONCE.format(sign=sign, hang=hang), **SOON)
+    job = launch(HANGS_ONCE.format(sign=sign, hang=hang), PATIENT="yes", **SOON)
     assert job.wait() == [0]
     (found,) = [record for record in job.of(events.RankFellSilent) if record.event.limit.startswith("silence")]
     assert (found.origin.rank, found.event.limit, found.event.allowed_s) == (1, limit, 4.0)

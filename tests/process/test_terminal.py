@@ -33,15 +33,24 @@ SCRIPT = """
 import os, pathlib, signal, sys, time
 import resilience
 rank, cycle = int(os.environ["RANK"]), int(os.environ["RESILIENCE_CYCLE"])
+while cycle and not pathlib.Path("go").exists():  # until the test has seen the line of the restart
+    time.sleep(0.01)
 for step in range(10):
     resilience.step(step)
 """
 WRAPPED = """
-import os, signal, torch, torch.distributed as dist
+import os, signal, time, torch, torch.distributed as dist
 from resilience.inprocess import CallWrapper, Wrapper
+
+def await_go():  # the test has seen the line of the restart
+    until = time.monotonic() + 100
+    while not os.path.exists("go") and time.monotonic() < until:
+        time.sleep(0.01)
 
 @Wrapper()
 def train(call: CallWrapper = None):
+    if call.iteration or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        await_go()
     dist.init_process_group("gloo")
     for step in range(6):
         if (call.iteration, step, os.environ["RANK"]) == (0, 3, "1"):
@@ -145,6 +154,15 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
         each.close()
 
 
+def let_end(folder: Path, text: str, *jobs: Terminal) -> None:
+    """Let a job that was restarted come to its end, once one of its terminals shows this text."""
+    until = time.monotonic() + LIMIT
+    while not any(text in job.text for job in jobs):
+        assert time.monotonic() < until, [job.text for job in jobs]
+        time.sleep(0.01)
+    (folder / "go").touch()
+
+
 def the_run(folder: Path) -> Path:
     (found,) = (folder / "runs").iterdir()
     return found
@@ -179,18 +197,20 @@ def test_report_without_an_argument_takes_the_newest_run(terminal: Open, tmp_pat
     assert told.stdout.startswith("Run second")
 
 
-def test_restart_is_one_line_that_names_who_failed_first(terminal: Open) -> None:
+def test_restart_is_one_line_that_names_who_failed_first(terminal: Open, tmp_path: Path) -> None:
     script = SCRIPT + "\nif cycle == 0 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
     job = terminal([*OURS, "--nproc-per-node", "2"], script)
+    let_end(tmp_path, "restart 1 of 10", job)
     assert job.wait() == 0, job.text
     _, *between, end, _ = job.lines
     assert between == ["resilience run: restart 1 of 10: rank 1 failed first (SIGKILL), 2 ranks on 1 node"]
     assert end == "resilience run: the job completed after 1 restart; to see what happened:"
 
 
-def test_hang_is_named_with_its_limit(terminal: Open) -> None:
+def test_hang_is_named_with_its_limit(terminal: Open, tmp_path: Path) -> None:
     script = SCRIPT + "\nif cycle == 0 and rank == 1: time.sleep(1000)"
     job = terminal([*OURS, "--nproc-per-node", "2", "--ft-step-timeout", "2"], script)
+    let_end(tmp_path, "restart 1 of 10", job)
     assert job.wait() == 0, job.text
     (line,) = [line for line in job.lines if "restart 1" in line]
     assert "rank 1 failed first (hung: step limit 2 s" in line
@@ -220,11 +240,12 @@ def test_ctrl_c_ends_with_the_command(terminal: Open, tmp_path: Path) -> None:
     ]
 
 
-def test_two_nodes_say_a_restart_once(terminal: Open) -> None:
+def test_two_nodes_say_a_restart_once(terminal: Open, tmp_path: Path) -> None:
     there = f"localhost:{free_port()}"
     shared = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", there, "--rdzv-id", "two"]
     script = SCRIPT + "\nif cycle == 0 and rank == 1: sys.exit(3)"
     jobs = [terminal([*OURS, *shared], script, RESILIENCE_NODE=name) for name in ("a", "b")]
+    let_end(tmp_path, "restart 1 of 10", *jobs)
     assert [job.wait() for job in jobs] == [0, 0], [job.text for job in jobs]
     lines = [line for job in jobs for line in job.lines]
     (restart,) = [line for line in lines if "restart 1 of 10" in line]
@@ -269,6 +290,7 @@ def await_end(pid: int) -> None:
 
 def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, tmp_path: Path) -> None:
     job = terminal([*TORCHRUN, "--nproc-per-node", "2"], WRAPPED, RESILIENCE_RUN_DIR="runs")
+    let_end(tmp_path, "restart 1 in place", job)
     assert job.wait() == 0, job.text
     run = the_run(tmp_path)
     assert job.lines == [
@@ -280,10 +302,11 @@ def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, t
     assert job.text.count("resilience: hangs: a rank silent for 600 s is ended, ") == 1
 
 
-def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open) -> None:
+def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open, tmp_path: Path) -> None:
     script = WRAPPED.replace('raise ValueError("bad batch")', "os.kill(os.getpid(), signal.SIGKILL)")
     script = script.replace("(call.iteration, step", '(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), step')
     job = terminal([*TORCHRUN, "--nproc-per-node", "2", "--max-restarts", "1"], script, RESILIENCE_RUN_DIR="runs")
+    let_end(tmp_path, "started again by the launcher", job)
     assert job.wait() == 0, job.text
     told = [line for line in job.lines if "started again by the launcher (cycle 1)" in line]
     assert len(told) == 1 and "rank 1 failed first (SIGKILL), 2 ranks go on" in told[0]
@@ -303,8 +326,12 @@ ENDING = """
 import os, sys, time, torch, torch.distributed as dist
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.health_check import HealthCheck
+from tests.support.pids import has_ended
 
 rank = int(os.environ["RANK"])
+if rank == 0:
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
 
 class Check(HealthCheck):
     def __call__(self, state, exc=None):
@@ -329,6 +356,11 @@ try:
     train()
 except Exception:
     pass
+finally:
+    if rank == 1 and "all ranks leave" in sys.argv[1]:  # torchrun ends rank 0, which prints the line, if it is later
+        until = time.monotonic() + 60
+        while not has_ended(int(open("pid").read())) and time.monotonic() < until:
+            time.sleep(0.01)
 """
 QUICK_ENDS = ("rank 0 is killed", "all ranks leave", "all ranks leave before the function starts again")
 
@@ -353,6 +385,7 @@ def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(
     ranks = [
         terminal([sys.executable], WRAPPED, RANK=str(rank), RESILIENCE_RUN_DIR="runs", **world) for rank in range(2)
     ]
+    let_end(tmp_path, "restart 1 in place", *ranks)
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.text for rank in ranks]
     run = the_run(tmp_path)
     assert [line for rank in ranks for line in rank.lines] == [
@@ -384,7 +417,8 @@ def test_forked_child_that_leaves_the_function_prints_no_end_of_the_job(terminal
     [[*OURS, "--quiet"], pytest.param(OURS, marks=pytest.mark.slow), TORCHRUN],
     ids=["--quiet", "variable", "torchrun"],
 )
-def test_all_of_it_can_be_switched_off(terminal: Open, command: list[str]) -> None:
+def test_all_of_it_can_be_switched_off(terminal: Open, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "go").touch()
     env = {} if "--quiet" in command else {"RESILIENCE_QUIET": "1"}
     job = terminal([*command, "--nproc-per-node", "2"], WRAPPED, RESILIENCE_RUN_DIR="runs", **env)
     assert job.wait() == 0, job.text

@@ -16,7 +16,7 @@ from resilience.report.condensed import report
 from resilience.run_folder.load import Reader
 from tests.process.leftovers import left_after
 from tests.process.test_export import receiving
-from tests.process.test_terminal import OURS, SCRIPT, TORCHRUN, WRAPPED, Open, terminal  # noqa: F401
+from tests.process.test_terminal import OURS, SCRIPT, TORCHRUN, WRAPPED, Open, let_end, terminal  # noqa: F401
 from tests.support.collector import of_wire
 from tests.support.ranks import free_port
 
@@ -65,6 +65,8 @@ def test_verdict_has_the_same_words_everywhere(
             "OTEL_BSP_SCHEDULE_DELAY": "20",
         }
         job = terminal(command, script, **exporting)
+        if status == 0:
+            let_end(tmp_path, "restart 1", job)
         assert job.wait() == status, job.text
         assert not left_after(tmp_path / "runs")  # a Wrapper's monitor exports the last span as it ends
         noted = [event for span in of_wire(receiver.requests) for event in span["events"]]

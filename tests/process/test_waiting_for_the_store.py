@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,12 @@ def launched(start: Start, folder: Path, barrier: int, conf: str = "") -> tuple[
     for rank in range(2):
         job.await_worker(f"inside.0.{rank}")
     port = int((folder / "port").read_text())
-    for process in psutil.Process(job.job.pids[0]).children(recursive=True):
-        if any(at.status == "LISTEN" and at.laddr.port == port for at in process.net_connections()):
-            return job, process.pid
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        for process in psutil.Process(job.job.pids[0]).children(recursive=True):
+            with suppress(psutil.Error):  # it has just ended
+                if any(at.status == "LISTEN" and at.laddr.port == port for at in process.net_connections()):
+                    return job, process.pid
     raise AssertionError(f"no process listens on port {port}")
 
 

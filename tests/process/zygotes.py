@@ -50,7 +50,7 @@ def lose_zygote(number: int) -> dict[str, Any]:
     become_subreaper()
     zygote = Zygote.start()
     workers = start(specification([script(), "go"], zygote, Path("first"), 2))
-    zygotes.ANSWER_LIMIT = 0.3
+    zygotes.ANSWER_LIMIT, zygotes.KILL_LIMIT = 0.3, 60.0
     os.kill(zygote.pid, number)
     if number == signal.SIGSTOP:
         await_stops([zygote.pid])
@@ -220,6 +220,7 @@ sys.stdout.write(f"{harmless.imported_by == os.getpid()}\\n")
 def preload(modules: list[str], learned: tuple[str, ...] = (), import_limit: float | None = None) -> dict[str, Any]:
     """A successor imports modules, and takes over; then a worker imports one of them too."""
     zygotes.IMPORT_LIMIT = zygotes.IMPORT_LIMIT if import_limit is None else import_limit
+    zygotes.KILL_LIMIT = 60.0
     become_subreaper()
     folder = Path("modules").absolute()
     folder.mkdir()
