@@ -20,8 +20,7 @@ from resilience.facts.interruptions import Exit
 from resilience.run_folder.load import load
 from resilience.system import processes
 from resilience.telemetry.metrics import MetricView
-from tests.process.launching import Launched, launcher
-from tests.process.test_launcher_nodes import QUICK
+from tests.process.launching import PATIENT, Launched, launcher
 from tests.process.told import cleared, counted, culprits, only_incident, told
 from tests.support.agreement import assert_same_seconds
 from tests.support.ranks import Job
@@ -292,7 +291,7 @@ ONE_WAITS = (
 
 
 def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: Launch) -> None:  # F16
-    job = launch(ONE_WAITS, *("--ft-rank-heartbeat-timeout", "1"), nodes="2", agents=2, nproc=1, conf=QUICK)
+    job = launch(ONE_WAITS, *("--ft-rank-heartbeat-timeout", "1"), nodes="2", agents=2, nproc=1, conf=PATIENT)
     assert job.wait() == [0, 0]
     incident = only_incident(job)
     assert (incident.reported_first, culprits(incident)) == (0, [(1, "waits_for_lock")])
@@ -306,7 +305,9 @@ def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: 
 
 def test_node_is_blamed_for_a_rank_that_another_node_waited_for(launch: Launch) -> None:
     until_judged = "if cycle == 1: await_file('judged')\n"
-    job = launch(ONE_WAITS + until_judged, "--ft-rank-heartbeat-timeout", "1", nodes="2", agents=2, nproc=1, conf=QUICK)
+    job = launch(
+        ONE_WAITS + until_judged, "--ft-rank-heartbeat-timeout", "1", nodes="2", agents=2, nproc=1, conf=PATIENT
+    )
     job.await_record(events.IncidentJudged)
     (job.folder / "judged").touch()
     assert job.wait() == [0, 0]
