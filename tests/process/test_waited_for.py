@@ -129,7 +129,8 @@ if cycle == 0:
 
 def test_what_a_rank_does_after_its_peer_was_ended_is_no_fault(launch: Callable[..., Launched], tmp_path: Path) -> None:
     """The monitor of rank 0 comes too late to see where it waited."""
-    job = launch(BUSY_AFTER_THE_END, "--ft-rank-heartbeat-timeout", "8", nproc=3)
+    # A limit below the 5 s after which a monitor that does not answer is replaced.
+    job = launch(BUSY_AFTER_THE_END, "--ft-rank-heartbeat-timeout", "3", nproc=3)
     job.job.await_sign_file(tmp_path / "beat.0.0")
     late = job.job.monitor_pid(0)
     os.kill(late, signal.SIGSTOP)
