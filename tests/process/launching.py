@@ -18,12 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
+from resilience.core import membership
+from resilience.core.restart import Add, Read
 from resilience.facts import events
 from resilience.facts.records import Record
+from resilience.system.store import execute
 from tests.support import hosts
 from tests.support.account import Account
 from tests.support.ranks import Finished, Job, free_port
 
+# Nobody is taken for lost, and no last call ends: a cycle forms when all of its nodes have arrived.
+PATIENT = "keep_alive_interval=0.2,keep_alive_max_attempt=3000,last_call_timeout=60"
 PREAMBLE = """
 import os, pathlib, signal, sys, time
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -33,12 +40,17 @@ here = pathlib.Path(__file__).parent
 def say(name):
     (here / f"{name}.{cycle}.{rank}").touch()
 
-def await_file(name, limit=60.0):
+def await_file(name, limit=250.0):
     until = time.monotonic() + limit
     while not (here / name).exists():
         if time.monotonic() > until:
             sys.exit(f"no {name}")
         time.sleep(0.005)
+
+def await_all():
+    say("all")  # an agent that comes to a cycle that has ended by then starts no worker
+    for each in range(size):
+        await_file(f"all.{cycle}.{each}")
 """
 
 
@@ -49,12 +61,13 @@ def fail(number: int, *_: object) -> None:
 def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
-    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
-    charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
-    group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads what it
-    shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack a minute late; "evidence": the
-    positions of the other ranks, too. LACKS: memory to start a worker, or space on the disk of --log-dir. WAITS: file
-    that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in."""
+    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about
+    to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
+    control group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads
+    what it shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack a minute late;
+    "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the disk of
+    --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started
+    in."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher.main import main
@@ -137,10 +150,16 @@ class Launched:
     """A job under the launcher: one agent a node, all on this host."""
 
     def __init__(
-        self, job: Job, folder: Path, name: str, more: Callable[[int, int | None], Launched] | None = None
+        self,
+        job: Job,
+        folder: Path,
+        name: str,
+        more: Callable[[int, int | None], Launched] | None = None,
+        endpoint: str = "",
     ) -> None:
         self.job = job
         self._more = more
+        self._endpoint = endpoint
         self.folder = folder
         self.account = Account(folder / "runs" / name)
 
@@ -197,6 +216,15 @@ class Launched:
         """Wait until a worker has said `name` (with cycle and rank: `name.cycle.rank`)."""
         self.job.await_sign_file(self.folder / name, limit)
 
+    def rendezvous(self) -> Any:
+        """Return a client of the job's store, with the keys of the rendezvous."""
+        host, _, port = self._endpoint.rpartition(":")
+        return dist.PrefixStore("resilience/test", dist.TCPStore(host, int(port), wait_for_workers=False))
+
+    def await_arrival(self, node: str) -> None:
+        """Wait until this node has arrived at the rendezvous."""
+        await_arrival(self.rendezvous(), node)
+
     def worker_pid(self, rank: int, cycle: int = 0) -> int:
         """Return a worker's pid, once its agent has told it."""
         deadline = time.monotonic() + 60.0
@@ -206,6 +234,22 @@ class Launched:
                     return int(record.event.worker_pid)
             time.sleep(0.01)
         raise AssertionError(f"no record of worker {rank} in cycle {cycle}{self.job.output()}")
+
+
+def await_arrival(rendezvous: Any, node: str) -> None:
+    """Wait until this node has arrived at the rendezvous whose keys this store has."""
+    deadline = time.monotonic() + 120.0
+    while node not in arrived(rendezvous):
+        assert time.monotonic() < deadline, f"{node} has not arrived"
+        time.sleep(0.05)
+
+
+def arrived(rendezvous: Any) -> set[str]:
+    """Return the nodes whose arrival is in the log of the rendezvous."""
+    places = range(execute(Add("log/count", 0), rendezvous))
+    texts = execute(Read(tuple(f"log/{place}" for place in places)), rendezvous)
+    entries = [membership.decode_entry(text) for text in texts if text is not None]
+    return {entry.seat.node for entry in entries if isinstance(entry, membership.Arrived)}
 
 
 def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]:
@@ -258,7 +302,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
                 arguments=arguments,
             )
             following = first + count
-            return Launched(job, folder, name, lambda count, at: more(count, following if at is None else at))
+            return Launched(job, folder, name, lambda count, at: more(count, following if at is None else at), endpoint)
 
         return more(agents, 0)
 

@@ -1,5 +1,5 @@
-"""The program of a rank monitor that waits for what a busy machine is slow to give: stacks, and with PATIENT=evidence in
-its environment the positions of the other ranks."""
+"""The program of a rank monitor that waits for what a busy machine is slow to give: stacks, and with PATIENT=evidence
+in its environment the positions of the other ranks."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from resilience.facts import events
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from tests.process.launching import Launched, launcher
+from tests.support.account import Account
 from tests.support.ranks import Job, free_port
 
 Launch = Callable[..., Launched]
@@ -83,8 +85,12 @@ def test_all_nodes_and_the_wrappers_inside_take_the_attempt_of_their_launch(laun
 
     train()
     """
-    assert launch(script, nodes="2", agents=2, nproc=1).wait() == [0, 0]
+    job = launch(script, nodes="2", agents=2, nproc=1)
+    assert job.wait() == [0, 0]
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"job", "job@1"}
+    job.job.account = Account(tmp_path / "runs" / "job@1")
+    for rank in range(2):
+        job.job.await_record(events.CallStarted, rank=rank)
     records = load(tmp_path / "runs" / "job@1").records
     assert {record.origin.attempt for record in records} == {1}
     wrapped = [record.origin.node for record in records if isinstance(record.event, events.CallStarted)]
@@ -137,7 +143,8 @@ def test_ranks_without_a_launcher_agree_on_an_attempt_of_their_own(start: Start,
     env = {"RESILIENCE_JOB_ID": "job", "SLURM_RESTART_COUNT": "0"}
     for name in ("job", "job@1"):
         job = start(2, WRAPPED, env=env, port=free_port())
-        assert [rank.code for rank in job.wait_ranks()] == [0, 0]
+        job.account = Account(runs / name)
+        assert [rank.code for rank in job.wait()] == [0, 0]
         run = load(runs / name)
         assert run.job is not None and run.job.launch
         started = [record.origin for record in run.records if isinstance(record.event, events.CallStarted)]
@@ -148,13 +155,21 @@ def test_ranks_without_a_launcher_agree_on_an_attempt_of_their_own(start: Start,
 def test_ranks_that_their_launcher_starts_anew_go_on_with_their_attempt(start: Start, tmp_path: Path) -> None:
     endpoints = [str(free_port()), str(free_port())]
 
-    def run(endpoint: str, cycle: int) -> None:
+    def run(endpoint: str, cycle: int, name: str) -> None:
         env = {"RESILIENCE_JOB_ID": "job", "RESILIENCE_CYCLE": str(cycle), "MASTER_PORT": endpoint}
-        assert [rank.code for rank in start(1, WRAPPED, env=env, port=free_port()).wait_ranks()] == [0]
+        job = start(1, WRAPPED, env=env, port=free_port())
+        assert [rank.code for rank in job.wait_ranks()] == [0]
+        account, deadline = Account(tmp_path / "runs" / name), time.monotonic() + 60.0
+        while not any(
+            isinstance(record.event, events.MonitorEnded) and record.origin.cycle == cycle
+            for record in account.records()
+        ):
+            assert time.monotonic() < deadline, job.output()
+            time.sleep(0.01)
 
-    run(endpoints[0], 0)
-    run(endpoints[1], 0)  # another launch of the job
-    run(endpoints[0], 1)
+    run(endpoints[0], 0, "job")
+    run(endpoints[1], 0, "job@1")  # another launch of the job
+    run(endpoints[0], 1, "job")
     first, second = (load(tmp_path / "runs" / name).records for name in ("job", "job@1"))
     assert {record.origin.cycle for record in first} == {0, 1}
     assert {record.origin.cycle for record in second} == {0}

@@ -20,7 +20,7 @@ Start = Callable[..., Job]
 
 def values(job: Job) -> list[Any]:
     """What the ranks returned."""
-    finished = job.wait_ranks(60.0)
+    finished = job.wait_ranks(200.0)
     assert [rank.code for rank in finished] == [0] * len(finished), f"{finished}{job.output()}"
     return [rank.value for rank in finished]
 

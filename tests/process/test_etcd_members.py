@@ -105,7 +105,7 @@ def test_silent_etcd_gets_a_request_once_in_the_time_that_a_request_may_take() -
     port, is_cut = free_port(), threading.Event()
     member = member_of(port)
     with running(member, port):
-        store = connect(EtcdSettings("/job", timeout=1.0), "127.0.0.1", port, is_cut)
+        store = connect(EtcdSettings("/job", timeout=5.0), "127.0.0.1", port, is_cut)
         is_cut.set()  # so the store itself repeats nothing
         member.may_answer.clear()
         for ask in (lambda: store.check(["key"]), lambda: store.set("key", "1")):

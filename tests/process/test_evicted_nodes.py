@@ -6,22 +6,20 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from resilience.core import agent_liveness, membership
 from resilience.core.membership import Arrived
 from resilience.facts import events
-from tests.process.launching import Launched, launcher
+from tests.process.launching import PATIENT, Launched, launcher
 from tests.process.test_launcher_nodes import go, outcomes, whys
 from tests.process.told import told
-from tests.support.ranks import Job, free_port
+from tests.support.ranks import Job
 from tests.support.stops import stop
 
 Launch = Callable[..., Launched]
-# Nobody is taken for lost, and no last call ends: a cycle forms when those that are left have arrived.
-PATIENT = "keep_alive_interval=0.2,keep_alive_max_attempt=3000,last_call_timeout=60"
 PREEMPTED = ("preempted", 143)
 UNTIL_GO = "say('up')\nif cycle == 0: await_file('never', 600)\nawait_file('go')"
 LOOKS = """
@@ -79,25 +77,15 @@ def test_evicted_node_leaves_and_the_others_form_the_next_cycle_at_once(launch: 
 
 
 def test_spare_takes_the_place_of_an_evicted_node(launch: Launch) -> None:
-    port = free_port()
-    job = launch(UNTIL_GO, nodes="2", agents=2, endpoint=f"127.0.0.1:{port}")
+    job = launch(UNTIL_GO, nodes="2", agents=2)
     spare = job.more()
-    await_arrivals(port, 3)
+    job.await_arrival("node2")
     job.job.signal(1, signal.SIGTERM)
     for rank in range(2):
         job.await_worker(f"up.1.{rank}")
     go(job)
     assert (job.wait(), spare.wait()) == ([0, 143], [0])
     assert whys(job, 0, 1, 2) == [["first", "membership"], ["first"], ["first"]]
-
-
-def await_arrivals(port: int, count: int) -> None:
-    """Wait until so many agents have arrived at the rendezvous."""
-    store = dist.PrefixStore("resilience/test", dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
-    deadline = time.monotonic() + 60.0
-    while store.add("log/count", 0) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_evicted_node_that_hosts_the_store_stops_the_job_and_says_so_at_the_start(launch: Launch) -> None:
@@ -110,9 +98,8 @@ def test_evicted_node_that_hosts_the_store_stops_the_job_and_says_so_at_the_star
     assert [len(each) for each in whys(job, 0, 1, 2)] == [1, 1, 1]
 
 
-def await_counts(port: int, count: int) -> None:
+def await_counts(store: Any, count: int) -> None:
     """Wait until the agent that arrived first has counted so many times more: it is there, and so is the store."""
-    store = dist.PrefixStore("resilience/test", dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
     first = membership.decode_entry(store.get("log/0").decode())
     assert isinstance(first, Arrived)
     counts = agent_liveness.key(first.seat.id)
@@ -123,13 +110,12 @@ def await_counts(port: int, count: int) -> None:
 
 
 def test_second_sigterm_to_the_host_of_the_store_takes_no_time_from_workers_of_other_nodes(launch: Launch) -> None:
-    port = free_port()
     script = SLOW_TO_END_ON_NODE2.replace("node2", "node1")
-    job = launch(script, nodes="2", agents=2, endpoint=f"127.0.0.1:{port}")
+    job = launch(script, nodes="2", agents=2)
     job.job.signal(0, signal.SIGTERM)
     job.await_record(events.JobEnded, "node0")
     job.job.signal(0, signal.SIGTERM)
-    await_counts(port, 20)
+    await_counts(job.rendezvous(), 20)
     go(job, "end")
     assert job.wait() == [143] * 2
     assert [record.event.code for record in job.of(events.WorkerExited, "node1")] == [0]

@@ -17,6 +17,7 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 TRAIN = "tests.process.jobs:train"
+UNHURRIED = {"soft_timeout": 20.0, "hard_timeout": 60.0}  # a busy machine holds up no healthy rank for that long
 WORLDS = pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
 
 
@@ -130,7 +131,8 @@ def test_dead_rank_is_excluded_and_its_end_recorded(
 @pytest.mark.parametrize("kind", ["sleep", "deadlock", "spin_after_ping", "section"])  # F16, hang in Python
 def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: int, kind: str) -> None:
     env = {"RESILIENCE_SECTION_TIMEOUTS": "data:1"}
-    job = start(world, TRAIN, env=env, faults=[fault(kind)], options=FAST)
+    options = FAST | UNHURRIED if kind == "section" else FAST
+    job = start(world, TRAIN, env=env, faults=[fault(kind)], options=options)
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     stalled = [record for record in job.interruptions(0) if record.interruption is Interruption.SOFT_TIMEOUT]
     # Ranks that wait are healthy: their stacks are taken in a way that cannot harm them.
@@ -164,7 +166,9 @@ def test_rank_that_cannot_be_interrupted_is_killed_with_evidence(start: Start, w
 
 @WORLDS
 def test_step_that_does_not_advance_is_found_by_the_step_limit(start: Start, world: int) -> None:  # F17
-    job = start(world, TRAIN, env={"RESILIENCE_STEP_TIMEOUT": "1"}, faults=[fault("step_again")], options=FAST)
+    job = start(
+        world, TRAIN, env={"RESILIENCE_STEP_TIMEOUT": "1"}, faults=[fault("step_again")], options=FAST | UNHURRIED
+    )
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     found = [record for record in job.interruptions(0) if record.interruption is Interruption.SOFT_TIMEOUT]
     assert {record.detector.name for record in found if record.detector} == {"step"}
@@ -320,10 +324,11 @@ def test_exception_at_eight_ranks(start: Start) -> None:
     assert [rank.value for number, rank in enumerate(ranks) if number != 3] == [RESULT] * 7
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("restarts", [150, pytest.param(300, marks=pytest.mark.slow)])
 def test_restarts_leave_memory_threads_and_descriptors_flat(start: Start, restarts: int) -> None:  # F45
     job = start(2, "tests.process.jobs:restart_often", restarts=restarts, looks=5)
-    for rank in job.wait(limit=250):
+    for rank in job.wait(limit=1700):
         first, last = rank.value[0], rank.value[-1]
         assert len(rank.value) == 5
         assert last.threads <= first.threads
@@ -346,7 +351,7 @@ def test_collective_that_one_rank_skips_or_gets_wrong_restarts_all(start: Start,
 
 def test_slow_ranks_within_their_limits_are_left_alone(start: Start) -> None:  # F20
     faults = [fault("half_a_second", rank=rank, step=step) for rank in (0, 1) for step in (3, 6)]
-    job = start(2, TRAIN, faults=faults, options=FAST)
+    job = start(2, TRAIN, faults=faults, options=FAST | UNHURRIED)
     assert [rank.value for rank in job.wait()] == [RESULT] * 2
     assert not job.of(events.Interrupted)
 

@@ -20,8 +20,7 @@ from resilience.facts.interruptions import Exit
 from resilience.run_folder.load import load
 from resilience.system import processes
 from resilience.telemetry.metrics import MetricView
-from tests.process.launching import Launched, launcher
-from tests.process.test_evicted_nodes import PATIENT
+from tests.process.launching import PATIENT, Launched, launcher
 from tests.process.told import cleared, counted, culprits, only_incident, told
 from tests.support.agreement import assert_same_seconds
 from tests.support.ranks import Job

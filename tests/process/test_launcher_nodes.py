@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from resilience.core.cycle_nodes import WELL
 from resilience.facts import events
-from tests.process.launching import Launched, launcher
+from tests.process.launching import PATIENT, Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.told import told
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
-QUICK = "keep_alive_interval=0.2,keep_alive_max_attempt=5,last_call_timeout=0.3"  # lost after a second of silence
-STEADY = QUICK.replace("attempt=5", "attempt=300")  # lost after a minute: no node is lost because it stands still
+QUICK = PATIENT.replace("3000", "20")  # lost after four seconds of silence
+IMPATIENT = PATIENT.replace("=60", "=0.3")  # a cycle begins although a node may come later
 RUN_ON = "say(os.environ['RESILIENCE_NODE'])\nif cycle == 0: await_file('never')\nsay('again')"
 WAIT = "say(os.environ['RESILIENCE_NODE'])\nawait_file('go')"
 
@@ -30,7 +31,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     begin = launcher(start, tmp_path)
 
     def nodes(
-        script: str, *options: str, nodes: str = "2", agents: int = 2, conf: str = QUICK, **more: object
+        script: str, *options: str, nodes: str = "2", agents: int = 2, conf: str = PATIENT, **more: object
     ) -> Launched:
         return begin(script, *options, nodes=nodes, agents=agents, nproc=1, conf=conf, **more)
 
@@ -63,11 +64,6 @@ def await_restart_line(job: Launched, text: str) -> None:
         time.sleep(0.05)
 
 
-def await_rendezvous(job: Launched, node: str) -> None:
-    """Wait until this node's agent looks for a place."""
-    job.await_record(events.CyclePhaseStarted, node, lambda event: event.phase == "rendezvous")
-
-
 # -- (a) nodes finish apart ---------------------------------------------------------------------------
 
 
@@ -84,7 +80,7 @@ def test_a_nodes_may_finish_apart(launch: Launch) -> None:
 
 
 def test_b_one_nodes_failure_stops_the_workers_of_all_for_a_new_cycle(launch: Launch) -> None:
-    job = launch("if cycle == 0:\n    if rank == 1: sys.exit(3)\n    await_file('never')")
+    job = launch("await_all()\nif cycle == 0:\n    if rank == 1: sys.exit(3)\n    await_file('never')")
     assert job.wait() == [0, 0]
     assert whys(job, 0, 1) == [["first", "failure"], ["first", "failure"]]
     exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
@@ -127,7 +123,8 @@ def test_c_restart_is_counted_if_the_agent_that_decides_is_killed_on_the_way(lau
 
 
 def test_d_node_that_joins_costs_no_restart(launch: Launch) -> None:
-    job = launch("say(f'size{size}')\nif size == 1: await_file('never')", "--max-restarts", "0", nodes="1:2", agents=1)
+    script = "say(f'size{size}')\nif size == 1: await_file('never')"
+    job = launch(script, "--max-restarts", "0", nodes="1:2", agents=1, conf=IMPATIENT)
     job.await_worker("size1.0.0")
     late = job.more()
     assert late.wait() == [0]
@@ -142,7 +139,7 @@ def test_d_node_that_joins_costs_no_restart(launch: Launch) -> None:
 
 
 def test_e_exit_with_0_is_premature_if_others_do_not_follow(launch: Launch) -> None:
-    job = launch("if rank == 0: await_file('never')", "--exit-barrier-timeout", "0.5")
+    job = launch("await_all()\nif rank == 0: await_file('never')", "--exit-barrier-timeout", "0.5")
     assert job.wait() == [1, 1]
     assert set(outcomes(job).values()) == {("failed", 1)}
     assert "premature completion: the workers of node1 ended well" in job.output(0, 2) + job.output(1, 2)
@@ -159,10 +156,14 @@ def test_e_exit_with_0_is_no_success_if_others_fail_waiting_for_it(launch: Launc
 
 
 def test_e_no_cycle_begins_for_a_newcomer_once_a_node_has_finished(launch: Launch) -> None:
-    job = launch("if rank == 0: await_file('go')", nodes="2:3")
+    job = launch("if rank == 0: await_file('go')", nodes="2:3", conf=IMPATIENT)
     job.await_record(events.WorkerExited)
+    store, until = job.rendezvous(), time.monotonic() + 60.0
+    while store.add("job/nodes/0", 0) < WELL:  # until then the other node does not know it, and takes a newcomer
+        assert time.monotonic() < until
+        time.sleep(0.05)
     late = job.more()
-    await_rendezvous(job, "node2")
+    job.await_arrival("node2")
     go(job)
     assert job.wait() == [0, 0]
     assert late.wait() == [0]  # the job it waited for has completed
@@ -174,11 +175,11 @@ def test_e_no_cycle_begins_for_a_newcomer_once_a_node_has_finished(launch: Launc
 
 
 def test_f_newcomer_waits_and_joins_when_a_place_becomes_free(launch: Launch) -> None:
-    job = launch(RUN_ON)
+    job = launch(RUN_ON, conf=QUICK)
     for number in range(2):
         job.worker_pid(number)
     spare = job.more()
-    await_rendezvous(job, "node2")
+    job.await_arrival("node2")
     assert whys(job, 2) == [[]]
     job.job.signal(1, signal.SIGKILL)
     assert spare.wait() == [0]
@@ -192,7 +193,7 @@ def test_f_spare_ends_as_the_job_does(launch: Launch) -> None:
     for number in range(2):
         job.worker_pid(number)
     spare = job.more()
-    await_rendezvous(job, "node2")
+    job.await_arrival("node2")
     go(job)
     assert job.wait() == [1, 1]
     assert spare.wait() == [1]
@@ -203,9 +204,9 @@ def test_f_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch, tm
     """node0 hosts the job's store and comes late: its health check ends once node1 has run a second cycle."""
     check = f'[ "$RESILIENCE_NODE" = node1 ] || until [ -e {tmp_path}/ran.1.0 ]; do sleep 0.05; done'
     script = "say('ran')\nif cycle == 0: sys.exit(3)\nif cycle == 1: await_file('never')"
-    job = launch(script, "--health-check", check, nodes="1")
+    job = launch(script, "--health-check", check, nodes="1", conf=QUICK)
     job.await_worker("ran.1.0")
-    job.await_record(events.CyclePhaseStarted, "node0", lambda event: event.phase == "rendezvous")
+    job.await_arrival("node0")
     job.job.signal(1, signal.SIGKILL)
     assert job.wait_agent(0).code == 0
     job.wait()
@@ -224,7 +225,7 @@ def test_f_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch, tm
 
 
 def test_g_node_that_is_lost_as_soon_as_it_has_its_place_is_missed(launch: Launch) -> None:
-    job = launch(RUN_ON, nodes="1:2", per_agent=({}, {"DIES": "seated"}), conf=QUICK.replace("0.3", "20"))
+    job = launch(RUN_ON, nodes="1:2", per_agent=({}, {"DIES": "seated"}), conf=QUICK)
     assert job.wait() == [0, -signal.SIGKILL]
     (last,) = [each.event for each in job.of(events.RendezvousCompleted) if each.origin.cycle == 1]
     assert (last.nodes, last.world_size) == (1, 1)
@@ -232,7 +233,7 @@ def test_g_node_that_is_lost_as_soon_as_it_has_its_place_is_missed(launch: Launc
 
 
 def test_g_lost_node_is_noticed_and_the_others_go_on_without_it(launch: Launch) -> None:
-    job = launch(RUN_ON, nodes="1:2", conf=QUICK.replace("0.3", "20"))
+    job = launch(RUN_ON, nodes="1:2", conf=QUICK)
     pids = [job.worker_pid(rank) for rank in range(2)]
     job.job.signal(1, signal.SIGKILL)
     for pid in pids:
@@ -246,7 +247,7 @@ def test_g_lost_node_is_noticed_and_the_others_go_on_without_it(launch: Launch) 
 
 
 def test_g_lost_node_ends_a_job_that_has_no_restart_left(launch: Launch) -> None:
-    job = launch(RUN_ON, "--max-restarts", "0")
+    job = launch(RUN_ON, "--max-restarts", "0", conf=QUICK)
     for number in range(2):
         job.worker_pid(number)
     job.job.signal(1, signal.SIGKILL)
@@ -256,7 +257,7 @@ def test_g_lost_node_ends_a_job_that_has_no_restart_left(launch: Launch) -> None
 
 
 def test_g_loss_of_the_node_that_hosts_the_store_ends_the_job_and_is_told(launch: Launch) -> None:
-    job = launch(RUN_ON)
+    job = launch(RUN_ON, conf=QUICK)
     pids = [job.worker_pid(rank) for rank in range(2)]
     job.job.signal(0, signal.SIGKILL)
     assert job.wait_agent(1).code == 1
@@ -271,9 +272,13 @@ def test_g_loss_of_the_node_that_hosts_the_store_ends_the_job_and_is_told(launch
 
 
 def test_h_permanent_failure_ends_the_job_on_all_nodes(launch: Launch) -> None:
-    job = launch(
-        "if rank and cycle == 2: await_file('go')\nif rank: raise ValueError('bad batch')\nawait_file('never')"
-    )
+    script = """
+    await_all()
+    if rank and cycle == 2: await_file('go')
+    if rank: raise ValueError('bad batch')
+    await_file('never')
+    """
+    job = launch(script)
     await_restart_line(job, "the same failure 2 times in a row")  # not printed by the node that failed and decided
     go(job)
     assert job.wait() == [93, 93]
@@ -323,7 +328,7 @@ def test_sigterm_to_a_spare_is_for_the_spare(launch: Launch) -> None:
     for number in range(2):
         job.worker_pid(number)
     spare = job.more()
-    await_rendezvous(job, "node2")
+    job.await_arrival("node2")
     spare.job.signal(0, signal.SIGTERM)
     assert spare.wait() == [128 + signal.SIGTERM]
     go(job)
@@ -333,7 +338,7 @@ def test_sigterm_to_a_spare_is_for_the_spare(launch: Launch) -> None:
 def test_sigterm_before_the_first_cycle_to_the_node_that_hosts_the_store_stops_the_job(launch: Launch) -> None:
     job = launch("say('ran')", nodes="3", agents=2)
     for node in ("node0", "node1"):
-        await_rendezvous(job, node)
+        job.await_arrival(node)
     job.job.signal(0, signal.SIGTERM)
     assert job.wait() == [128 + signal.SIGTERM] * 2
     assert set(outcomes(job).values()) == {("preempted", 143)}
@@ -376,6 +381,7 @@ def test_program_that_is_on_no_node_fails_the_job_on_all(launch: Launch) -> None
 
 ASK = """
 from resilience.fault_tolerance import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+await_all()
 if cycle == 0 and os.environ["RESILIENCE_NODE"] == "node0":
     client = RankMonitorClient()
     client.init_workload_monitoring()
@@ -388,7 +394,7 @@ await_file("go")
 
 
 def test_excluded_node_that_hosts_the_store_stays_until_the_others_are_through(launch: Launch) -> None:
-    job = launch(ASK, nodes="1:2", conf=QUICK.replace("0.3", "20"))
+    job = launch(ASK, nodes="1:2")
     job.await_worker("again.1.0")
     assert not has_ended(job, 0)
     go(job)
@@ -402,7 +408,7 @@ def test_excluded_node_that_hosts_the_store_stays_until_the_others_are_through(l
 
 
 def test_sigterm_to_an_excluded_node_that_hosts_the_store_stops_the_job(launch: Launch) -> None:
-    job = launch(ASK, nodes="1:2", conf=QUICK.replace("0.3", "20"))
+    job = launch(ASK, nodes="1:2")
     job.await_worker("again.1.0")
     job.job.signal(0, signal.SIGTERM)
     assert job.wait() == [95, 143]

@@ -44,19 +44,19 @@ def growth_kib(entries: list[Entry]) -> float:
 
 def test_models_that_refer_to_themselves_do_not_survive_a_restart(start: Start) -> None:
     job = start(2, "tests.process.keeping:restart_with_a_cyclic_model", restarts=RESTARTS, mib=4)
-    for rank in job.wait(limit=110):
+    for rank in job.wait(limit=250):
         assert_flat(rank.value["entries"])
 
 
 def test_fsdp2_models_do_not_survive_a_restart(start: Start) -> None:
     job = start(2, "tests.process.keeping:restart_with_fsdp2", restarts=RESTARTS)
-    for rank in job.wait(limit=110):
+    for rank in job.wait(limit=250):
         assert_flat(rank.value)
 
 
 def test_group_that_user_code_keeps_gets_no_connections_from_later_restarts(start: Start) -> None:
     job = start(2, "tests.process.keeping:restart_beside_a_kept_group", restarts=30)
-    for rank in job.wait(limit=110):
+    for rank in job.wait(limit=250):
         assert_never_more(rank.value, "descriptors")
 
 

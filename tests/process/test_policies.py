@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from resilience.facts import events
-from tests.process.launching import Launched, launcher
+from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.test_launcher_nodes import QUICK
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
-QUICK_LOSS = "keep_alive_interval=0.2,keep_alive_max_attempt=8,last_call_timeout=5"  # lost after 1.6 s
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
 
     begin = launcher(start, tmp_path)
 
-    def nodes(script: str, *options: str, **more: Any) -> Launched:
+    def nodes(script: str, *options: str, conf: str = PATIENT, **more: Any) -> Launched:
         script = "node = os.environ['RESILIENCE_NODE']\n" + textwrap.dedent(script)
-        return begin(script, *options, nproc=1, conf=QUICK_LOSS, **more)
+        return begin(script, *options, nproc=1, conf=conf, **more)
 
     return nodes
 
@@ -62,6 +62,7 @@ def test_node_whose_health_check_does_not_end_within_its_limit_leaves(launch: La
 def test_node_that_falls_ill_between_cycles_leaves_and_the_other_goes_on(launch: Launch, tmp_path: Path) -> None:
     job = launch(
         """
+        await_all()
         if cycle == 0 and node == "node1":
             (here / "sick").touch()
             sys.exit(3)
@@ -113,7 +114,7 @@ def test_min_healthy_goes_on_without_a_failed_worker(launch: Launch) -> None:
 
 
 def test_min_healthy_goes_on_without_a_lost_node(launch: Launch) -> None:
-    job = launch("say(f'up {node}')\nawait_file('go')", *MIN_HEALTHY, nodes="2:3", agents=3)
+    job = launch("say(f'up {node}')\nawait_file('go')", *MIN_HEALTHY, nodes="2:3", agents=3, conf=QUICK)
     for number in range(3):
         job.job.await_sign_file(next_of(job, f"up node{number}.0."), 60.0)
     job.job.signal(2, signal.SIGKILL)
@@ -130,7 +131,7 @@ def test_min_healthy_names_what_brought_it_below_the_minimum(launch: Launch) -> 
     if cycle == 0:
         await_file("never")
     """
-    job = launch(script, *MIN_HEALTHY, nodes="2:3", agents=3)
+    job = launch(script, *MIN_HEALTHY, nodes="2:3", agents=3, conf=QUICK)
     job.await_record(events.WorkerExited, "node0")
     for number in (1, 2):
         job.job.await_sign_file(next_of(job, f"up node{number}.0."), 60.0)
@@ -141,7 +142,7 @@ def test_min_healthy_names_what_brought_it_below_the_minimum(launch: Launch) -> 
 
 
 def test_min_healthy_goes_on_without_two_nodes_of_which_one_watched_the_other(launch: Launch) -> None:
-    job = launch("say(f'up {node}')\nawait_file('go')", *MIN_HEALTHY, nodes="2:4", agents=4)
+    job = launch("say(f'up {node}')\nawait_file('go')", *MIN_HEALTHY, nodes="2:4", agents=4, conf=QUICK)
     for number in range(4):
         job.job.await_sign_file(next_of(job, f"up node{number}.0."), 60.0)
     of_rank = {record.event.group_rank: record.origin.node for record in job.of(events.RendezvousCompleted)}
@@ -154,9 +155,8 @@ def test_min_healthy_goes_on_without_two_nodes_of_which_one_watched_the_other(la
 
 
 def test_min_healthy_restarts_below_the_minimum(launch: Launch) -> None:
-    job = launch(
-        "if cycle == 0 and rank: sys.exit(5)\nif cycle == 0: await_file('never')", *MIN_HEALTHY, nodes="2:3", agents=3
-    )
+    script = "await_all()\nif cycle == 0 and rank: sys.exit(5)\nif cycle == 0: await_file('never')"
+    job = launch(script, *MIN_HEALTHY, nodes="2:3", agents=3)
     assert job.wait() == [0, 0, 0]
     assert [cycles(job, f"node{number}") for number in range(3)] == [["first", "failure"]] * 3
     assert job.of(events.RestartDecided)[0].event.restarts_used == 1
@@ -183,6 +183,8 @@ def ask(action):
     client = RankMonitorClient()
     client.init_workload_monitoring()
     client.send_workload_control_request(WorkloadControlRequest(WorkloadAction[action], "bad memory"))
+
+await_all()
 """
 
 

@@ -19,6 +19,8 @@ SHELL_BLOCKS = re.findall(r"^```(?:text|console)\n(.*?)^```", SECTIONS, flags=re
 TOO_FEW_DATA = 4  # exit status of `resilience calibrate`
 LIMIT = 120.0  # seconds for one command
 
+pytestmark = pytest.mark.timeout(900)  # the first test also waits for all commands
+
 
 def commands() -> list[tuple[str, list[str]]]:
     """Return each command, with the lines that README shows as its output."""

@@ -27,7 +27,7 @@ from resilience.launcher.rendezvous.job_store import RendezvousStore
 from resilience.launcher.rendezvous.job_store import meet as meet_in_store
 from resilience.system.client_sockets import await_server
 from resilience.system.store import execute
-from tests.process.launching import Launched, launcher
+from tests.process.launching import Launched, await_arrival, launcher
 from tests.process.rendezvousing import agents, meet
 from tests.support.ranks import Job, free_port
 from tests.support.server import ForkServer
@@ -301,7 +301,9 @@ def test_cycle_of_a_spare_whose_store_process_has_died_is_followed_by_one_with_a
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     spare = job.more()
-    await_arrivals(endpoint, 3)
+    parameters = RendezvousParameters(backend="etcd", endpoint=endpoint, run_id="test", min_nodes=1, max_nodes=1)
+    client = meet_in_store(parameters, cast(Any, None), 30.0).connect()
+    await_arrival(dist.PrefixStore("resilience/test", client), "node2")
     (store,) = (each for each in psutil.Process(spare.job.pids[0]).children() if each.cmdline() == ["resilience-store"])
     store.kill()
     job.job.signal(0, signal.SIGTERM)
@@ -311,16 +313,6 @@ def test_cycle_of_a_spare_whose_store_process_has_died_is_followed_by_one_with_a
     assert ends <= {("interrupted", "the store process of node2 is gone")}
     assert sorted(path.name for path in job.folder.glob("up.*")) == ["up.0.0", "up.0.1", "up.2.0", "up.2.1"]
     assert restarts(job) == []
-
-
-def await_arrivals(endpoint: str, count: int) -> None:
-    """Wait until so many agents have arrived at the rendezvous."""
-    parameters = RendezvousParameters(backend="etcd", endpoint=endpoint, run_id="test", min_nodes=1, max_nodes=1)
-    client = meet_in_store(parameters, cast(Any, None), 30.0).connect()
-    store, deadline = dist.PrefixStore("resilience/test", client), time.monotonic() + 60.0
-    while store.add("log/count", 0) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_first_node_is_evicted_and_the_other_one_goes_on(launch: Launch) -> None:

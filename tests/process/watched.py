@@ -21,7 +21,7 @@ from resilience.monitor import messages
 from tests.support.account import Account
 from tests.support.server import ROOT
 
-LIMIT = 60.0  # seconds that anything may take
+LIMIT = 200.0  # seconds that anything may take
 KEEP_LIMIT = 60.0  # seconds for the disk to have the last records of a watch
 NONE = Limits()
 
