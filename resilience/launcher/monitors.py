@@ -310,7 +310,7 @@ class _MonitorSlot:
                 return [self._lose(f"it did not answer for {PROBE_LIMIT:g} s")]
             return []
         self._probe += 1
-        self._unanswered_since = now
+        self._unanswered_since = time.monotonic()  # not `now`: this process may have stood still since then
         self.tell(messages.ProbeMonitor(self._probe))
         return []
 

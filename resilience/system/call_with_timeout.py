@@ -15,14 +15,15 @@ START_LIMIT = 5.0  # seconds in which a thread may be refused
 PAUSE = 0.05  # seconds between two attempts to start one
 
 
-def start(thread: threading.Thread) -> None:
-    """Start a thread. If this host or process has no thread left, try again for START_LIMIT seconds: a restart of
-    other processes may use up a limit for a moment. Raises: RuntimeError."""
+def start(make: Callable[[], threading.Thread]) -> threading.Thread:
+    """Make a thread and start it. If this host or process has no thread left, try again for START_LIMIT seconds with
+    another one: a restart of other processes may use up a limit for a moment. Raises: RuntimeError."""
     deadline = time.monotonic() + START_LIMIT
     while True:
+        thread = make()
         try:
             thread.start()
-            return
+            return thread
         except RuntimeError:
             if time.monotonic() >= deadline:
                 raise
@@ -44,8 +45,7 @@ def returns_within(limit: float, function: Callable[[], object], name: str) -> b
         except BaseException as error:  # re-raised in the calling thread
             raised.append(error)
 
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    start(thread)
+    thread = start(lambda: threading.Thread(target=work, name=name, daemon=True))
     thread.join(limit)
     if thread.is_alive():
         return False

@@ -36,11 +36,23 @@ def await_server(host: str, port: int, limit: float, is_interrupted: Callable[[]
         remaining = deadline - time.monotonic()
         try:
             return _connect(host, port, max(0.001, min(ATTEMPT_LIMIT, remaining)))
-        except OSError:
-            if is_interrupted() or time.monotonic() + pause >= deadline:
+        except OSError as error:
+            is_no_name = isinstance(error.__cause__, UnicodeError)
+            if is_no_name or is_interrupted() or time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)
         pause = min(pause * 1.5, LAST_PAUSE)
+
+
+def answers(server: tuple[str, int] | None) -> bool:
+    """Return True if a process listens there; True for None, a store without a server."""
+    if server is None:
+        return True
+    try:
+        _connect(*server, REFUSAL_LIMIT)
+    except OSError:
+        return False
+    return True
 
 
 def is_refused(server: tuple[str, int] | None) -> bool:

@@ -146,7 +146,7 @@ def wait(
             pause = max(0.001, min(remaining, chunk))
             ask(store, partial(store.wait, [key], timedelta(seconds=pause)), pause)
             return True
-        except (RuntimeError, ValueError, OSError):
+        except (RuntimeError, ValueError, LookupError, OSError):
             # A timeout and a dead server raise the same error: reading the key tells them apart.
             if _is_present(store, key):
                 return True

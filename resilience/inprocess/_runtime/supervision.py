@@ -36,6 +36,7 @@ from resilience.facts.interruptions import Detector, Interruption, InterruptionR
 from resilience.facts.seats import Seat
 from resilience.monitor import messages
 from resilience.system import private, processes
+from resilience.system.client_sockets import answers
 from resilience.system.store import StoreLike, drive, execute
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ class Supervisor:
                 try:
                     self._act()
                 except Exception:  # one lost answer or connection must not make the node look lost: once more, anew
-                    self._store = None
+                    if self._done.is_set() or not answers(self._begin.store):
+                        raise
+                    self._store, self._next_beat_at = None, 0.0
                     self._act()
         finally:
             if exports is not None:

@@ -97,10 +97,15 @@ class IterationWatcher:
         self.freed_after_s = 0.0  # from the end of the abort until the main thread had left the function
         self.store_port: int | None = None  # of the iteration's own store, once known
         self._connected = collectives.listeners()  # listeners of an earlier iteration's groups need nothing
-        self._thread = threading.Thread(target=self._run, name=f"resilience-watch-{seat.iteration}", daemon=True)
+        self._thread = self._new_thread()
 
     def start(self) -> None:
-        call_with_timeout.start(self._thread)
+        call_with_timeout.start(self._new_thread)
+
+    def _new_thread(self) -> threading.Thread:
+        name = f"resilience-watch-{self._seat.iteration}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)  # before it starts, for `join`
+        return self._thread
 
     @property
     def is_interrupted(self) -> bool:

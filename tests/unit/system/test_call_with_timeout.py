@@ -35,4 +35,4 @@ def test_thread_that_is_refused_for_long_is_the_callers_concern(monkeypatch: pyt
     monkeypatch.setattr(threading.Thread, "start", refuse)
     monkeypatch.setattr(call_with_timeout, "START_LIMIT", 0.0)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        call_with_timeout.start(threading.Thread())
+        call_with_timeout.start(threading.Thread)

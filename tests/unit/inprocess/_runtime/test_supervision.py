@@ -208,6 +208,7 @@ def _beginning(folder: Any) -> Any:
         interval=0.01,
         prefix="",
         folder=os.fsencode(folder),
+        store=None,
     )
 
 
