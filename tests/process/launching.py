@@ -70,6 +70,7 @@ def agent(arguments: list[str]) -> None:
     in."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
+    from resilience.launcher import witnesses
     from resilience.launcher.main import main
     from resilience.launcher.output.destinations import NamedLogs
     from resilience.launcher.preflight import Devices
@@ -93,7 +94,7 @@ def agent(arguments: list[str]) -> None:
         close_the_readers_eyes()
 
     if "PATIENT" in os.environ:
-        stopping.AGENT_LIMIT = 60.0
+        stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
         starting.PROGRAM = "tests.process.patient_monitor"
 
     if (host := os.environ.get("HOST")) is not None:

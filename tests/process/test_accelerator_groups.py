@@ -14,6 +14,8 @@ from resilience.facts import events
 from tests.process import accelerated
 from tests.support.ranks import Finished, Job
 
+pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 s on a busy machine
+
 Start = Callable[..., Job]
 LONG = 6.0  # seconds that an abort takes; no other limit of the default Wrapper is that short
 SHORT = {"soft_timeout": 4.0, "hard_timeout": 12.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}

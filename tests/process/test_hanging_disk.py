@@ -22,6 +22,8 @@ from tests.support.account import Account
 from tests.support.disks import Freezing
 from tests.support.ranks import Job
 
+pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 s on a busy machine
+
 Launch = Callable[..., Launched]
 
 

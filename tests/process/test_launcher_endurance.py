@@ -127,7 +127,7 @@ def test_slow_rank_and_long_phases_within_their_limits_are_no_incident(launch: L
                 time.sleep(6.0 if step == 0 else 0.2 if rank == 1 else 0.02)
             resilience.step(step)
         with resilience.section("checkpoint"):
-            time.sleep(1.5)
+            time.sleep(6.0)  # longer than a step may take
         """,
         *("--ft-rank-section-timeouts", "step:5,checkpoint:60", "--ft-rank-out-of-section-timeout", "60"),
         *("--ft-warmup-rank-section-timeouts", "step:60", "--ft-num-warmup-iterations", "1"),
@@ -144,7 +144,7 @@ def test_stall_that_passes_is_nothing_and_two_that_do_not_are_two_incidents(laun
         import resilience
         resilience.step(10 * cycle)
         resilience.heartbeat()
-        time.sleep(0.3)  # which passes
+        time.sleep(2.0)  # which passes
         resilience.heartbeat()
         if cycle < 2 and rank == 1:
             time.sleep(600)

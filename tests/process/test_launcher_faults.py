@@ -238,7 +238,7 @@ def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
         "dist.all_reduce(torch.ones(1))\n",
         "--ft-rank-heartbeat-timeout",
         "4",
-        PATIENT="yes",
+        PATIENT="evidence",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -273,7 +273,7 @@ def test_wait_for_others_that_no_frame_shows_is_told_from_a_hang(launch: Launch,
         "if cycle == 0: await_file('hangs.0.1'); resilience.heartbeat()\n"
         f"{wait}\n",
         *("--ft-rank-heartbeat-timeout", "1"),
-        PATIENT="yes",
+        PATIENT="evidence",
     )
     assert job.wait() == [0]
     incident = only_incident(job)

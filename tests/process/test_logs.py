@@ -20,6 +20,8 @@ from tests.process.leftovers import left_after
 from tests.support.lines import AT, log_line, write
 from tests.support.server import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 s on a busy machine
+
 MOST_RSS = 300 << 20
 # Measures itself: the peak of this process alone, and the descriptors that were open at once.
 MEASURED = """

@@ -374,7 +374,7 @@ def test_exception_is_on_record_though_the_drain_process_is_slow_to_keep_what_th
     os.waitpid(drain.pid, 0x40000000)  # __WALL: it has stopped
     (job.folder / "go").touch()
     await_true(lambda: has_ended(pid))
-    time.sleep(0.2)  # its monitor has asked for the last lines; it waits two seconds for them
+    time.sleep(0.2)  # as a rule its monitor has asked for the last lines; it waits two seconds for them
     assert libc.ptrace(PTRACE_DETACH, drain.pid, None, None) == 0
     assert job.wait() == [0], job.job.output()
     (found,) = job.job.of(events.Interrupted)

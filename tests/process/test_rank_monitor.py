@@ -218,7 +218,12 @@ def test_dismissed_worker_is_no_interruption(one: Node) -> None:
     assert one.said(messages.Found) == [] and one.records(events.Interrupted) == []
 
 
-def test_monitor_outlives_its_workers_and_stays_lean(one: Node) -> None:
+def test_monitor_outlives_its_workers_and_stays_lean(tmp_path: Path) -> None:
+    with node(tmp_path) as one:  # the program itself, as it is shipped
+        assert_lean(one)
+
+
+def assert_lean(one: Node) -> None:
     first = one.monitors.pid(0)
     for _ in range(3):
         worker = one.start("import resilience; resilience.step(1)")

@@ -23,6 +23,8 @@ from tests.process.launching import launcher
 from tests.process.leftovers import left_after
 from tests.support.ranks import Job
 
+pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 s on a busy machine
+
 Start = Callable[..., Job]
 TRAIN = "tests.process.jobs:train"
 CAFE = os.fsdecode(b"caf\xe9")

@@ -18,6 +18,8 @@ from resilience.run_folder.merge import clocks_of
 from tests.support.agents import run_job
 from tests.support.server import ROOT
 
+pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 s on a busy machine
+
 AHEAD = 90  # seconds; longer than anything here takes
 SHIFTED = f"""
 import time
