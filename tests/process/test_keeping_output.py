@@ -225,18 +225,24 @@ def test_file_server_that_fails_as_a_file_is_closed_costs_no_later_output(
     assert not told
 
 
-def test_job_that_fails_in_an_unknown_way_ends_no_later_one(disk: Disk) -> None:
-    keeper = Keeper(lambda lost: None)
+def test_write_that_fails_in_an_unknown_way_is_counted_and_ends_no_later_one(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[StreamLost] = []
+    keeper = Keeper(told.append)
     stream = stream_of(disk)
     disk.answer()
     keeper.open(stream)
-    await_all(keeper)
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise MemoryError
 
-    keeper.call(fail)
+    with monkeypatch.context() as broken:
+        broken.setattr(output_files._StreamFile, "write", fail)
+        keeper.take(stream, b"lost\n", is_stalled=False)
+    await_all(keeper)
     keeper.take(stream, b"later\n", is_stalled=False)
     keeper.close(stream)
     await_all(keeper)
-    assert disk.content() == b"later\n"
+    assert disk.content().endswith(b"later\n")
+    assert [(lost.count, lost.why) for lost in told][-1] == (5, "MemoryError: ")

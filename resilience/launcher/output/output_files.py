@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from resilience.errors import error_in_words
 from resilience.launcher.output.drained_stream import Stream
 from resilience.launcher.output.streams import StreamLost
 from resilience.system import files
@@ -101,8 +102,11 @@ class Keeper:
                 while not self._jobs:
                     self._has_work.wait()
                 job = self._jobs[0]
-            with contextlib.suppress(Exception):  # the edge of the thread: it goes on with the next job
+            try:
                 job.run()
+            except Exception as error:  # the edge of the thread: it goes on with the next job, and counts what is lost
+                if job.size and job.stream in self._files:
+                    self._files[job.stream].losses.add(job.size, error_in_words(error))
             with self._has_work:
                 self._jobs.popleft()
                 self._waiting -= JOB_COST + job.size
