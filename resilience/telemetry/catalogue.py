@@ -212,7 +212,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_productive_seconds_total",
         "counter",
-        "Rank-seconds at work: in the function, or after a worker's first progress. Includes hangs and rework.",
+        "Rank-seconds at work: in the function, or after a worker's first progress. Includes hangs and rework. "
+        "What is still going on counts up to 5 s ago.",
         (),
         _WORK_EVENTS,
     ),
@@ -220,7 +221,8 @@ METRICS: tuple[Metric, ...] = (
         "resilience_lost_seconds_total",
         "counter",
         "Rank-seconds lost: startup (until at work), restart, hang (silence of all ranks at work until a limit fired), "
-        "rework (repeated steps, if steps are reported), idle (spares, and ranks that finished first).",
+        "rework (repeated steps, if steps are reported), idle (spares, and ranks that finished first). What is still "
+        "going on counts up to 5 s ago.",
         ("cause",),
         _LOSS_EVENTS,
     ),

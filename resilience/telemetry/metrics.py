@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 LAYER, LAUNCHER = "inprocess", "launcher"
 MOST_NAMES = 8  # of torchelastic's calls, sources, states and values, each
 MOST_NODES = 64  # blamed nodes
+READ_S = 5.0  # seconds after which the records of what has happened have been read, as a rule
 SILENT_S = 60.0  # half of the limit of RankHeartbeatStale
 _ELASTIC_CALL = re.compile(r"(?P<call>.+)\.(?P<what>success|failure|duration\.ms)")
 _ELASTIC_ROLE = re.compile(r"workers\.(?P<role>.*)\.(?P<what>\w+)")
@@ -303,9 +304,13 @@ class MetricView:
                 yield metric, sorted(rows.items())
 
     def _add_corrected(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
-        """Add counters that later records may correct: interruptions, rank-seconds by cause. A counter never falls."""
+        """Add counters that later records may correct: interruptions, rank-seconds by cause.
+
+        A counter never falls. So what is still going on counts up to READ_S ago: the record that ends a restart says
+        when it ended, but is read later, and the time between must not count as restart for good."""
+        until = None if now_ns is None else now_ns - round(READ_S * 1e9)
         spent = RankSeconds()
-        for rank_seconds in self._history.spent(lambda _: now_ns).values():
+        for rank_seconds in self._history.spent(lambda _: until).values():
             spent.add(rank_seconds)
         counters = self._values
         _raise(counters[_PRODUCTIVE], {(): spent.work / 1e9})

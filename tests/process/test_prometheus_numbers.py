@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from dashboards.generator.queries import goodput, grown, quantile, restarts
+from resilience.facts import events
 from resilience.telemetry.catalogue import BY_NAME
+from resilience.telemetry.metrics import READ_S
 from tests.fixtures import count
 from tests.process.dashboard_scene import filled
 from tests.process.launching import launcher
@@ -78,6 +80,8 @@ def test_dashboards_have_the_numbers_of_the_records(
     job = launcher(start, tmp_path)(TRAIN, *options, nproc=RANKS, RESILIENCE_JOB_ID="job")
     prometheus.await_query(f'{RESTART}_count{{job_id="job"}} == {FAULTS * RANKS}', limit=180)
     prometheus.await_query(f'sum({SECTION}_count{{job_id="job"}}) > 400', limit=180)
+    gone_on = max(record.wall_ns for record in job.of(events.WorkerProgressed)) / 1e9
+    prometheus.await_query(f'timestamp({LOST}{{job_id="job", cause="restart"}}) > {gone_on + READ_S + 1}', limit=180)
     asked, at = answers(prometheus)
     moment = MOMENT + asked["scrape"]  # since the scrape's time stamp, which is that of its beginning
     (tmp_path / "end").touch()
@@ -89,7 +93,7 @@ def test_dashboards_have_the_numbers_of_the_records(
     assert len(told) == FAULTS * RANKS
     for share in (0.5, 0.95):
         assert_in_the_bucket_of(told, share, asked[f"p{share}"], RESTART)
-    spent = spent_until(files, at)
+    spent = spent_until(files, at - READ_S)
     for cause in ("startup", "restart", "hang"):
         assert asked[cause] == pytest.approx(spent[cause], abs=1e-3), cause
     outside = spent["startup"] + spent["restart"] + spent["idle"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from resilience.facts import events
 from resilience.facts.records import Record
-from resilience.telemetry.metrics import MetricView, Ranks
+from resilience.telemetry.metrics import READ_S, MetricView, Ranks
 from resilience.telemetry.rank_snapshot import Allowed, SnapshotSection
 from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
@@ -111,11 +111,29 @@ def test_running_workers_are_productive_before_they_end() -> None:
     told = launched(is_running=True)
     last = max(record.mono_ns for record in told.records)
     started = next(r.mono_ns for r in told.records if isinstance(r.event, events.WorkerStarted))
-    view = MetricView(lambda: last + 10**9)
+    view = MetricView(lambda: last + 10**9 + round(READ_S * 1e9))
     for record in told.records:
         view.take(record)
     expected = 2 * (last + 10**9 - started - 0.4e9) / 1e9
     assert view.samples()["resilience_productive_seconds_total", ()] == pytest.approx(expected, abs=0.001)
+
+
+@pytest.mark.parametrize("kind", ["kill", "hang"])
+def test_scrape_before_a_restarts_end_is_read_adds_nothing_to_it(kind: Kind) -> None:
+    told = launched([Fault(kind, 1)], is_running=True)
+    records = told.interleaved(0)
+    last = max(record.mono_ns for record in records)
+    clock = last
+    view = MetricView(lambda: clock)
+    for record in records:
+        is_end = isinstance(record.event, events.WorkerProgressed)
+        clock = record.mono_ns + round(READ_S * 1e9 * 0.9) if is_end else record.mono_ns
+        view.samples()
+        view.take(record)
+    clock = last + round(READ_S * 1e9)
+    for cause in ("startup", "restart", "hang"):
+        key = "resilience_lost_seconds_total", (cause,)
+        assert view.samples().get(key) == samples(records).get(key), cause
 
 
 def test_states_follow_the_workers_of_each_cycle() -> None:

@@ -23,7 +23,7 @@ from resilience.facts.identity import Origin, trace_id
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
-from resilience.telemetry.metrics import MOST_NAMES, MOST_NODES, MetricView
+from resilience.telemetry.metrics import MOST_NAMES, MOST_NODES, READ_S, MetricView
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.busy_node import busy_node
@@ -134,7 +134,7 @@ def test_running_function_counts_as_productive_before_it_ends() -> None:
     told = job(world=1)
     started = next(n for n, r in enumerate(told.records) if getattr(r.event, "stage", "") == "run")
     at = told.records[started].mono_ns
-    view = MetricView(lambda: at + 5_000_000_000)
+    view = MetricView(lambda: at + round((READ_S + 5.0) * 1e9))
     for record in told.records[: started + 1]:
         view.take(record)
     assert view.samples()["resilience_productive_seconds_total", ()] == 5.0
