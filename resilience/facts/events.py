@@ -494,6 +494,14 @@ class ExportFailed(Event, frozen=True, tag="export.failed"):
     )
 
 
+class AnalysisFailed(Event, frozen=True, tag="analysis.failed"):
+    """The line at the terminal that names the rank that failed first is missing, because the analysis of the records
+    failed. The records are whole: `resilience report` may say more."""
+
+    level: ClassVar[Level] = "warning"
+    reason: str
+
+
 # -- the launcher's agent ------------------------------------------------------------------------
 
 
@@ -863,6 +871,7 @@ AnyEvent = (
     | DrainStopped
     | ZygoteLost
     | ModulesPreloaded
+    | AnalysisFailed
     | ModulesTooLate
     | VariablesTooLate
     | ElasticMeasured

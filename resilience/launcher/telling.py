@@ -6,13 +6,13 @@ also an event, so that every view uses the same words."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
+from resilience.errors import error_in_words
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import InterruptionRecord
@@ -23,11 +23,8 @@ from resilience.telemetry import restart_lines
 LAST_LIMIT = 3.0  # seconds for the last message
 
 
-Emit = Callable[[events.Event], object]
-
-
 def of_restart(
-    folder: Path, origin: Origin, has_nodes: bool, say: Callable[[str], object], emit: Emit
+    folder: Path, origin: Origin, has_nodes: bool, say: Callable[[str], object], emit: restart_lines.Emit
 ) -> restart_lines.RestartLine:
     """Print which rank failed first in the previous cycle, a while after the next one has started; an empty text if the
     records do not show it. Returns immediately. origin: of the agent, in the new cycle. has_nodes: the job runs on
@@ -41,10 +38,12 @@ def of_restart(
         emit(verdict)
         return verdict.sentence
 
-    return restart_lines.RestartLine(line, say)
+    return restart_lines.RestartLine(line, say, emit)
 
 
-def first_failure(folder: Path, origin: Origin, has_nodes: bool, emit: Emit) -> tuple[InterruptionRecord | None, str]:
+def first_failure(
+    folder: Path, origin: Origin, has_nodes: bool, emit: restart_lines.Emit
+) -> tuple[InterruptionRecord | None, str]:
     """Return the record of the rank that failed first in this cycle, None if the records do not show it; also the
     verdict as a sentence, empty if there is none."""
     culprit_records: list[InterruptionRecord] = []
@@ -61,8 +60,10 @@ def first_failure(folder: Path, origin: Origin, has_nodes: bool, emit: Emit) -> 
             emit(judgement)
             sentences.append(judgement.sentence)
 
-    with contextlib.suppress(Exception):  # the edge to the analysis: the job has ended all the same
+    try:
         returns_within(LAST_LIMIT, work, "resilience-last-words")
+    except Exception as error:  # the edge to the analysis: the job has ended all the same
+        emit(events.AnalysisFailed(error_in_words(error)))
     return next(iter(culprit_records), None), next(iter(sentences), "")
 
 

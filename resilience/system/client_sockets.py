@@ -37,8 +37,7 @@ def await_server(host: str, port: int, limit: float, is_interrupted: Callable[[]
         try:
             return _connect(host, port, max(0.001, min(ATTEMPT_LIMIT, remaining)))
         except OSError as error:
-            is_no_name = isinstance(error.__cause__, UnicodeError)
-            if is_no_name or is_interrupted() or time.monotonic() + pause >= deadline:
+            if is_no_name(error) or is_interrupted() or time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)
         pause = min(pause * 1.5, LAST_PAUSE)
@@ -46,26 +45,17 @@ def await_server(host: str, port: int, limit: float, is_interrupted: Callable[[]
 
 def answers(server: tuple[str, int] | None) -> bool:
     """Return True if a process listens there; True for None, a store without a server."""
-    if server is None:
-        return True
-    try:
-        _connect(*server, REFUSAL_LIMIT)
-    except OSError:
-        return False
-    return True
+    return server is None or _error_of(server) is None
 
 
 def is_refused(server: tuple[str, int] | None) -> bool:
     """Return True if the host answers that no process listens there. False if it does not answer, and for None."""
-    if server is None:
-        return False
-    try:
-        _connect(*server, REFUSAL_LIMIT)
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
+    return server is not None and isinstance(_error_of(server), ConnectionRefusedError)
+
+
+def is_no_name(error: Exception) -> bool:
+    """Return True if this error of `addresses_of` says that no host can have such a name: waiting does not help."""
+    return isinstance(error.__cause__, UnicodeError)
 
 
 def addresses_of(host: str, port: int | None, kind: socket.SocketKind, flags: int = 0) -> list[Any]:
@@ -74,6 +64,15 @@ def addresses_of(host: str, port: int | None, kind: socket.SocketKind, flags: in
         return list(socket.getaddrinfo(host, port, type=kind, flags=flags))
     except UnicodeError as error:  # of a label that is empty or too long
         raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no host name: {error}") from error
+
+
+def _error_of(server: tuple[str, int]) -> OSError | None:
+    """Return why a connection fails, None if it does not."""
+    try:
+        _connect(*server, REFUSAL_LIMIT)
+    except OSError as error:
+        return error
+    return None
 
 
 def _connect(host: str, port: int, limit: float) -> str:

@@ -8,7 +8,6 @@ prints what it knows itself."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from resilience.attribution.incident import Incident
+from resilience.errors import error_in_words
 from resilience.facts import events
 from resilience.facts.records import Record
 from resilience.telemetry.recording import RecordTail
@@ -44,13 +44,15 @@ class Hurry(threading.Event):
 
 
 Make = Callable[[Hurry], str]
+Emit = Callable[[events.Event], object]
 
 
 class RestartLine:
-    """A line that a separate thread computes and prints, and those that follow it."""
+    """A line that a separate thread computes and prints, and those that follow it. emit: is told of one that fails."""
 
-    def __init__(self, make: Make, say: Callable[[str], object]) -> None:
+    def __init__(self, make: Make, say: Callable[[str], object], emit: Emit) -> None:
         self._hurry = Hurry()
+        self._emit = emit
         self._say = say
         self._make: Make | None = make
         self._following: Make | None = None
@@ -80,8 +82,10 @@ class RestartLine:
 
     def _print_all(self) -> None:
         while self._make is not None:
-            with contextlib.suppress(Exception):  # the edge to the analysis: a later restart has a line all the same
+            try:
                 self._say(self._make(self._hurry))
+            except Exception as error:  # the edge to the analysis: a later restart has a line all the same
+                self._emit(events.AnalysisFailed(error_in_words(error)))
             with self._lock:
                 self._make, self._following = self._following, None
                 self._hurry.is_behind = False

@@ -16,9 +16,8 @@ from resilience.facts.identity import Origin
 from resilience.facts.records import Record
 from resilience.history.iterations import AT_ENTRY
 from resilience.system.environment import has_agent, is_quiet, torchrun_restarts_left
-from resilience.telemetry.restart_lines import Hurry, Make, RestartLine, incident
+from resilience.telemetry.restart_lines import Emit, Hurry, Make, RestartLine, incident
 
-Emit = Callable[[events.Event], object]
 UNKNOWN = "the records do not show which rank failed first"
 BEHIND = "which rank failed first was not looked up, because the job has restarted again"
 
@@ -35,14 +34,14 @@ def of_restart(
         return None
     say = (lambda line: None) if is_quiet() else say
     if origin.iteration:
-        return _after(last, lambda hurry: _in_place(folder, origin, hurry, emit), say)
+        return _after(last, lambda hurry: _in_place(folder, origin, hurry, emit), say, emit)
     if origin.cycle and not origin.call and not has_agent():
-        return _after(last, lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say)
+        return _after(last, lambda hurry: _by_a_launcher(folder, origin, hurry, emit), say, emit)
     return None
 
 
-def _after(last: RestartLine | None, make: Make, say: Callable[[str], object]) -> RestartLine:
-    return last if last is not None and last.follow(make) else RestartLine(make, say)
+def _after(last: RestartLine | None, make: Make, say: Callable[[str], object], emit: Emit) -> RestartLine:
+    return last if last is not None and last.follow(make) else RestartLine(make, say, emit)
 
 
 def ends_with_ranks() -> bool:

@@ -24,7 +24,7 @@ from resilience.facts.in_words import count
 from resilience.launcher.rendezvous import etcd_store
 from resilience.launcher.rendezvous.conf import switch, whole
 from resilience.launcher.rendezvous.stores import Hosted, StoreProcess
-from resilience.system.client_sockets import addresses_of, await_server, short_lookups
+from resilience.system.client_sockets import addresses_of, await_server, is_no_name, short_lookups
 from resilience.system.open_sockets import shut_down
 
 DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's defaults for an endpoint without a port
@@ -255,6 +255,8 @@ def _own_address(host: str) -> str:
 
 
 def _unreachable(host: str, port: int, limit: float, error: Exception) -> StoreError:
+    if isinstance(error, socket.gaierror) and is_no_name(error):
+        return StoreError(f"{error.strerror}; check --rdzv-endpoint", host=host)
     if isinstance(error, socket.gaierror):
         return StoreError(
             f"the name {host} was not found within {limit:g} s: {error.strerror}; check --rdzv-endpoint and the "

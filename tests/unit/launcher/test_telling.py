@@ -22,7 +22,9 @@ def test_last_message_that_gets_no_thread_names_no_rank(tmp_path: Path, monkeypa
     monkeypatch.setattr(call_with_timeout, "START_LIMIT", 0.0)
     origin = Origin("job", "node0", "agent", 1)
     assert telling.first_failure(tmp_path, origin, False, emitted.append) == (None, "")
-    assert emitted == []
+    (failed,) = emitted
+    assert isinstance(failed, events.AnalysisFailed)
+    assert failed.reason.startswith("RuntimeError: ")
 
 
 def test_analysis_that_fails_costs_the_last_message_its_rank_only(
@@ -34,4 +36,4 @@ def test_analysis_that_fails_costs_the_last_message_its_rank_only(
     emitted: list[events.Event] = []
     monkeypatch.setattr(telling, "_incident", fail)
     assert telling.first_failure(tmp_path, Origin("job", "node0", "agent", 1), False, emitted.append) == (None, "")
-    assert emitted == []
+    assert emitted == [events.AnalysisFailed("ImportError: the package was replaced on disk")]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.attribution.incident import Incident
+from resilience.facts import events
 from resilience.facts.records import to_line
 from resilience.telemetry import restart_lines
 from tests.support import launch_streams
@@ -80,14 +81,14 @@ def test_line_that_gets_no_thread_is_not_printed(monkeypatch: pytest.MonkeyPatch
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    printed: list[str] = []
+    printed: list[object] = []
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    restart_lines.RestartLine(lambda hurry: "line", printed.append).finish()
+    restart_lines.RestartLine(lambda hurry: "line", printed.append, printed.append).finish()
     assert printed == []
 
 
 def test_line_of_the_newest_restart_alone_follows_the_present_one() -> None:
-    printed: list[str] = []
+    printed: list[object] = []
     is_entered, may_end = threading.Event(), threading.Event()
 
     def slow(hurry: restart_lines.Hurry) -> str:
@@ -95,7 +96,7 @@ def test_line_of_the_newest_restart_alone_follows_the_present_one() -> None:
         assert may_end.wait(60)
         return f"1 {hurry.is_behind}"
 
-    line = restart_lines.RestartLine(slow, printed.append)
+    line = restart_lines.RestartLine(slow, printed.append, printed.append)
     assert is_entered.wait(60)
     for number in (2, 3, 4):
         assert line.follow(lambda hurry, number=number: f"{number} {hurry.is_behind}")
@@ -111,20 +112,22 @@ def test_line_follows_none_that_got_no_thread(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert not restart_lines.RestartLine(lambda hurry: "line", print).follow(lambda hurry: "line")
+    assert not restart_lines.RestartLine(lambda hurry: "line", print, print).follow(lambda hurry: "line")
 
 
-def test_analysis_that_fails_costs_its_own_line_only() -> None:
-    printed: list[str] = []
+def test_analysis_that_fails_costs_its_own_line_only_and_an_event_says_so() -> None:
+    printed: list[object] = []
+    emitted: list[events.Event] = []
     may_fail = threading.Event()
 
     def broken(hurry: restart_lines.Hurry) -> str:
         assert may_fail.wait(60)
         raise ImportError("the package was replaced on disk")
 
-    line = restart_lines.RestartLine(broken, printed.append)
+    line = restart_lines.RestartLine(broken, printed.append, emitted.append)
     assert line.follow(lambda hurry: "2")
     may_fail.set()
     line._thread.join(60)
     assert printed == ["2"]
+    assert emitted == [events.AnalysisFailed("ImportError: the package was replaced on disk")]
     assert not line.follow(lambda hurry: "3")
