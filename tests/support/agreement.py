@@ -19,7 +19,7 @@ from resilience.history.phases import seconds_of
 from resilience.report.condensed import Report, report
 from resilience.run_folder.load import load
 from resilience.status.state import Now, Watcher
-from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.metrics import READ_S, MetricView
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
 
@@ -151,8 +151,8 @@ def seconds_counted(records: list[Record]) -> Counter[str]:
     found: Counter[str] = Counter()
     for node in {record.origin.node for record in records}:
         of_node = [record for record in records if record.origin.node == node]
-        last = max(record.mono_ns for record in of_node)
-        view = MetricView(lambda last=last: last)  # type: ignore[misc]
+        read_ns = max(record.mono_ns for record in of_node) + round(READ_S * 1e9)
+        view = MetricView(lambda read_ns=read_ns: read_ns)  # type: ignore[misc]
         for record in of_node:
             view.take(record)
         for (name, labels), value in view.samples().items():
