@@ -122,8 +122,9 @@ class GarbageCollected(Event, frozen=True, tag="garbage.collected"):
 class RestartEnded(Event, frozen=True, tag="restart.ended"):
     """This rank made its first progress after an interruption: the restart is over.
 
-    duration_s: from detection to the first heartbeat, step or ping after entry. If the function sends none, sign is
-    "entry" and duration_s ends with the entry. step: the step with which the function continued, if known by then."""
+    duration_s: from detection to the first heartbeat, step, ping or section after entry. If the function sends none,
+    sign is "entry" and duration_s ends with the entry. The event then comes with the entry if the function has never
+    sent one in this call, else when it is left. step: the step with which the function continued, if known by then."""
 
     interruption: str
     duration_s: Seconds

@@ -103,7 +103,7 @@ class WrappedRank:
         if event.outcome == "completed" and event.stage == "run":
             self._go("idle", at)
         elif event.outcome == "completed" and event.stage == "restart":
-            self._go("work" if self._is_active else "idle", at - round(event.ended_ago_s * 1e9))
+            self._go("work" if self._is_active else "idle", at)
 
     def _restart_ended(self, event: events.RestartEnded, at: int) -> None:
         if event.step is None:
@@ -298,7 +298,7 @@ class _Visit:
         if at_work is None and self._end is not None:
             if rank in self._signalling and not worker.has_completed:
                 until = self._end  # it has not come as far as in an earlier cycle
-                spent.hang = max(0, min(until - worker.started_ns, self._part.silent_ns))
+                spent.work = spent.hang = max(0, min(until - worker.started_ns, self._part.silent_ns))
             elif self._part.failed_at is not None:
                 at_work = worker.started_ns
             else:

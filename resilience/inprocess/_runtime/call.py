@@ -428,7 +428,7 @@ class CallWrapper:
         self._reporter.entering()
         restore(self._modes)  # an interruption may have prevented a context manager from doing it
         self._session.page.doing(Doing.FUNCTION)
-        self._session.page.on_progress = self._progressed if self._reporter.is_restarting else None
+        self._session.page.on_progress = self._progressed
         try:
             with workload.running(self._session.emitter.origin):
                 function = here_only(self._function)

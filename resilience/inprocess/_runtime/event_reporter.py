@@ -2,8 +2,8 @@
 
 The call reports each change of phase; this module turns that into events with durations. Phases follow one
 another without a gap, so their durations add up to that of the restart. A restart ends with the first sign of
-progress after the function was entered again. If the function shows none, the restart ends with the entry, and
-the event says so."""
+progress after the function was entered again. If the function has never shown one, the restart ends with the entry.
+If it shows none this time only, the event says so when the function is left, with the time of the entry."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class RankEvents:
         self._restart_began: float | None = None
         self._entered_at: float | None = None
         self._is_awaiting_progress = False
+        self._has_shown_progress = False  # in this call
         self._is_awaiting_step = False  # the restart has ended with another signal
         self._iteration_began = 0.0
         self._interruption = "peer"
@@ -85,12 +86,16 @@ class RankEvents:
 
     def entering(self) -> None:
         self._entered_at = time.monotonic()
-        self._is_awaiting_progress, self._is_awaiting_step = self.is_restarting, False
+        self._is_awaiting_step = False
         self._emit(StageStarted("run"))
+        if self._restart_began is not None and not self._has_shown_progress:
+            self._end_restart("entry", self._restart_began, self._entered_at)
+        self._is_awaiting_progress = self.is_restarting
 
     def progressed(self, sign: Sign) -> bool:
         """Report the function's first progress, which ends a restart, and its first step. Return True as long as a step
         is still of interest. 0.2 µs for each further signal of a program that never reports a step."""
+        self._has_shown_progress |= sign != "entry"
         if self._is_awaiting_progress and self._restart_began is not None and self._entered_at is not None:
             self._is_awaiting_progress = False
             self._end_restart(sign, self._restart_began, self._entered_at)

@@ -155,6 +155,8 @@ def test_hang_of_a_restarted_worker_before_its_first_sign_is_silence_and_no_rest
     spent = times(History().take_all(story.records))
     assert spent.hang_s == pytest.approx(18.0, abs=0.1)
     assert spent.restart_s == pytest.approx(3.0, abs=0.5)
+    assert spent.total_s == pytest.approx(121.0, abs=0.5)
+    assert spent.productive_s == pytest.approx(98.0, abs=1.0)
     assert_same_seconds(story.records)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -24,18 +25,33 @@ class Emitted:
 
 def after_restart() -> tuple[RankSide, Emitted]:
     """A rank that has entered its function again after an interruption, as the call connects page and reporter."""
+    page, _, emitted = entered_again(lambda page: page.heartbeat())
+    emitted.events.clear()
+    return page, emitted
+
+
+def entered_again(first: Callable[[RankSide], object]) -> tuple[RankSide, RankEvents, Emitted]:
+    """A rank that has entered its function again after an interruption. first: what the function did before."""
     page, emitted = RankSide(Page.create()), Emitted()
     reporter = RankEvents(cast(Emitter, emitted), lambda: page.step_value)
-    reporter.interrupted(0.0)
-    reporter.entering()
 
     def progressed(sign: str) -> None:
         if not reporter.progressed(cast(Sign, sign)):
             page.on_progress = None
 
+    reporter.entering()
     page.on_progress = progressed
+    first(page)
+    reporter.left_function(is_interrupted=True, failed=False)
+    reporter.interrupted(0.0)
     emitted.events.clear()
-    return page, emitted
+    reporter.entering()
+    page.on_progress = progressed
+    return page, reporter, emitted
+
+
+def ends(emitted: Emitted) -> list[events.Event]:
+    return [event for event in emitted.events if isinstance(event, events.RestartEnded | events.FirstStepTaken)]
 
 
 @pytest.mark.parametrize("first", ["section", "heartbeat", "ping"])
@@ -46,8 +62,7 @@ def test_first_step_after_another_sign_of_progress_is_reported_once(first: str) 
     page.heartbeat()
     page.step(50)
     page.step(51)
-    ends = [event for event in emitted.events if isinstance(event, events.RestartEnded | events.FirstStepTaken)]
-    (ended, stepped) = ends
+    (ended, stepped) = ends(emitted)
     assert isinstance(ended, events.RestartEnded) and (ended.sign, ended.step) == (first, None)
     assert stepped == events.FirstStepTaken(50)
     assert page.on_progress is None  # further steps cost nothing
@@ -60,3 +75,20 @@ def test_step_that_ends_a_restart_is_reported_with_it() -> None:
     (ended,) = [event for event in emitted.events if isinstance(event, events.RestartEnded)]
     assert (ended.sign, ended.step) == ("step", 50)
     assert not any(isinstance(event, events.FirstStepTaken) for event in emitted.events)
+
+
+def test_restart_of_a_function_that_never_shows_progress_ends_with_its_entry() -> None:
+    page, reporter, emitted = entered_again(lambda page: None)
+    (ended,) = ends(emitted)
+    assert isinstance(ended, events.RestartEnded) and ended.sign == "entry"
+    page.step(50)
+    reporter.left_function(is_interrupted=False, failed=False)
+    assert ends(emitted) == [ended, events.FirstStepTaken(50)]
+
+
+def test_restart_of_a_function_that_had_shown_progress_lasts_until_it_does_again_or_is_left() -> None:
+    page, reporter, emitted = entered_again(lambda page: page.heartbeat())
+    assert ends(emitted) == []
+    reporter.left_function(is_interrupted=True, failed=False)
+    (ended,) = ends(emitted)
+    assert isinstance(ended, events.RestartEnded) and ended.sign == "entry"
