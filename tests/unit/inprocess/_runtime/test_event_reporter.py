@@ -87,7 +87,7 @@ def test_restart_of_a_function_that_never_shows_progress_ends_with_its_entry() -
 
 
 def test_restart_of_a_function_that_had_shown_progress_lasts_until_it_does_again_or_is_left() -> None:
-    page, reporter, emitted = entered_again(lambda page: page.heartbeat())
+    _, reporter, emitted = entered_again(lambda page: page.heartbeat())
     assert ends(emitted) == []
     reporter.left_function(is_interrupted=True, failed=False)
     (ended,) = ends(emitted)
