@@ -147,8 +147,6 @@ class Rendezvous:
             is_time = now >= look_at  # for events without a hint
             if (is_time or now >= deadline) and (yield from self._is_spare()):
                 deadline = now + self.terms.join_limit
-            if now >= deadline:
-                break
             if is_time:
                 look_at, looks = now + self.terms.interval, looks + 1
             leads = leader == self.id
@@ -160,6 +158,8 @@ class Rendezvous:
             if formation is not None:
                 self._lease = None
                 return formation
+            if now >= deadline:  # not before the look: a leader that stood still may find that the cycle is due
+                break
             if is_time:
                 refusal, is_leader_gone = yield from self._hear(number, epoch, leader, heard)
                 if refusal is not None:

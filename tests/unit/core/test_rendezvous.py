@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from resilience.core import membership
-from resilience.core.agent_protocol import Delete
+from resilience.core.agent_protocol import Counts, Delete
 from resilience.core.membership import Arrived, Excluded, Left, Membership, Nothing
 from resilience.core.rendezvous import LEAVE_LIMIT, NOTICES, Refusal, Rendezvous, Terms
 from resilience.core.rendezvous_log import RendezvousLog
@@ -142,6 +142,25 @@ def test_spare_gives_up_within_its_limit_after_a_cycle_whose_node_never_comes_ba
     found = join(run, own)
     assert isinstance(found, Refusal) and found.kind == "late"
     assert 500.0 + 60.0 - TERMS.interval <= run.now <= 500.0 + 60.0 + TERMS.interval
+
+
+def test_spare_that_leads_and_stood_still_beyond_its_limit_forms_the_cycle_that_is_due_by_then() -> None:
+    run = Run()
+    own = spare_of(run, most=3)
+    run.store.data["leader/1/0"] = "own"
+    for id in "ab":
+        run.counts(id)
+
+    def stand_still(operation: object) -> None:
+        if run.now >= 500.0 and isinstance(operation, Counts) and NOTICES in operation.keys:  # as a look ends
+            run.before = lambda operation: None
+            run.writes(*(Arrived(seat(id), known=0) for id in "ab"))
+            run.now += 100.0
+
+    run.before = stand_still
+    found = join(run, own)
+    assert isinstance(found, Membership) and {each.id for each in found.seats} == {"a", "b", "own"}
+    assert run.now >= 600.0
 
 
 def test_each_cycle_that_forms_without_a_spare_gives_it_its_whole_limit_again() -> None:
