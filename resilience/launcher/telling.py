@@ -20,7 +20,7 @@ from resilience.facts.records import Record
 from resilience.system.call_with_timeout import returns_within
 from resilience.telemetry import restart_lines
 
-LAST_LIMIT = 3.0  # seconds for the last message
+LAST_LIMIT = 10.0  # seconds for the last message; only a disk that hangs takes all of them
 
 
 def of_restart(
