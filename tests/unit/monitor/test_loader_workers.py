@@ -51,7 +51,8 @@ signal.pause()
 """
 
 
-def test_workers_of_a_child_that_outlives_the_rank_are_left_alone() -> None:
+def test_workers_of_a_child_that_outlives_the_rank_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_workers, "GRACE", 3600.0)  # only `finish` ends workers
     dump = os.memfd_create("dump")
     command = [sys.executable, "-c", WORKER_OF_A_CHILD, str(dump)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[dump], start_new_session=True)

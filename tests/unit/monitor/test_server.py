@@ -413,6 +413,7 @@ def test_monitor_that_replaces_a_lost_one_records_nothing_again(tmp_path: Path) 
 
 def test_monitor_that_replaces_a_lost_one_counts_what_was_not_written(tmp_path: Path) -> None:
     lost = Worker(tmp_path)
+    lost.monitor._flush_at = math.inf
     rank = lost.attach()
     for number in range(11):
         rank.step(number)

@@ -219,7 +219,9 @@ def test_run_that_is_deleted_while_runs_are_listed_costs_itself(
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_no_damage_makes_the_report_fall_over(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     chance = random.Random(seed)
     folder = job([Fault("kill", 1, 0), Fault("hang", 2, 1, 20)]).write(tmp_path_factory.mktemp("damaged") / "run")

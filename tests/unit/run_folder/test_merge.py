@@ -53,7 +53,9 @@ def test_stamp_of_a_broken_clock_does_not_move_the_lines_after_it(tmp_path: Path
     assert texts(tmp_path) == ["a", "broken", "c", "d"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     files=st.lists(st.lists(st.binary(max_size=60).filter(lambda b: b"\n" not in b), max_size=12), max_size=5),
     torn=st.booleans(),

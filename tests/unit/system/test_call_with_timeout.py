@@ -22,6 +22,7 @@ def test_thread_that_is_refused_for_a_moment_starts_all_the_same(monkeypatch: py
 
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(call_with_timeout, "PAUSE", 0.0)
+    monkeypatch.setattr(call_with_timeout, "START_LIMIT", 60.0)
     called = threading.Event()
     assert call_with_timeout.returns_within(60.0, called.set, "test")
     assert called.is_set()

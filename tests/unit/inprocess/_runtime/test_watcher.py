@@ -111,7 +111,7 @@ def test_rank_is_a_witness_of_a_hang_at_its_seat_whatever_user_code_made_of_its_
     watching.left()
     watching.start()
     assert watching.join(LIMIT)
-    assert execute(Read((f"{at.witnessed}/done",)), store) != [None]
+    assert execute(Read((f"{at.witnessed}/done",)), store) != (None,)
 
 
 def test_abort_hook_gets_the_present_state_and_sees_that_it_aborts() -> None:
