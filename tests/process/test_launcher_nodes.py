@@ -20,7 +20,7 @@ from tests.process.told import told
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
-QUICK = PATIENT.replace("3000", "20")  # lost after four seconds of silence
+QUICK = PATIENT.replace("3000", "60")  # lost after twelve seconds of silence
 IMPATIENT = PATIENT.replace("=60", "=0.3")  # a cycle begins although a node may come later
 RUN_ON = "say(os.environ['RESILIENCE_NODE'])\nif cycle == 0: await_file('never')\nsay('again')"
 WAIT = "say(os.environ['RESILIENCE_NODE'])\nawait_file('go')"

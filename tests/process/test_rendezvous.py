@@ -16,12 +16,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from resilience.errors import ConfigurationError, StoreError
-from tests.process.rendezvousing import Agent, Agents, agents, meet
+from tests.process.rendezvousing import LIMIT, Agent, Agents, agents, meet
 from tests.support.server import ForkServer
 from tests.support.stops import await_stops
 
 Make = Callable[..., Agents]
-LOSES = {"keep_alive_max_attempt": 8}  # a node that is silent for 1.6 s is lost
+LOSES = {"keep_alive_max_attempt": 25}  # a node that is silent for 5 s is lost
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_closed_rendezvous_turns_everybody_away(make: Make) -> None:
 
 
 def test_newcomer_that_ends_before_it_has_a_place_closes_nothing(make: Make) -> None:
-    job = make("1:3", last_call_timeout=2)
+    job = make("1:3", last_call_timeout=6)
     a, b = job.several(2)
     meet([a, b])
     newcomer = job.start("c")
@@ -353,7 +353,7 @@ def test_port_that_is_taken_is_told_by_the_node_that_must_host(make: Make) -> No
 
 def await_value(agent: Agent, name: str, value: object, also: Agent | None = None) -> bool:
     """Ask until an agent answers this, and another one too, if there is one: who notices tells the other."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT
     asked = [agent, also or agent]
     while [each.do(name) for each in asked] != [value, value]:
         assert time.monotonic() < deadline, f"{name} is {[each.do(name) for each in asked]}, never {value}"
@@ -361,7 +361,7 @@ def await_value(agent: Agent, name: str, value: object, also: Agent | None = Non
 
 
 def test_ranks_that_leave_a_gap_end_the_job_once_nobody_fills_it(make: Make) -> None:
-    job = make("1:3", last_call_timeout=3, **LOSES)
+    job = make("1:3", last_call_timeout=6, **LOSES)
     a = job.start("a", infra_rank=0)
     a.answer()  # it hosts the store, not the one that is killed
     b, c = (job.start(node, infra_rank=rank) for rank, node in enumerate("bc", 1))
