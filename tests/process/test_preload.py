@@ -209,7 +209,8 @@ def test_module_of_torch_that_workers_have_imported_is_there_in_the_next_cycle(
     begin: Callable[..., Launched] = launcher(start, tmp_path)
     leave_last_module(tmp_path)
     job = begin(IMPORTING)
-    job.await_worker("up.0.0")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
     job.await_record(events.ModulesPreloaded, where=lambda event: "lightning" in event.modules)
     (job.folder / "go").touch()
     assert job.wait() == [0]

@@ -11,6 +11,7 @@ from resilience.core.silences import FACTOR, START
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
 from tests.process.launching import Launched, launcher
+from tests.process.test_launcher_nodes import await_restart_line
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
@@ -65,8 +66,11 @@ if (cycle, rank) == (1, 1):
 import resilience
 for n in range(40):
     resilience.step(n)
-    if (cycle, rank, n) == (0, 0, 30):
-        sys.exit(3)
+    if (cycle, n) == (0, 30):
+        say("shown")
+        if rank == 0:
+            await_file("shown.0.1")  # only a rank that has shown rounds has a limit before its first sign
+            sys.exit(3)
     time.sleep(0.01)
 """
 
@@ -147,7 +151,10 @@ def test_worker_that_could_not_attach_to_its_monitor_runs_on_without_a_limit(lau
 
 
 def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: Launch) -> None:
-    job = launch(HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), **SOON)
+    held = "if cycle == 1: await_file('line')\n"
+    job = launch(held + HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), **SOON)
+    await_restart_line(job, "restart 1 of 10")
+    (job.folder / "line").touch()
     assert job.wait() == [0]
     said = job.output(stream=2)
     starts = said.index("a rank silent for 4 s is ended")
@@ -191,7 +198,7 @@ def test_end_of_a_program_may_take_longer_than_the_limit_between_heartbeats(laun
 
 def test_rank_that_hangs_at_the_end_of_its_program_is_ended(launch: Launch) -> None:
     hangs = ENDS_SLOWLY.format(seconds="600 if (cycle, rank) == (0, 1) else 0")
-    job = launch(hangs, "--ft-rank-heartbeat-timeout", "2", "--ft-hang-first-limit", "5")
+    job = launch(hangs, "--ft-rank-heartbeat-timeout", "4", "--ft-hang-first-limit", "5")
     assert job.wait() == [0]
     (found,) = job.of(events.RankFellSilent)
     assert (found.origin.rank, found.event.limit, found.event.allowed_s) == (1, "silence", 5.0)

@@ -20,8 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from resilience.facts import events
 from tests.process.launching import launcher
 from tests.process.test_faults import fault
+from tests.process.test_launcher_nodes import await_restart_line
 from tests.support.pids import has_ended
 from tests.support.ranks import Job, free_port
 from tests.support.server import ROOT
@@ -227,7 +229,7 @@ def test_job_that_fails_ends_with_who_failed_first_and_the_command(terminal: Ope
 
 def test_ctrl_c_ends_with_the_command(terminal: Open, tmp_path: Path) -> None:
     job = terminal(OURS, SCRIPT + "\npathlib.Path('up').touch()\ntime.sleep(1000)")
-    until = time.monotonic() + 60
+    until = time.monotonic() + LIMIT
     while not (tmp_path / "up").exists():
         assert time.monotonic() < until, job.text
         time.sleep(0.01)
@@ -263,6 +265,7 @@ if cycle == 0:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     raise ConnectionResetError("Connection reset by peer")
+await_file("line")
 """
     )
     job.await_worker("up.0.0")
@@ -273,6 +276,8 @@ if cycle == 0:
     for pid in workers:
         await_end(pid)
     job.job.signal(0, signal.SIGCONT)
+    await_restart_line(job, "restart 1 of 10")
+    (job.folder / "line").touch()
     assert job.wait() == [0], job.job.output()
     assert "restart 1 of 10: rank 1 failed first (SIGKILL)" in job.output(stream=2)
 
@@ -438,6 +443,8 @@ def test_status_shows_the_pid_of_each_rank(start: Callable[..., Job], tmp_path: 
     job.await_worker("up.0.0")
     job.await_worker("up.0.1")
     pids = [str(job.worker_pid(rank)) for rank in range(2)]
+    for rank in range(2):
+        job.job.await_record(events.MonitorStarted, rank=rank)  # which makes the rank known
     told = subprocess.run(
         [sys.executable, "-m", "resilience.cli", "status", str(job.job.run)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
