@@ -113,7 +113,7 @@ def receiving(mood: str = "ok") -> Iterator[Receiver]:
 def told() -> Job:
     """A job that has just been running."""
     faults = [Fault("exception", 1, 0), Fault("kill", 2, 1, 20), Fault("hang", 0, 2, 31)]
-    return job(faults, world=3, spares=1, started_ns=time.time_ns() - 12 * 10**9)
+    return job(faults, world=3, spares=1, started_ns=time.time_ns())
 
 
 @pytest.fixture
@@ -326,7 +326,7 @@ def test_exporter_that_is_not_installed_is_told_with_what_to_do(
 def test_leader_whose_rank_died_at_the_end_of_the_job_sends_what_the_others_tell_then(
     tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = job([Fault("kill", 1, 0)], world=3, started_ns=time.time_ns() - 5 * 10**9)
+    told = job([Fault("kill", 1, 0)], world=3, started_ns=time.time_ns())
     folder = tmp_path / "run"
     (folder / "records").mkdir(parents=True)
     texts = {rank: list(map(to_line, records)) for rank, records in told.files.items()}
@@ -363,7 +363,7 @@ def test_metrics_are_served_as_text_and_openmetrics_and_left_as_a_snapshot(
         "targets": [f"127.0.0.1:{port}"],
         "labels": {"job_id": "run", "node": "node", "__param_job_id": "run"},
     }
-    exports.close()
+    exports.close(30.0)
     assert line in (folder / "metrics" / "node.prom").read_text()
     with pytest.raises(OSError, match="refused"):
         scrape(port)

@@ -19,7 +19,7 @@ ENDINGS = ["returns", "restarts", "raises", "leaves", "returns"]
 @pytest.mark.parametrize("groups", [False, True], ids=["without groups", "with groups"])
 def test_calls_leave_nothing_however_they_end_and_each_forks_its_monitor(start: Start, groups: bool) -> None:
     job = start(2, f"{JOBS}:call_several", endings=ENDINGS, groups=groups)
-    ranks = job.wait(limit=100)
+    ranks = job.wait()
     survivor = ["returned 0", "returned 1", "raised RestartAbort", "returned 1", "returned 0"]
     assert [rank.value[0] for rank in ranks] == [survivor, [*survivor[:3], "raised SystemExit", "returned 0"]]
     assert [rank.value[1] for rank in ranks] == [[{}] * len(ENDINGS)] * 2
@@ -37,12 +37,12 @@ def test_first_call_of_a_process_leaves_nothing_either(start: Start, initialised
 @pytest.mark.parametrize("how", ["ignored", "reaped by a handler"])
 def test_program_whose_children_cannot_be_waited_for_can_call_the_function(start: Start, how: str) -> None:
     job = start(1, f"{JOBS}:call_and_lose_children", how=how)
-    (rank,) = job.wait(limit=60)
+    (rank,) = job.wait()
     assert rank.value == (0, {})
 
 
 def test_call_returns_its_value_if_too_many_files_are_open_to_wait_for_its_monitor(start: Start) -> None:
-    (rank,) = start(1, f"{JOBS}:call_and_lose_sight_of_monitor").wait(limit=60)
+    (rank,) = start(1, f"{JOBS}:call_and_lose_sight_of_monitor").wait()
     assert rank.value == 7
 
 

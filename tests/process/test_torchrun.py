@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "under_torchrun.py"
 def test_function_restarts_in_place_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
     env = dict(os.environ, RESILIENCE_RUN_DIR=str(tmp_path), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("result 4.0") == 2
     (run,) = tmp_path.iterdir()
