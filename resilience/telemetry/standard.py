@@ -36,18 +36,18 @@ class StandardLog:
 
     def __init__(self) -> None:
         self._failure = ""  # this rank's failure in the current iteration
-        self._first_rank: int | None = None  # initial rank of the first record in the store
+        self._first = ""  # what the first record in the store shows
 
     def take(self, record: Record) -> bool:
         """Log a restart when this rank is about to regroup for it. Always return True."""
         match record.event:
             case events.Interrupted(interruption) if interruption.rank == record.origin.initial_rank:
                 self._failure = interruption.message
-            case events.OutcomeSeen(by):
-                self._first_rank = by
+            case events.OutcomeSeen(by=int(by), is_own=is_own):
+                self._first = f"rank {by} failed" if is_own else f"rank {by} was reported first"
             case events.IterationEnded("interrupted"):
                 LOGGER.warning("%s", self._sentence(record))
-                self._failure, self._first_rank = "", None
+                self._failure = self._first = ""
             case events.ConfigurationAdvised(advice):
                 show(advice)
             case events.HangsWatched() if (
@@ -58,12 +58,7 @@ class StandardLog:
 
     def _sentence(self, record: Record) -> str:
         rank = record.origin.initial_rank
-        if self._failure:
-            reason = f"this rank failed: {self._failure}"
-        elif self._first_rank is None:
-            reason = "another rank failed"
-        else:
-            reason = f"rank {self._first_rank} failed"
+        reason = f"this rank failed: {self._failure}" if self._failure else self._first or "another rank failed"
         return f"rank {rank} restarts after iteration {record.origin.iteration}: {reason}"
 
 

@@ -1,0 +1,28 @@
+"""What the logger `resilience` says about a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record
+from resilience.telemetry.standard import StandardLog
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (events.OutcomeSeen(3, is_own=True), "rank 3 failed"),
+        (events.OutcomeSeen(3), "rank 3 was reported first"),  # perhaps it only waited for the one that failed
+        (events.OutcomeSeen(), "another rank failed"),
+    ],
+)
+def test_first_record_names_the_rank_that_failed_only_if_it_shows_its_own_fault(
+    seen: events.OutcomeSeen, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin = Origin("job", "node", "rank", 7, iteration=2, initial_rank=0)
+    log = StandardLog()
+    for event in (seen, events.IterationEnded("interrupted", 1.0)):
+        log.take(Record(0, 5, 5, origin, event))
+    assert caplog.messages == [f"rank 0 restarts after iteration 2: {reason}"]
