@@ -39,6 +39,18 @@ class _Reported(NamedTuple):
         return self.kind == Interruption.TERMINATED.value
 
 
+class _Counted(NamedTuple):
+    """What was counted in iterations. deaths: by node, cycle, rank and pid. places: for each iteration, whether its
+    first interruption was counted there, and whether all ranks gave up."""
+
+    labels: Counter[Labels]
+    deaths: set[tuple[str, Cycle, int, int | None]]
+    places: dict[tuple[str, Place], tuple[bool, bool]]
+
+    def copy(self) -> _Counted:
+        return _Counted(self.labels.copy(), self.deaths.copy(), self.places.copy())
+
+
 class Interruptions:
     """The interruptions of one or more nodes. Files may be read in any order."""
 
@@ -48,7 +60,7 @@ class Interruptions:
         self._here: set[tuple[str, int | None]] = set()  # nodes and their ranks
         self._last: dict[tuple[str, Cycle], Place] = {}  # the last iteration that began
         self._over: set[tuple[Cycle, int]] = set()  # ranks whose monitor has ended
-        self._settled: Counter[Labels] = Counter()
+        self._settled = _Counted(Counter(), set(), {})
 
     def take(self, record: Record) -> None:
         """Add a record of a Wrapper or its monitor. Records of agents are in the history's cycles."""
@@ -73,29 +85,36 @@ class Interruptions:
 
     def counted(self, nodes: Mapping[str, Mapping[Cycle, NodeCycle]]) -> Counter[Labels]:
         """Return the number of interruptions by kind, category and place. nodes: the launcher's cycles, by node."""
-        counts = Counter(self._settled)
-        deaths: set[tuple[str, Cycle, int, int | None]] = set()
-        firsts: set[tuple[str, Place]] = set()
-        excess = len(self._seen) - KEPT
-        for number, (node, place) in enumerate(sorted(self._seen)):
-            part = nodes.get(node, {}).get(place[:2], NodeCycle())
-            distinct = []
-            for entry in self._seen[node, place]:
-                death = (node, place[:2], entry.rank, entry.pid)
-                if not entry.is_end or (death not in deaths and not _is_launchers(entry, part)):
-                    distinct.append(entry)
-                    deaths |= {death} if entry.is_end else set()
-            labels = Counter(self._of_iteration(node, place, distinct))
-            firsts |= {(node, place)} if any(label[2] == "first" for label in labels) else set()
-            counts += labels
-            if number < excess:
-                self._settled += labels
-                del self._seen[node, place]
+        in_order = sorted(self._seen)
+        excess = max(0, len(in_order) - KEPT)
+        for node, place in in_order[:excess]:
+            self._count(node, place, nodes, self._settled)
+            del self._seen[node, place]
+        counted = self._settled.copy()
+        for node, place in in_order[excess:]:
+            self._count(node, place, nodes, counted)
         for node, parts in nodes.items():
             for cycle, part in parts.items():
                 if part.ended is not None:
-                    counts.update(_of_cycle(part, is_known=self._is_known(node, cycle, part, firsts)))
-        return counts
+                    counted.labels.update(_of_cycle(part, is_known=self._is_known(node, cycle, part, counted)))
+        return counted.labels
+
+    def _count(
+        self, node: str, place: Place, nodes: Mapping[str, Mapping[Cycle, NodeCycle]], counted: _Counted
+    ) -> None:
+        """Count an iteration's interruptions. `counted` has the earlier iterations."""
+        part = nodes.get(node, {}).get(place[:2], NodeCycle())
+        distinct, entries = [], self._seen[node, place]
+        for entry in entries:
+            death = (node, place[:2], entry.rank, entry.pid)
+            if not entry.is_end or (death not in counted.deaths and not _is_launchers(entry, part)):
+                distinct.append(entry)
+                if entry.is_end:
+                    counted.deaths.add(death)
+        labels = list(self._of_iteration(node, place, distinct))
+        has_first = any(label[2] == "first" for label in labels)
+        counted.places[node, place] = has_first, all(entry.gives_up for entry in entries)
+        counted.labels.update(labels)
 
     def _of_iteration(self, node: str, place: Place, entries: Sequence[_Reported]) -> Iterator[Labels]:
         by, is_own = self._by.get((node, place), (None, False))
@@ -108,15 +127,15 @@ class Interruptions:
         for entry in entries:
             yield entry.kind, entry.category, "first" if entry is first else "cascade"
 
-    def _is_known(self, node: str, cycle: Cycle, part: NodeCycle, firsts: set[tuple[str, Place]]) -> bool:
+    def _is_known(self, node: str, cycle: Cycle, part: NodeCycle, counted: _Counted) -> bool:
         """Return True if a Wrapper on this or another node has counted the fault that ended a cycle."""
         place = self._last.get((node, cycle))
         while place is not None:
-            entries, (by, _) = self._seen.get((node, place), []), self._by.get((node, place), (None, False))
-            if (node, place) in firsts or (by is not None and by not in part.workers):
+            has_first, have_given_up = counted.places.get((node, place), (False, False))
+            by, _ = self._by.get((node, place), (None, False))
+            if has_first or (by is not None and by not in part.workers):
                 return True
-            has_given_up = entries and all(entry.gives_up for entry in entries) and place[3] > 0
-            place = (*place[:3], place[3] - 1) if has_given_up else None
+            place = (*place[:3], place[3] - 1) if have_given_up and place[3] > 0 else None
         return False
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.attribution.first_and_cascade import Interruptions
+from resilience.attribution.first_and_cascade import KEPT, Interruptions
 from resilience.facts import events
 from resilience.facts.identity import Origin
-from resilience.facts.interruptions import ExceptionInfo, Interruption, InterruptionRecord
+from resilience.facts.interruptions import ExceptionInfo, Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
+from resilience.history.cycles import CycleHistory
 
+CYCLES = KEPT + 44
+DECIDED = events.RestartDecided("restart", "f", "rank 0: exit code 1", 1, 9, 1)
 BAD = ExceptionInfo("ValueError", "bad", "mark")
 
 
@@ -48,3 +51,48 @@ def test_death_is_first_unless_the_store_had_the_fault_of_another_nodes_rank_bef
         interruptions.take(Record(0, 6, 6, of_monitor, event))
     ((labels, count),) = interruptions.counted({}).items()
     assert (labels[-1], count) == (place, 1)
+
+
+def test_launchers_record_of_a_counted_fault_stays_a_cascade_in_a_job_of_many_cycles() -> None:
+    """In each cycle a rank raises an error out of its Wrapper, and so ends."""
+    history, interruptions = CycleHistory(), Interruptions()
+    raised = InterruptionRecord(0, Interruption.EXCEPTION, exception=BAD, origin="own", pid=70)
+    ended = InterruptionRecord(0, Interruption.TERMINATED, pid=70, exit=Exit(code=1))
+    for cycle in range(CYCLES):
+        of_agent = Origin("job", "node", "agent", 9, cycle=cycle)
+        of_rank = Origin("job", "node", "rank", 70, cycle=cycle, iteration=0, initial_rank=0)
+        of_monitor = Origin("job", "node", "monitor", 8, cycle=cycle, initial_rank=0, layer="launcher")
+        told: list[tuple[Origin, events.Event]] = [
+            (of_agent, events.CycleStarted("failure", cycle, 1000)),
+            (of_agent, events.WorkerStarted(0, 0, 70, "cold")),
+            (of_rank, events.IterationStarted(1, "active")),
+            (of_rank, events.Interrupted(raised)),
+            (of_rank, events.OutcomeSeen(0, is_own=True)),
+            (of_monitor, events.Interrupted(ended)),
+            (of_agent, events.WorkerExited(0, 0, 70, 1, None, False)),
+            (of_agent, DECIDED),
+            (of_agent, events.CycleEnded("failed", 1.0)),
+        ]
+        for origin, event in told:
+            record = Record(0, cycle, cycle, origin, event)
+            interruptions.take(record)
+            if origin.is_launchers:
+                history.take(record, cycle)
+    for _ in range(2):
+        counted = interruptions.counted(history.nodes)
+        assert sorted((labels[0], labels[2], count) for labels, count in counted.items()) == [
+            ("exception", "first", CYCLES),
+            ("terminated", "cascade", CYCLES),
+        ]
+
+
+def test_death_on_record_in_two_iterations_stays_one_in_a_job_of_many_iterations() -> None:
+    interruptions = Interruptions()
+    for iteration in range(CYCLES):
+        rank = int(iteration <= CYCLES - KEPT)  # the last iteration that is settled and the next one have one death
+        died = InterruptionRecord(rank, Interruption.TERMINATED, pid=70 if rank else iteration)
+        origin = Origin("job", "node", "monitor", 8, iteration=iteration, initial_rank=rank)
+        for event in (events.Interrupted(died), events.MonitorEnded(0)):
+            interruptions.take(Record(0, 5, 5, origin, event))
+    for _ in range(2):
+        assert sum(interruptions.counted({}).values()) == KEPT
