@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from resilience.attribution.launch_incidents import WISHED
 from resilience.attribution.symptoms import category_of, gives_up, symptom
+from resilience.core.watch import AGENT_LOST
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
@@ -94,9 +95,14 @@ class Interruptions:
         for node, place in in_order[excess:]:
             self._count(node, place, nodes, counted)
         for node, parts in nodes.items():
+            newest = dict(sorted(cycle for cycle, part in parts.items() if part.started is not None))
             for cycle, part in parts.items():
-                if part.ended is not None:
-                    counted.labels.update(_of_cycle(part, is_known=self._is_known(node, cycle, part, counted)))
+                # An agent that was killed has no record of the end. If there are other nodes, one saw it lost.
+                is_cut = part.ended is None and part.started is not None and cycle[1] < newest[cycle[0]]
+                if part.ended is not None or is_cut:
+                    is_known = is_cut and part.met is not None and part.met.nodes > 1
+                    is_known = is_known or self._is_known(node, cycle, part, counted)
+                    counted.labels.update(_of_cycle(part, is_known))
         return counted.labels
 
     def _count(
@@ -161,11 +167,17 @@ def _is_launchers(seen: _Reported, part: NodeCycle) -> bool:
 
 
 def _of_cycle(part: NodeCycle, is_known: bool) -> Iterator[Labels]:
-    """Yield the interruptions of a node's ended cycle. is_known: a Wrapper has counted the first one."""
+    """Yield the interruptions of a node's ended cycle. is_known: a Wrapper or another node has counted the first one.
+    If the end of the agent has ended the workers, it comes before theirs."""
     is_wished = part.ended is not None and part.ended.outcome in WISHED  # ranks end, but none of them failed
+    ended_by = {rank: worker.signals[1] for rank, worker in part.workers.items() if worker.signals is not None}
+    orphans = [rank for rank, reason in ended_by.items() if reason == AGENT_LOST and part.ended is None]
+    has_first = is_known
     for record, is_first in () if is_wished else _places(part):
-        yield record.interruption.value, category_of(record), "first" if is_first and not is_known else "cascade"
-    if part.lost_node is not None:  # the lost node cannot count it
+        is_counted_first = is_first and not is_known and record.rank not in orphans
+        has_first |= is_counted_first
+        yield record.interruption.value, category_of(record), "first" if is_counted_first else "cascade"
+    if part.lost_node is not None or (orphans and not has_first):  # the lost node cannot count it
         yield Interruption.UNRESPONSIVE.value, "host", "cascade" if is_known else "first"
 
 

@@ -329,9 +329,10 @@ class MetricView:
             ready["resilience_restart_iteration"][(LAUNCHER,)] = cycle[1]
             ready["resilience_restart_budget_remaining"][(LAUNCHER,)] = node_cycle.restarts_left or 0
             ready["resilience_restart_budget_max"][(LAUNCHER,)] = node_cycle.started.max_restarts
-        if node_cycle.ended is None:
+        if node_cycle.started is None and node_cycle.ended is None:
             return
-        outcome = _OUTCOMES.get(node_cycle.ended.outcome, "aborted")
+        ended = node_cycle.ended  # None if it runs, or its agent was killed
+        outcome = "interrupted" if ended is None else _OUTCOMES.get(ended.outcome, "aborted")
         if is_followed or outcome != "interrupted":
             _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
 

@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.core.watch import AGENT_LOST
 from resilience.facts import events
+from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.telemetry.metrics import READ_S, MetricView, Ranks
 from resilience.telemetry.rank_snapshot import Allowed, SnapshotSection
+from tests.support.agreement import assert_one_first_interruption_for_each_incident
 from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
 from tests.support.node_stories import NodeStory
 from tests.unit.telemetry.test_metrics import samples, view_of
 
 STOP = sum(LEG_S.values())
+RESTARTS = "resilience_restart_iterations_total", ("launcher", "interrupted")
 
 
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(get_args(Kind)), signs=st.booleans())
@@ -61,10 +65,51 @@ def test_failed_cycle_that_none_follows_is_no_restart(is_over: bool) -> None:
     told.stop("a", 50.0, "failed")
     if is_over:
         told.agent("a", 51.0, events.JobEnded("failed", 1, "premature completion"))
-    key = "resilience_restart_iterations_total", ("launcher", "interrupted")
-    assert key not in samples(told.of_node("a"))
+    assert RESTARTS not in samples(told.of_node("a"))
     told.join("a", 52.0, 53.0, cycle=1, why="failure", size=1)
-    assert samples(told.of_node("a"))[key] == 1
+    assert samples(told.of_node("a"))[RESTARTS] == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_dead_before", "first"),
+    [
+        (1, False, {("unresponsive", "host")}),
+        (1, True, {("terminated", "unknown")}),
+        (2, False, set()),  # the other node counts it
+    ],
+)
+def test_cycle_whose_agent_was_killed_counts_once_another_one_follows_on_the_node(
+    nodes: int, is_dead_before: bool, first: set[tuple[str, str]]
+) -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=nodes)
+    told.spawn("a", 1.0, [0, 1])
+    for rank in range(2):
+        at = 50.0 + rank
+        if rank == 1 or not is_dead_before:
+            told.monitor("a", rank, at, events.RankSignalled(("SIGTERM",), AGENT_LOST))
+        killed = InterruptionRecord(rank, Interruption.TERMINATED, pid=1000 + rank, exit=Exit(signal="SIGKILL"))
+        told.monitor("a", rank, at, events.Interrupted(killed))
+    told.new_agent("a", 11)
+    before = samples(told.of_node("a"))
+    assert not counted_as(before) and RESTARTS not in before
+    told.join("a", 60.0, 61.0, cycle=1, why="failure", size=nodes)
+    told.spawn("a", 61.0, [0, 1], cycle=1)
+    live, view = told.of_node("a"), MetricView()
+    for record in live:
+        view.take(record)
+        view.samples()
+    for found in (view.samples(), samples(live), samples(told.records), samples(by_file_backwards(live))):
+        assert found[RESTARTS] == 1
+        counts = counted_as(found)
+        assert {labels[:2] for labels, n in counts.items() if labels[2] == "first" and n == 1} == first
+        assert sum(n for labels, n in counts.items() if labels[0] == "terminated") == 2
+    if nodes == 1:
+        assert_one_first_interruption_for_each_incident(told.records)
+
+
+def counted_as(found: dict[tuple[str, tuple[str, ...]], float]) -> dict[tuple[str, ...], float]:
+    return {labels: n for (name, labels), n in found.items() if name == "resilience_interruptions_total"}
 
 
 def test_neighbours_that_see_a_connection_close_are_cascade() -> None:
