@@ -103,7 +103,7 @@ class NodeExports:
             self._list(now)
         self._take_added()
         if not self._has_caught_up:
-            # A scrape before we have caught up would see smaller counters than an earlier exporter showed.
+            # Before we have caught up, the counters are smaller than those that an earlier exporter showed.
             for _ in range(CATCH_UP_LOOKS):
                 if not self._take_added():
                     break
@@ -298,6 +298,7 @@ class Exports:
         self._emit = emit
         self._spans = spans
         self._sender: SpanSender | None = None
+        self._send_metrics: Callable[[], MetricSender] | None = None  # starts the requested sender
         self._metric_sender: MetricSender | None = None
         self._exposition: Exposition | None = None
         self._server: MetricsServer | None = None
@@ -336,12 +337,10 @@ class Exports:
         if exporting.metrics_protocol is not None:
             from resilience.telemetry.otlp_metrics import MetricSender  # loaded only by a node that sends metrics
 
-            exports._metric_sender = exports._started(
-                "otlp", lambda: MetricSender(exporting, folder.name, node, view, emit), "metric"
-            )
+            exports._send_metrics = functools.partial(MetricSender, exporting, folder.name, node, view, emit)
         if not asked.is_nothing:
             exports._expose(folder, node, asked)
-        is_nothing = exports._sender is None and exports._metric_sender is None and exports._exposition is None
+        is_nothing = exports._sender is None and exports._send_metrics is None and exports._exposition is None
         return None if is_nothing else exports
 
     def _expose(self, folder: Path, node: str, asked: MetricsOptions) -> None:
@@ -378,9 +377,11 @@ class Exports:
         self._emit(events.ExportFailed(exporter, reason, is_at_start=True, signal=signal))
 
     def caught_up(self) -> None:
-        """Note that all earlier records are taken: send all spans, and serve the metrics if a port is set. Never
-        raises."""
+        """Note that all earlier records are taken: send all spans and the metrics, and serve these if a port is set.
+        Never raises."""
         self._since_ns = 0  # the wall clock may be set back
+        if self._send_metrics is not None:
+            self._metric_sender = self._started("otlp", self._send_metrics, "metric")
         if self._serve is not None:
             self._server = self._started("prometheus", self._serve)
 

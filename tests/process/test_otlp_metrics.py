@@ -108,6 +108,7 @@ def test_collector_that_takes_no_metrics_is_told_once(folder: Path, monkeypatch:
         monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
         exports = NodeExports.start(folder, "node", emitted.append)
         assert exports is not None
+        exports.poll()
         deadline = time.monotonic() + 60.0
         while not emitted:
             assert time.monotonic() < deadline
@@ -127,5 +128,6 @@ def test_request_that_a_collector_refuses_for_now_is_not_repeated_after_close(
         monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
         exports = NodeExports.start(folder, "node", lambda event: None)
         assert exports is not None
+        exports.poll()
         assert collector.has_been_asked.wait(60.0)
         exports.close(0.1)  # the fixture `exporters_end` awaits the thread

@@ -13,8 +13,12 @@ import pytest
 
 from resilience.facts import events
 from resilience.system.background import WRITER
+from resilience.system.environment import Exporting
+from resilience.telemetry import otlp_metrics
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
+from resilience.telemetry.metrics import MetricView
+from resilience.telemetry.otlp import Emit
 from resilience.telemetry.prometheus import ENDED
 from resilience.telemetry.span import Span
 from tests.support.record_streams import job
@@ -139,6 +143,29 @@ def test_spans_are_sent_though_the_clock_is_set_back(
     path.write_bytes(records)
     exports.poll()
     assert sent
+
+
+def test_metrics_are_sent_once_all_earlier_records_are_counted(
+    tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A successor that sent part of them would look like a reset of the counters."""
+    counted: list[float] = []
+
+    def send(exporting: Exporting, job_id: str, node: str, view: MetricView, emit: Emit) -> SimpleNamespace:
+        samples = view.samples().items()
+        counted.append(sum(value for (name, _), value in samples if name == "resilience_events_total"))
+        return SimpleNamespace(close=lambda timeout: None)
+
+    monkeypatch.setattr(otlp_metrics, "MetricSender", send)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    told = job(world=2)
+    exports = NodeExports.start(told.write(tmp_path / "run"), "node", emitted.append)
+    assert exports is not None and not counted
+    for _ in range(2):
+        exports.poll()
+    assert counted == [len(told.records)]
 
 
 @pytest.mark.parametrize(("count", "outcome"), [("1", None), ("3", "failed")])
