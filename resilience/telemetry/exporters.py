@@ -10,8 +10,8 @@ imported.
 Fail-open: nothing here raises, blocks or decides. A collector that is dead, slow or returns garbage costs spans, which
 are counted (`TelemetryDropped`); a full or read-only disk costs the snapshots. `close` is bounded.
 
-After a takeover, of the records that exist by then, spans that ended more than MARGIN seconds before it are assumed to
-have left already. The last ones may leave twice; their ids are equal, so a back end that knows ids keeps one."""
+After a takeover, spans that ended more than MARGIN seconds before it, by a record as old, are assumed to have left
+already. The last ones may leave twice; their ids are equal, so a back end that knows ids keeps one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from resilience.telemetry.otlp_metrics import MetricSender
     from resilience.telemetry.prometheus import Exposition, MetricsServer, TextFile
 
-MARGIN = 15.0  # an exporter sends spans that ended less than this many seconds before its start
+MARGIN = 15.0  # an exporter sends spans whose end, or its record, is younger than this many seconds at its start
 SNAPSHOT_EVERY = 15.0  # seconds between reads of the timing histograms, and between snapshots and node-exporter files
 LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts, rarely later
 POLL_EVERY = 0.5  # seconds between reads of the record files
@@ -303,7 +303,7 @@ class Exports:
         self._exposition: Exposition | None = None
         self._server: MetricsServer | None = None
         self._serve: Callable[[], MetricsServer | None] | None = None  # starts the requested server
-        # Spans that ended before this have left already. 0 once this exporter has caught up.
+        # Spans that ended before this, by a record from before this, have left. 0 once this exporter has caught up.
         self._since_ns = time.time_ns() - round(MARGIN * 1e9)
         self._has_failed = False
 
@@ -388,7 +388,8 @@ class Exports:
     def take(self, record: Record) -> bool:
         """Feed a record to the views. Never blocks; return True if everything was taken."""
         intervals = self.metrics.take(record)
-        spans = [span for span in self._spans.spans(intervals) if span.end_ns >= self._since_ns]
+        spans = self._spans.spans(intervals)
+        spans = [span for span in spans if max(record.wall_ns, span.end_ns) >= self._since_ns]
         return self._sender is None or all([self._sender.offer(span) for span in spans])
 
     def fail(self, reason: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp import Emit
 from resilience.telemetry.prometheus import ENDED
 from resilience.telemetry.span import Span
-from tests.support.record_streams import job
+from tests.support.record_streams import Fault, job
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +144,30 @@ def test_spans_are_sent_though_the_clock_is_set_back(
     path.write_bytes(records)
     exports.poll()
     assert sent
+
+
+def test_span_whose_end_is_recorded_late_is_sent_after_a_takeover(
+    tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record has a time that has not come yet, so it is young whenever the exports start."""
+    told, late_s = job([Fault("exception", 0, 0)], world=1, started_ns=time.time_ns() - 7200 * 10**9), 3 * 3600
+    number = next(n for n, record in enumerate(told.files[0]) if is_end_of_restart(record.event))
+    record = told.files[0][number]
+    late = msgspec.structs.replace(
+        record,
+        wall_ns=record.wall_ns + late_s * 10**9,
+        mono_ns=record.mono_ns + late_s * 10**9,
+        event=msgspec.structs.replace(record.event, ended_ago_s=float(late_s)),
+    )
+    told.files[0][number:] = [late]
+    exports, sent = exporting(told.write(tmp_path / "run"), emitted), list[Span]()
+    monkeypatch.setattr(exports._exports, "_sender", SimpleNamespace(offer=lambda span: [sent.append(span)]))
+    exports.poll()
+    assert [(span.name, span.end_ns) for span in sent] == [("restart", record.wall_ns)]
+
+
+def is_end_of_restart(event: events.Event) -> bool:
+    return isinstance(event, events.StageEnded) and event.stage == "restart"
 
 
 def test_metrics_are_sent_once_all_earlier_records_are_counted(
