@@ -79,14 +79,16 @@ class WorkerLink:
         return self.send(messages.RankRequest(action, description[: messages.DESCRIPTION]))
 
     def _progressed(self, sign: str) -> None:
-        """Report the first sign of progress and the first step, and nothing after that. Runs in user code's thread."""
+        """Report the first sign of progress and the first step, and nothing after that. The next sign takes the
+        place of one that a full channel did not take. Runs in user code's thread."""
         if sign != "step" and self._has_progressed:
             return  # 0.1 µs in a program that never reports a step
-        self._has_progressed = True
         collective_calls.wrap()  # torch may have been imported after this process attached
-        if sign == "step":
-            self.page.on_progress = None
-        self.send(messages.Progressed(sign, time.monotonic(), self.page.step_value))  # type: ignore[arg-type]
+        is_sent = self.send(messages.Progressed(sign, time.monotonic(), self.page.step_value))  # type: ignore[arg-type]
+        if is_sent or not self.is_open:
+            self._has_progressed = True
+            if sign == "step":
+                self.page.on_progress = None
 
     def pause(self) -> None:
         """Pause: another monitor watches. Only the end of this process is noticed."""
