@@ -2,7 +2,9 @@
 
 The choice follows from what is on disk, not from the order in which an exporter read it, so that the next exporter of
 the node makes the same one: first the sections that have ended, in the order of each rank's own file, then those that
-only records name, then those that are open or have a limit."""
+only records name, then those that are open or have a limit. But an exporter keeps the sections whose durations it has
+shown, also if another rank later ends others first: a series that ends, with its counts moved to OTHER, would look like
+a reset."""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ class SectionLabels:
         self._ended: dict[str, int] = {}  # section -> its place in the order in which a rank's sections first ended
         self._recorded: set[str] = set()
         self._chosen: set[str] = set()
+        self._shown: set[str] = set()  # the chosen ones that had ended
 
     def take_durations(self, ranks: Iterable[Durations]) -> None:
         """Replace what the ranks have recorded."""
@@ -43,8 +46,9 @@ class SectionLabels:
             order |= {section.name: (2, 0) for section in snapshot.sections}
             order |= {limit.name: (2, 0) for limit in snapshot.limits if limit.name}
         order |= dict.fromkeys(self._recorded, (1, 0))
-        order |= {name: (0, place) for name, place in self._ended.items()}
+        order |= {name: (0, -1 if name in self._shown else place) for name, place in self._ended.items()}
         self._chosen = set(sorted(order, key=lambda name: (order[name], name))[:MAX_SECTIONS])
+        self._shown = self._chosen & self._ended.keys()
 
     def label(self, section: str) -> str:
         """Return the label of a section."""

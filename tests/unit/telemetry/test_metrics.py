@@ -365,6 +365,22 @@ def test_sections_have_the_same_labels_whichever_exporter_read_what_first() -> N
     assert hung == {"s19": 1, "s00": 1, "other": 1}
 
 
+def test_section_that_was_shown_stays_though_another_rank_ends_others_first() -> None:
+    view, first, other = MetricView(), Timings(), Timings()
+    first.fold((f"s{number:02}", 1.0) for number in range(MAX_SECTIONS))
+    other.fold((f"a{number:02}", 1.0) for number in range(MAX_SECTIONS))
+    view.take_durations({0: durations_of(first)})
+    shown = sections_in(view)
+    view.take_durations({0: durations_of(first), 1: durations_of(other, rank=1)})
+    assert sections_in(view) == {**shown, "other": MAX_SECTIONS}
+
+
+def sections_in(view: MetricView) -> dict[str, float]:
+    """How long each section took."""
+    samples = view.samples().items()
+    return {labels[0]: value for (name, labels), value in samples if name == "resilience_section_duration_seconds_sum"}
+
+
 def test_names_that_torch_chooses_cannot_multiply_series() -> None:
     view = MetricView()
     record = job().records[0]
