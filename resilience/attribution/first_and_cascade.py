@@ -40,7 +40,7 @@ class _Reported(NamedTuple):
         return self.kind == Interruption.TERMINATED.value
 
 
-class _Counted(NamedTuple):
+class _Tally(NamedTuple):
     """What was counted in iterations. deaths: by node, cycle, rank and pid. places: for each iteration, whether its
     first interruption was counted there, and whether all ranks gave up."""
 
@@ -48,8 +48,8 @@ class _Counted(NamedTuple):
     deaths: set[tuple[str, Cycle, int, int | None]]
     places: dict[tuple[str, Place], tuple[bool, bool]]
 
-    def copy(self) -> _Counted:
-        return _Counted(self.labels.copy(), self.deaths.copy(), self.places.copy())
+    def copy(self) -> _Tally:
+        return _Tally(self.labels.copy(), self.deaths.copy(), self.places.copy())
 
 
 class Interruptions:
@@ -61,7 +61,7 @@ class Interruptions:
         self._here: set[tuple[str, int | None]] = set()  # nodes and their ranks
         self._last: dict[tuple[str, Cycle], Place] = {}  # the last iteration that began
         self._over: set[tuple[Cycle, int]] = set()  # ranks whose monitor has ended
-        self._settled = _Counted(Counter(), set(), {})
+        self._settled = _Tally(Counter(), set(), {})
 
     def take(self, record: Record) -> None:
         """Add a record of a Wrapper or its monitor. Records of agents are in the history's cycles."""
@@ -105,9 +105,7 @@ class Interruptions:
                     counted.labels.update(_of_cycle(part, is_known))
         return counted.labels
 
-    def _count(
-        self, node: str, place: Place, nodes: Mapping[str, Mapping[Cycle, NodeCycle]], counted: _Counted
-    ) -> None:
+    def _count(self, node: str, place: Place, nodes: Mapping[str, Mapping[Cycle, NodeCycle]], counted: _Tally) -> None:
         """Count an iteration's interruptions. `counted` has the earlier iterations."""
         part = nodes.get(node, {}).get(place[:2], NodeCycle())
         distinct, entries = [], self._seen[node, place]
@@ -133,7 +131,7 @@ class Interruptions:
         for entry in entries:
             yield entry.kind, entry.category, "first" if entry is first else "cascade"
 
-    def _is_known(self, node: str, cycle: Cycle, part: NodeCycle, counted: _Counted) -> bool:
+    def _is_known(self, node: str, cycle: Cycle, part: NodeCycle, counted: _Tally) -> bool:
         """Return True if a Wrapper on this or another node has counted the fault that ended a cycle."""
         place = self._last.get((node, cycle))
         while place is not None:
