@@ -76,7 +76,7 @@ def prometheus(tmp_path: Path) -> Any:
 def test_dashboards_have_the_numbers_of_the_records(
     prometheus: Prometheus, start: Callable[..., Job], tmp_path: Path
 ) -> None:
-    options = ("--max-restarts", "5", "--ft-rank-section-timeouts", "train:4", "--metrics-port", str(free_port()))
+    options = ("--max-restarts", "5", "--ft-rank-section-timeouts", "train:8", "--metrics-port", str(free_port()))
     job = launcher(start, tmp_path)(TRAIN, *options, nproc=RANKS, RESILIENCE_JOB_ID="job")
     prometheus.await_query(f'{RESTART}_count{{job_id="job"}} == {FAULTS * RANKS}', limit=180)
     prometheus.await_query(f'sum({SECTION}_count{{job_id="job"}}) > 400', limit=180)
