@@ -78,6 +78,8 @@ from resilience.telemetry.recording import read_job, write_job
 DEVICES = ("auto", "cpu", "gpu", "xpu")  # a worker for each; torch also takes the name of a registered backend
 NAMELESS = ("", "none")  # values of --rdzv-id; torchrun's default is the second one
 WORKERS = f"a number of workers, or {', '.join(DEVICES[:-1])} or {DEVICES[-1]} for one per device"
+EXPORT_LIMIT = 2.0  # seconds for the last metrics and spans to leave
+MONITORS_LIMIT = 2.0  # seconds for the monitors to write the last records and timings
 
 
 def launch(command: Command) -> int:
@@ -120,14 +122,14 @@ def launch(command: Command) -> int:
         metrics = MetricsOptions(options.metrics_port, options.metrics_host, options.metrics_textfile)
         exports = ExportThread.start(folder, name, reporter.emit, metrics, is_agents=True)
         if exports is not None:
-            cleanup.callback(exports.close, 2.0)
+            cleanup.callback(exports.close, EXPORT_LIMIT)
         cleanup.enter_context(bridged(reporter.emit, config.event_log_handler))
         drain = start_drain(command)
         if drain is not None:
             cleanup.callback(drain.close)
             drain.report_to(reporter.emit)
         monitors = Monitors(folder, name, config.nproc_per_node, drain.socket if drain is not None else "")
-        cleanup.callback(monitors.close, 2.0)
+        cleanup.callback(monitors.close, MONITORS_LIMIT)
         monitors.start()
         spec = worker_spec(config, entrypoint, arguments, handler)
         node = CycleSupervisor(

@@ -52,6 +52,7 @@ LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts,
 POLL_EVERY = 0.5  # seconds between reads of the record files
 CATCH_UP_LOOKS = 1000  # reads before the metrics are served; each takes up to 4 MiB of each file
 LINGER = 0.02  # seconds between reads of the files of ranks that are about to end
+REPORT_LIMIT = 1.0  # seconds in which the thread reports what could not be sent in the time that it had
 
 Call = tuple[int, int, int]  # attempt, cycle, call
 T = TypeVar("T")
@@ -233,7 +234,7 @@ class ExportThread:
     def __init__(self, folder: Path, node: str, emit: Emit, is_agents: bool, asked: MetricsOptions) -> None:
         self._place = (folder, node, emit, is_agents, asked)
         self._done = threading.Event()
-        self._close_s = 0.0
+        self._close_by = 0.0
         self._thread = threading.Thread(target=self._run, name="resilience-exports", daemon=True)
 
     @classmethod
@@ -267,9 +268,9 @@ class ExportThread:
 
     def close(self, timeout: float = 2.0) -> None:
         """Read the last records and let the exporters finish, within about `timeout` seconds."""
-        self._close_s = timeout
+        self._close_by = time.monotonic() + timeout
         self._done.set()
-        self._thread.join(timeout + LINGER)
+        self._thread.join(timeout + REPORT_LIMIT)
 
     def _run(self) -> None:
         emit = self._place[2]
@@ -285,7 +286,7 @@ class ExportThread:
             return
         while not self._done.wait(POLL_EVERY):
             exports.poll()
-        exports.close(self._close_s)
+        exports.close(max(0.0, self._close_by - time.monotonic()))
 
 
 class Exports:

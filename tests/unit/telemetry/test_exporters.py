@@ -15,7 +15,7 @@ import pytest
 from resilience.facts import events
 from resilience.system.background import WRITER
 from resilience.system.environment import Exporting
-from resilience.telemetry import otlp_metrics
+from resilience.telemetry import exporters, otlp_metrics
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
 from resilience.telemetry.metrics import MetricView
@@ -78,6 +78,23 @@ def test_thread_that_cannot_go_on_says_so(
     assert exports is not None
     exports.close(60.0)
     assert emitted == [events.ExportFailed("prometheus", "has ended: ZeroDivisionError: division by zero")]
+
+
+def test_what_exporters_report_when_their_time_is_over_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def close(limit: float) -> None:
+        time.sleep(limit + 0.2)
+        limits.append(limit)
+
+    monkeypatch.setattr(exporters, "REPORT_LIMIT", 60.0)
+    monkeypatch.setattr(NodeExports, "start", lambda *_: SimpleNamespace(poll=lambda: None, close=close))
+    exports = ExportThread.start(tmp_path / "run", "node", lambda event: None, MetricsOptions(0))
+    assert exports is not None
+    exports.close(0.1)
+    assert len(limits) == 1 and limits[0] <= 0.1
 
 
 def test_counters_of_sections_do_not_fall_while_a_file_is_unreadable(
