@@ -21,6 +21,7 @@ from resilience.system.channel import ChannelClosed, close_all, pair
 from resilience.system.processes import job_signals_blocked
 
 PROGRAM = "resilience.monitor.program"
+KILL_LIMIT = 1.0  # seconds for a killed monitor to end
 
 
 class MonitorProcess:
@@ -92,7 +93,7 @@ class MonitorProcess:
     def kill(self) -> None:
         """End it at once, even if it is stopped."""
         self._process.kill()
-        self.has_ended(1.0)  # a process stuck in the kernel is left behind
+        self.has_ended(KILL_LIMIT)  # a process stuck in the kernel is left behind
         self._channel.close()
 
     def end(self, limit: float) -> None:

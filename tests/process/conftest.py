@@ -7,8 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from resilience.monitor import starting
+
 EXPORTER_THREADS = {"resilience-exports", "resilience-spans", "resilience-otlp-metrics"}
 LIMIT = 30.0  # seconds in which a closed exporter must end
+
+
+@pytest.fixture(autouse=True)
+def killed_monitors_are_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor that a test killed is no zombie afterwards, however long its end takes."""
+    monkeypatch.setattr(starting, "KILL_LIMIT", 60.0)
 
 
 @pytest.fixture(autouse=True)
