@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from resilience.facts import events
 from resilience.launcher.launch import pass_on_output
+from resilience.launcher.output import destinations
 from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.destinations import DrainProcess
 from resilience.launcher.output.drain import Drain
@@ -25,6 +29,13 @@ from tests.process.children import child
 
 OUTPUT = b"x" * 79 + b"\n"
 LINES = 1 << 14  # more than a pipe holds
+
+
+@pytest.fixture(autouse=True)
+def ends_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain process is reaped, however long its end takes."""
+    for limit in ("LEAVE_LIMIT", "KILL_LIMIT"):
+        monkeypatch.setattr(destinations, limit, 60.0)
 
 
 def test_slow_reader_gets_all_output_though_sigterm_comes_twice(tmp_path: Path) -> None:
@@ -69,6 +80,23 @@ def test_person_who_asks_again_is_in_a_hurry_and_a_scheduler_is_not(number: int,
 
     with child(body) as agent:
         assert agent.hear() == (is_hurried, [number], False)
+
+
+def test_answer_that_came_while_the_agent_stood_still_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    stood = 0.0
+    monkeypatch.setattr(destinations, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + stood))
+    drain = DrainProcess(0)
+
+    def stand_still() -> bool:
+        nonlocal stood
+        select.select(drain.filenos(), [], [])
+        stood = 60.0
+        return False
+
+    try:
+        assert drain.finish(stand_still, 60.0)
+    finally:
+        drain.close()
 
 
 def test_stream_that_was_not_handed_over_is_read_by_the_next_drain_process(

@@ -227,7 +227,7 @@ class DrainProcess:
             for fd in self.filenos():
                 poll.register(fd, select.POLLIN)
             poll.poll(LOOK * 1000)
-        return False
+        return self.hear()  # if this process stood still, the answer has come meanwhile
 
     def losses(self) -> list[str]:
         """Return sentences on what is missing in files, and on losses that no terminal line mentioned."""
