@@ -61,16 +61,17 @@ def fail(number: int, *_: object) -> None:
 def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
-    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about
-    to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
+    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is
+    about to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
     control group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads
-    what it shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack a minute late;
-    "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the disk of
-    --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started
-    in."""
+    what it shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack and last lines a
+    minute late; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on
+    the disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder
+    it is started in. BRIEF: its exporter has no more time at the end than a user's."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
-    from resilience.launcher import witnesses
+    from resilience.launcher import agent as agents
+    from resilience.launcher import launch, witnesses
     from resilience.launcher.main import main
     from resilience.launcher.output.destinations import NamedLogs
     from resilience.launcher.preflight import Devices
@@ -78,8 +79,15 @@ def agent(arguments: list[str]) -> None:
     from resilience.launcher.rendezvous.handler import Handler
     from resilience.launcher.worker.workers import Workers
     from resilience.monitor import starting
+    from resilience.telemetry import exporters
 
     join = Handler.next_rendezvous
+    # Usual limits of the end would cost records if a process stood still for two seconds.
+    launch.MONITORS_LIMIT = exporters.REPORT_LIMIT = 60.0
+    launch.PREEMPTED_LIMIT = launch.FINISH_LIMIT
+    if "BRIEF" not in os.environ:
+        launch.EXPORT_LIMIT = 60.0
+
     if "NOHUP" in os.environ:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -95,6 +103,7 @@ def agent(arguments: list[str]) -> None:
 
     if "PATIENT" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
+        agents.SETTLE = 130.0
         starting.PROGRAM = "tests.process.patient_monitor"
 
     if (host := os.environ.get("HOST")) is not None:

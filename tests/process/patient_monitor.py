@@ -1,5 +1,5 @@
-"""The program of a rank monitor that waits for what a busy machine is slow to give: stacks, and with PATIENT=evidence
-in its environment the positions of the other ranks."""
+"""The program of a rank monitor that waits for what a busy machine is slow to give: stacks and last lines, and with
+PATIENT=evidence in its environment the positions of the other ranks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import sys
 
 from resilience.core import watch
-from resilience.monitor import program
-from resilience.system import stacks
+from resilience.monitor import evidence, program
+from resilience.system import background, stacks
 
 PATIENCE = 60.0  # seconds
 
 if __name__ == "__main__":
-    stacks.ASK_LIMIT = stacks.DUMP_LIMIT = PATIENCE
+    stacks.ASK_LIMIT = stacks.DUMP_LIMIT = evidence.READ_LIMIT = background.STALL = PATIENCE
     if os.environ.get("PATIENT") == "evidence":
         watch.EVIDENCE = PATIENCE
     program.main(sys.argv[1:])

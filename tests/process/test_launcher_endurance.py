@@ -105,7 +105,8 @@ def test_memory_error_is_an_exception_of_the_hosts(launch: Launch) -> None:  # F
             resource.setrlimit(resource.RLIMIT_AS, (256 << 20,) * 2)
             hoard = bytearray(1 << 30)
         if cycle == 0: await_file("never")
-        """
+        """,
+        PATIENT="yes",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -265,6 +266,7 @@ def test_back_end_that_is_ill_costs_spans_and_holds_no_restart_up(launch: Launch
             OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint,
             OTEL_EXPORTER_OTLP_TIMEOUT="60",
             OTEL_BSP_SCHEDULE_DELAY="20",
+            BRIEF="yes",
         )
         assert receiver.has_come.wait(60.0)
         job.await_record(events.CycleStarted, where=lambda event: event.why == "failure")
@@ -302,6 +304,7 @@ def test_workers_of_a_data_loader_that_are_lost_or_hang_are_the_input_pipelines_
         if cycle == 0: await_file("never")
         """,
         *("--ft-rank-section-timeouts", "data:15" if how == "kill" else "data:8"),
+        PATIENT="yes",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -317,7 +320,8 @@ def test_workers_of_a_data_loader_that_are_lost_or_hang_are_the_input_pipelines_
 
 
 def test_same_failure_again_and_again_is_three_incidents_that_know_of_each_other(launch: Launch) -> None:  # F39
-    job = launch("import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')")
+    script = "import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')"
+    job = launch(script, PATIENT="yes")
     assert job.wait() == [93]
     incidents = told(job).incidents
     assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]

@@ -278,7 +278,7 @@ def test_h_permanent_failure_ends_the_job_on_all_nodes(launch: Launch) -> None:
     if rank: raise ValueError('bad batch')
     await_file('never')
     """
-    job = launch(script)
+    job = launch(script, PATIENT="yes")
     await_restart_line(job, "the same failure 2 times in a row")  # not printed by the node that failed and decided
     go(job)
     assert job.wait() == [93, 93]

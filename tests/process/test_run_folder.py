@@ -38,7 +38,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
 def test_read_only_folder_moves_the_records_elsewhere_and_the_terminal_says_where(
     launch: Launch, read_only: Path
 ) -> None:
-    job = launch("print('ran', rank)", RESILIENCE_RUN_DIR=str(read_only / "runs"))
+    script = "sys.stdout.write(f'ran {rank}\\n')"  # the line in one piece
+    job = launch(script, RESILIENCE_RUN_DIR=str(read_only / "runs"))
     assert job.wait() == [0], job.job.output()
     assert sorted(job.output().split("\n")) == ["", "ran 0", "ran 1"]
     said = job.output(stream=2)
