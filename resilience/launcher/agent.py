@@ -219,6 +219,9 @@ class Agent(LocalElasticAgent):
 
     def _decide_on_failures(self, ended: Sequence[EndedWorker]) -> CycleDecision | None:
         """Return the decision that follows if one of the ended workers failed."""
+        assert self._running is not None
+        if ended:  # after `reap` they may have noted something still
+            self._supervisor.warm_start.look(self._running.notes(), self._supervisor.is_cut_off())
         failures = [end for end in ended if self._supervisor.witnesses.has_failed(end)]
         for end in ended:
             self._report_end(end, expected=end not in failures)

@@ -56,8 +56,11 @@ def test_script_that_sets_a_variable_before_it_imports_torch_starts_cold(launch:
     assert job.of(events.VariablesTooLate) == []
 
 
-def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_starts_cold(launch: Launch) -> None:
-    job = launch(SCRIPT.replace("SETTING", "os.environ['TORCH_' + 'LOGS'] = '+dynamo'"), nproc=1)
+@pytest.mark.parametrize("noted", [{}, {"LATE": "yes"}], ids=["early", "late"])
+def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_starts_cold(
+    launch: Launch, noted: dict[str, str]
+) -> None:
+    job = launch(SCRIPT.replace("SETTING", "os.environ['TORCH_' + 'LOGS'] = '+dynamo'"), nproc=1, **noted)
     assert job.wait() == [0]
     (late,) = (record.event for record in job.of(events.VariablesTooLate))
     assert (late.worker_rank, late.package, late.names) == (0, "torch", ("TORCH_LOGS",))
