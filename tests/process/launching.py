@@ -72,9 +72,9 @@ def agent(arguments: list[str]) -> None:
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
-    from resilience.launcher import launch, witnesses
+    from resilience.launcher import launch, monitors, witnesses
     from resilience.launcher.main import main
-    from resilience.launcher.output.destinations import NamedLogs
+    from resilience.launcher.output import destinations
     from resilience.launcher.preflight import Devices
     from resilience.launcher.rendezvous import job_store
     from resilience.launcher.rendezvous.handler import Handler
@@ -105,7 +105,7 @@ def agent(arguments: list[str]) -> None:
 
     if "PATIENT" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
-        agents.SETTLE = 130.0
+        agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0
         starting.PROGRAM = "tests.process.patient_monitor"
 
     if (host := os.environ.get("HOST")) is not None:
@@ -121,7 +121,7 @@ def agent(arguments: list[str]) -> None:
         Workers.start = partial(fail, errno.ENOMEM)  # type: ignore[method-assign]
 
     if os.environ.get("LACKS") == "space":
-        NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]
+        destinations.NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]
 
     if "LATE" in os.environ:
         notes = RunningWorkers.notes
