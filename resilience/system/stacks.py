@@ -42,6 +42,7 @@ _LOOK = 0.004  # seconds between two checks for the answer
 _ALL_ASLEEP = 6  # checks that find every thread asleep: then the asked thread waits for the GIL
 _LEAST_CHECKS = 24  # before an answer is given up: on a busy host neither process gets many turns within ASK_LIMIT
 DUMP_LIMIT = 0.5  # seconds for faulthandler to answer; it needs milliseconds
+_LEAST_POLLS = 200  # before its answer is given up: the host may stand still for DUMP_LIMIT
 PY_SPY_LIMIT = 2.0  # seconds to find py-spy and to get its answer; it starts as a process of its own
 _POLL = 0.0005
 _QUIET = 0.005  # seconds without further output after the main thread's stack: the dump is complete
@@ -106,14 +107,15 @@ class Dump:
             asleep += processes.is_asleep(pid)
 
     def request(self, process: processes.Process) -> tuple[ThreadStack, ...]:
-        """Ask faulthandler for a dump and return it; () if it does not come within DUMP_LIMIT."""
+        """Ask faulthandler for a dump and return it; () if it does not come within DUMP_LIMIT and _LEAST_POLLS."""
         start = self._begin()
         if not process.send(DUMP_SIGNAL):
             return ()
         deadline = time.monotonic() + DUMP_LIMIT
-        quiet_since, size = time.monotonic(), start
-        while (now := time.monotonic()) < deadline:
+        quiet_since, size, polls = time.monotonic(), start, 0
+        while (now := time.monotonic()) < deadline or polls < _LEAST_POLLS:
             time.sleep(_POLL)
+            polls += 1
             grown = os.fstat(self.fd).st_size
             if grown > size:
                 quiet_since, size = now, grown

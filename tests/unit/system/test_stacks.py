@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from resilience.facts.interruptions import Frame, ThreadStack
-from resilience.system.stacks import parse
+from resilience.system import stacks
+from resilience.system.stacks import Dump, parse
 
 DUMP = """\
 main thread 0x00007f3ad47feb80
@@ -53,3 +61,23 @@ def test_text_after_a_dump_is_no_frame_of_it() -> None:
 
 def test_no_dump_is_no_stacks() -> None:
     assert parse("") == parse("main thread 0x1\n") == ()
+
+
+def test_dump_is_waited_for_though_the_host_stands_still_for_longer_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, _, dump = DUMP.partition("\n")
+    fd = os.memfd_create("dump")
+    os.write(fd, f"{head}\n".encode())
+    seconds, sleeps = itertools.count(), itertools.count()
+
+    def sleep(_: float) -> None:
+        if next(sleeps) == 1:
+            os.write(fd, dump.encode())
+
+    process: Any = SimpleNamespace(send=lambda number: True)
+    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: float(next(seconds)), sleep=sleep))
+    try:
+        assert Dump(fd).request(process) == parse(DUMP, "0x00007f3ad47feb80")
+    finally:
+        os.close(fd)
