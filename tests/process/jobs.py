@@ -36,12 +36,13 @@ from resilience.inprocess.rank_assignment import FillGaps, FilterGroupedByKey, S
 from resilience.inprocess.rank_filter import MaxActiveWorldSize, WorldSizeDivisibleBy
 from resilience.inprocess.state import State
 from resilience.inprocess.store import FileStore, StoreMixin
+from resilience.system import stacks
 from tests.support import signs, threads
 
 STEPS = 12
 RESULT = float(STEPS)  # every step adds the mean of ones
-# Short, but longer than what a loaded machine may need to build a group.
-FAST = {"soft_timeout": 2.5, "hard_timeout": 7.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}
+# Short, but longer than what a loaded machine may need to build a group: in C, where a rank shows no sign of life.
+FAST = {"soft_timeout": 6.0, "hard_timeout": 15.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}
 
 
 def _raise(error: BaseException) -> None:
@@ -218,6 +219,14 @@ def train_and_export(**kwargs: Any) -> Any:
     from resilience.inprocess._runtime import supervision
 
     supervision.EXPORT_LIMIT = 60.0  # the monitor is forked
+    return train(**kwargs)
+
+
+def train_patiently(asks: bool = True, **kwargs: Any) -> Any:
+    """Train; the monitor waits for the stacks that a busy machine is slow to give. asks: a thread of the rank, too."""
+    stacks.DUMP_LIMIT = 60.0  # the monitor is forked
+    if asks:
+        stacks.ASK_LIMIT = 60.0
     return train(**kwargs)
 
 

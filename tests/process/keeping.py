@@ -197,8 +197,8 @@ def block_in_a_finalizer() -> int:
     """Rank 1 raises and leaves garbage whose finalizer blocks; answers the iteration of the survivors."""
 
     @Wrapper(
-        soft_timeout=timedelta(seconds=2.5),
-        hard_timeout=timedelta(seconds=5),
+        soft_timeout=timedelta(seconds=8),
+        hard_timeout=timedelta(seconds=10),
         progress_watchdog_interval=timedelta(seconds=0.25),
         termination_grace_time=timedelta(seconds=0.5),
     )

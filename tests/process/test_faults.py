@@ -17,6 +17,7 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 TRAIN = "tests.process.jobs:train"
+PATIENT = "tests.process.jobs:train_patiently"
 UNHURRIED = {"soft_timeout": 20.0, "hard_timeout": 60.0}  # a busy machine holds up no healthy rank for that long
 WORLDS = pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
 
@@ -132,16 +133,17 @@ def test_dead_rank_is_excluded_and_its_end_recorded(
 def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: int, kind: str) -> None:
     env = {"RESILIENCE_SECTION_TIMEOUTS": "data:1"}
     options = FAST | UNHURRIED if kind == "section" else FAST
-    job = start(world, TRAIN, env=env, faults=[fault(kind)], options=options)
+    job = start(world, PATIENT, env=env, faults=[fault(kind)], options=options)
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     stalled = [record for record in job.interruptions(0) if record.interruption is Interruption.SOFT_TIMEOUT]
     # Ranks that wait are healthy: their stacks are taken in a way that cannot harm them.
     assert all(record.stacks and record.stack_method == "own-thread" for record in stalled)
     if kind == "section":  # its limit is shorter than those of the ranks that wait for it
         assert [(record.rank, record.detector.name) for record in stalled if record.detector] == [(1, "section:data")]
-    where = {record.origin.initial_rank: record.event.stack for record in job.of(events.OutcomeSeen)}
+    seen = [record for record in job.of(events.OutcomeSeen) if record.origin.iteration == 0]
+    where = {record.origin.initial_rank: record.event.stack for record in seen}
     assert where.keys() == set(range(world))
-    assert all(record.event.silent_for_s for record in job.of(events.OutcomeSeen))  # all have waited for the silent one
+    assert all(record.event.silent_for_s for record in seen)  # all have waited for the silent one
     leaves = {rank: stack[-1].file.rsplit("/", 1)[-1] for rank, stack in where.items()}
     assert leaves[1] != "distributed_c10d.py"
     victims = {rank for rank, kinds in job.kinds(0).items() if Interruption.EXCEPTION in kinds}  # already unwinding
@@ -151,7 +153,8 @@ def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: i
 @WORLDS
 @pytest.mark.parametrize("kind", ["hold_gil", "stop"])  # F10, F13
 def test_rank_that_cannot_be_interrupted_is_killed_with_evidence(start: Start, world: int, kind: str) -> None:
-    job = start(world, TRAIN, faults=[fault(kind)], options=FAST)
+    # Without asking: a rank that computes with the lock would be waited for in vain.
+    job = start(world, PATIENT, asks=False, faults=[fault(kind)], options=FAST)
     ranks = job.wait()
     assert [rank.value for number, rank in enumerate(ranks) if number != 1] == [RESULT] * (world - 1)
     record = next(record for record in job.interruptions() if record.interruption is Interruption.HARD_TIMEOUT)
@@ -195,8 +198,8 @@ def test_loop_without_progress_is_found_by_the_rank_that_waits_for_it(start: Sta
 
 @WORLDS
 def test_swallowed_interrupt_is_reported_and_delivered_again(start: Start, world: int) -> None:  # F46
-    # Longer limits than FAST: a rank that a busy host keeps waiting must not be the one that is silent.
-    job = start(world, TRAIN, faults=[fault("swallow")], options=FAST | {"soft_timeout": 6.0, "hard_timeout": 40.0})
+    # A longer limit than in FAST: a busy host may keep the rank waiting each time that it swallows an interrupt.
+    job = start(world, TRAIN, faults=[fault("swallow")], options=FAST | {"hard_timeout": 40.0})
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     swallows = [record.event for record in job.of(events.InterruptSwallowed, rank=1)]
     assert len(swallows) == 3
@@ -268,7 +271,8 @@ def test_hanging_hook_is_killed_at_the_hard_limit_and_named(start: Start) -> Non
     job = start(3, TRAIN, faults=faults, options=FAST)
     ranks = job.wait()
     assert [rank.value for rank in ranks] == [None, RESULT, RESULT]
-    assert job.of(events.RankFellSilent, rank=0)[0].event.limit == "hook:finalize"
+    fell_silent = [record.event for record in job.of(events.RankFellSilent, rank=0)]
+    assert [event.limit for event in fell_silent if event.severity == "hard"] == ["hook:finalize"]
 
 
 @pytest.mark.parametrize("kind", ["kill", "exception"])
@@ -351,7 +355,7 @@ def test_collective_that_one_rank_skips_or_gets_wrong_restarts_all(start: Start,
 
 def test_slow_ranks_within_their_limits_are_left_alone(start: Start) -> None:  # F20
     faults = [fault("half_a_second", rank=rank, step=step) for rank in (0, 1) for step in range(rank, 28, 2)]
-    job = start(2, TRAIN, faults=faults, options=FAST | {"soft_timeout": 6.0, "hard_timeout": 20.0}, steps=28)
+    job = start(2, TRAIN, faults=faults, options=FAST | {"soft_timeout": 12.0, "hard_timeout": 40.0}, steps=28)
     assert [rank.value for rank in job.wait()] == [28.0] * 2  # the pauses together exceed the limit, none comes near it
     assert not job.of(events.Interrupted)
 
@@ -378,7 +382,7 @@ def test_wall_clock_that_jumps_confuses_nothing(start: Start) -> None:  # F31
     assert [rank.value for rank in ranks] == [RESULT, None, RESULT]
     durations = [record.event.duration_s for record in job.records() if hasattr(record.event, "duration_s")]
     assert min(durations) >= 0
-    assert max(durations) < 60
+    assert max(durations) < 1800  # a jump is 3600 s
 
 
 def test_rank_whose_watcher_fails_leaves_at_once(start: Start) -> None:

@@ -136,7 +136,7 @@ def test_store_stays_longer_than_the_barriers_limit_when_the_rank_beside_it_has_
 
 
 def test_loss_of_the_store_ends_every_rank_with_a_clear_error(start: Start) -> None:  # F23
-    options = FAST | {"heartbeat_timeout": 2.0, "barrier_timeout": 10.0}
+    options = FAST | {"heartbeat_timeout": 2.0, "barrier_timeout": 20.0}
     job = start(2, PATIENT, options=options)
     host = job.await_record(events.MonitorStarted, rank=0).origin.pid
     for rank in (0, 1):
