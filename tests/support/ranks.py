@@ -88,8 +88,20 @@ class Job:
         self.wait_ranks(limit)
         for rank in range(len(self.pids)):
             self.await_record(events.MonitorEnded, rank=rank, role="monitor")
+        self._await_monitors()
         self.ran_to_its_end = True
         return [self.finished[rank] for rank in range(len(self.pids))]
+
+    def _await_monitors(self, limit: float = 120.0) -> None:
+        """Wait until each monitor that ranks left behind has told its end or is gone. One is for one call only: that of
+        the last call may be late to tell anything."""
+        deadline = time.monotonic() + limit
+        for monitor in self.left_behind():
+            while "res-monitor" in (told := in_words(monitor)) and monitor.pid not in {
+                record.origin.pid for record in self.of(events.MonitorEnded)
+            }:
+                assert time.monotonic() < deadline, f"{told} has not told its end after {limit} s{self.output()}"
+                time.sleep(LOOK_EVERY)
 
     def wait_ranks(self, limit: float = 120.0) -> list[Finished]:
         """Wait until all ranks have ended, whatever their functions were; answers how, by initial rank."""
