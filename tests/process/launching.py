@@ -68,7 +68,7 @@ def agent(arguments: list[str]) -> None:
     minute late; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on
     the disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder
     it is started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their
-    notes as they end."""
+    notes as they end. UNPROBED: a monitor that does not answer for two minutes is kept."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
@@ -107,6 +107,9 @@ def agent(arguments: list[str]) -> None:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
         agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0
         starting.PROGRAM = "tests.process.patient_monitor"
+
+    if "UNPROBED" in os.environ:
+        monitors.PROBE_LIMIT = 120.0
 
     if (host := os.environ.get("HOST")) is not None:
         hosts.enter(host)

@@ -97,7 +97,7 @@ for step in range(STEPS):
 def test_rank_that_the_others_wait_for_is_named_alone_under_the_launcher(
     launch: Callable[..., Launched], how: str, world: int
 ) -> None:
-    job = launch(SCRIPT.format(how=how), "--ft-rank-heartbeat-timeout", "8", nproc=world)
+    job = launch(SCRIPT.format(how=how), "--ft-rank-heartbeat-timeout", "8", nproc=world, PATIENT="evidence")
     assert job.wait(180) == [0], job.job.output()
     incident = only_incident(job)
     assert culprits(incident) == [(1, WHAT[how])]
@@ -129,8 +129,7 @@ if cycle == 0:
 
 def test_what_a_rank_does_after_its_peer_was_ended_is_no_fault(launch: Callable[..., Launched], tmp_path: Path) -> None:
     """The monitor of rank 0 comes too late to see where it waited."""
-    # A limit below the 5 s after which a monitor that does not answer is replaced.
-    job = launch(BUSY_AFTER_THE_END, "--ft-rank-heartbeat-timeout", "3", nproc=3)
+    job = launch(BUSY_AFTER_THE_END, "--ft-rank-heartbeat-timeout", "3", nproc=3, UNPROBED="yes")
     job.job.await_sign_file(tmp_path / "beat.0.0")
     late = job.job.monitor_pid(0)
     os.kill(late, signal.SIGSTOP)

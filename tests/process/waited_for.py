@@ -10,11 +10,19 @@ import torch
 import torch.distributed as dist
 
 import resilience
+from resilience.core import watch
 from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess._runtime import watcher
+from resilience.system import stacks
 
 STEPS, AT = 6, 4
 _kept: list[torch.nn.Module] = []
 """torch 2.13 deadlocks if DDP's reducer is freed, under the GIL, while gloo's thread lets go of the last collective."""
+
+
+def be_patient() -> None:
+    """Wait for the position of each rank, which a busy machine is slow to give. The monitors are forked."""
+    watcher.EVIDENCE = watch.EVIDENCE = stacks.ASK_LIMIT = stacks.DUMP_LIMIT = 60.0
 
 
 def hang(how: str) -> None:
@@ -39,6 +47,7 @@ def spin() -> None:
 
 def train(how: str, culprit: int, with_ddp: bool = True) -> int:
     """In the first iteration, one rank does not do step AT."""
+    be_patient()
     initial_rank = int(os.environ["RANK"])
 
     @Wrapper()
@@ -65,6 +74,7 @@ def train(how: str, culprit: int, with_ddp: bool = True) -> int:
 
 def pipeline(how: str, culprit: int) -> int:
     """Each rank passes a tensor on to the next one, then all meet. In iteration 0, one rank does not do step AT."""
+    be_patient()
     initial_rank = int(os.environ["RANK"])
 
     @Wrapper()
