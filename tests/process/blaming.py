@@ -18,6 +18,7 @@ from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import FaultCounter
 from resilience.inprocess.initialize import RetryController
 from resilience.inprocess.state import State
+from resilience.system import stacks
 from tests.support.signs import hold
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -190,6 +191,7 @@ def die_in_the_restart_after_a_hang() -> int:
 
 def sleep_with_the_lock() -> int:
     """Initial rank 1 sleeps in C with the interpreter's lock, until any signal comes."""
+    stacks.ASK_LIMIT = stacks.DUMP_LIMIT = 60.0  # on a busy machine its threads are seldom all asleep
     initial_rank = int(os.environ["RANK"])
 
     @Wrapper(soft_timeout=timedelta(seconds=6), hard_timeout=timedelta(seconds=60))
