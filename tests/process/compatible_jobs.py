@@ -304,7 +304,7 @@ class HangsAtEnd(inprocess.completion.Completion, inprocess.terminate.Terminate)
 
 def hang_at_end(hook: str) -> str:
     """Rank 1 completes or leaves, and hangs in the hook for that."""
-    hard, soft = timedelta(seconds=3), timedelta(seconds=2)
+    hard, soft = timedelta(seconds=9), timedelta(seconds=6)
 
     @Wrapper(**{hook: HangsAtEnd()}, soft_timeout=soft, hard_timeout=hard)  # type: ignore[arg-type]
     def function(call: CallWrapper | None = None) -> str:
