@@ -175,5 +175,6 @@ def test_wrapper_without_the_launcher_keeps_its_account_elsewhere_too(
     said = job.output()
     assert said.count("Read-only file system; the records of ") == 1
     (place,) = [line.rpartition(" ")[2] for line in said.splitlines() if "the records of" in line]
-    told = Account(Path(place)).records()
-    assert sum(isinstance(record.event, events.RestartEnded) for record in told) == 2
+    job.account = Account(Path(place))
+    job.wait()  # until their monitors, too, have written all
+    assert len(job.of(events.RestartEnded)) == 2
