@@ -110,6 +110,8 @@ import torch, torch.distributed as dist, resilience
 from tests.process.waited_for import hang, spin
 dist.init_process_group("gloo")
 if cycle == 0:
+    if rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent's may come before a slow rank is freed
     beats = 0
     while not (here / "go-on").exists():
         resilience.heartbeat()
@@ -123,6 +125,7 @@ if cycle == 0:
         dist.all_reduce(torch.ones(4))
     except RuntimeError:
         say("freed")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         spin()  # what it does about its peer's end takes long
 """
 
