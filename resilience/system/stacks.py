@@ -58,6 +58,7 @@ _FATAL = {
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _HEADER = re.compile(r"(?m)^(?:Current thread|Thread) (0x[0-9a-f]+)(.*?) \(most recent call first\):$")
 _MAIN = "main thread "
+_END = "\nend of "  # and the question's number: the last line of an answer
 _FIRST_LINE = 100  # bytes at most
 _MOST_FRAMES = 100  # per thread, as in faulthandler
 
@@ -97,7 +98,9 @@ class Dump:
         while True:
             text = self._text(start)
             if text.endswith(_end(number)):
-                return Stacks("own-thread", parse(text, self._main()))
+                # An answer to an earlier question may have come late; it stands before this one.
+                own_answer = text.removesuffix(_end(number)).rpartition(_END)[2]
+                return Stacks("own-thread", parse(own_answer, self._main()))
             if asleep >= _ALL_ASLEEP:
                 return Stacks("none", reason="the asked thread waits for the GIL", is_gil_held=True)
             if checks >= _LEAST_CHECKS and time.monotonic() >= deadline:
@@ -208,7 +211,7 @@ def answer(number: int) -> None:
 
 
 def _end(number: int) -> str:
-    return f"\nend of {number}\n"
+    return f"{_END}{number}\n"
 
 
 def _plain(text: str) -> str:

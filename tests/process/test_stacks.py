@@ -204,6 +204,27 @@ def test_each_request_gets_its_own_dump() -> None:
     assert "second" in names(after)
 
 
+def test_answer_that_comes_too_late_is_no_part_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        numbers: list[int] = []
+
+        def keep(number: int) -> bool:
+            numbers.append(number)
+            return True
+
+        def pass_on(number: int) -> bool:
+            for each in (*numbers, number):
+                os.write(_lines[process.pid], each.to_bytes(8, "little"))
+            return True
+
+        assert dump.ask(process.pid, keep).method == "none"
+        monkeypatch.setattr(stacks, "ASK_LIMIT", LIMIT)
+        monkeypatch.setattr(stacks, "_ALL_ASLEEP", sys.maxsize)
+        found = dump.ask(process.pid, pass_on)
+    assert [stack.thread.split()[0] for stack in found.threads] == ["MainThread"], found
+
+
 def test_file_of_dumps_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "_MOST", 1000)
     with armed(hold) as (other, process, dump):
@@ -245,16 +266,17 @@ def recurse(depth: int) -> int:
     return depth and recurse(depth - 1)
 
 
-def start_and_end_threads() -> None:
+def start_and_end_threads() -> Iterator[None]:
     while True:
         threads = [threading.Thread(target=recurse, args=(30,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        yield
 
 
-def start_and_end_native_threads() -> None:
+def start_and_end_native_threads() -> Iterator[None]:
     """Each takes the GIL for a moment, as a callback of a library does."""
     kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
     callback = kind(lambda _: (recurse(20), None)[1])
@@ -263,9 +285,10 @@ def start_and_end_native_threads() -> None:
     while True:
         library.pthread_create(ctypes.byref(thread), None, callback, None)
         library.pthread_join(thread, None)
+        yield
 
 
-def reduce_and_differentiate() -> None:
+def reduce_and_differentiate() -> Iterator[None]:
     """Threads of gloo call back into Python, and those of autograd run for threads that end."""
     import torch
     import torch.distributed as dist
@@ -278,12 +301,20 @@ def reduce_and_differentiate() -> None:
         thread = threading.Thread(target=lambda: (weights * 2).sum().backward())
         thread.start()
         thread.join()
+        yield
 
 
-def take_often(dumps: int, churn: Callable[[], None]) -> None:
+def take_often(dumps: int, churn: Callable[[], Iterator[None]]) -> None:
     def hang(line: Connection) -> None:
+        has_run = threading.Event()
+
+        def go_on() -> None:
+            for _ in churn():
+                has_run.set()
+
         for _ in range(2):
-            threading.Thread(target=churn, daemon=True).start()
+            threading.Thread(target=go_on, daemon=True).start()
+        has_run.wait()  # until then an import may wait for the disk: it sleeps with the GIL
         line.send("ready")
         threading.Event().wait()
 
@@ -304,13 +335,13 @@ CHURNS = (start_and_end_threads, start_and_end_native_threads, reduce_and_differ
 
 
 @pytest.mark.parametrize("churn", CHURNS)
-def test_dumps_while_threads_start_and_end_harm_nothing(churn: Callable[[], None]) -> None:
+def test_dumps_while_threads_start_and_end_harm_nothing(churn: Callable[[], Iterator[None]]) -> None:
     take_often(300, churn)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("churn", CHURNS)
-def test_ten_thousand_dumps_while_threads_start_and_end_harm_nothing(churn: Callable[[], None]) -> None:
+def test_ten_thousand_dumps_while_threads_start_and_end_harm_nothing(churn: Callable[[], Iterator[None]]) -> None:
     take_often(10_000, churn)
 
 
