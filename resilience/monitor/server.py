@@ -174,7 +174,7 @@ class RankMonitor:
             late_at = self.suspicions.next_look(self._watch.limits, self._observation, now)
             silence_at = self._weigh_silence(now)
             if now >= self._snapshots.due:
-                self._write_snapshot(now)
+                self._write_snapshot()
             moments = (decision.wake_at, late_at, silence_at, self._flush_at, self._snapshots.due)
             due = min(wake_time for wake_time in moments if wake_time is not None)
         self._close()
@@ -713,11 +713,12 @@ class RankMonitor:
                 self.emit(events.TelemetryDropped("timing", reason, 1))
             self._replace_stale_limits()
 
-    def _write_snapshot(self, now: float, is_last: bool = False) -> None:
+    def _write_snapshot(self, is_last: bool = False) -> None:
         origin, view = self._origin, self._page.read()
+        now = time.monotonic()  # read last: it is no earlier than anything on the page
         if origin is not None:
             origin = msgspec.structs.replace(origin, iteration=view.iteration if self._witness.has_iterations else None)
-        self._snapshots.write(self._folder, origin, view, self._observe(), self._watch.limits, now, is_last)
+        self._snapshots.write(self._folder, origin, view, self._observe(view), self._watch.limits, now, is_last)
 
     def _close(self) -> None:
         result = self._outlet.finish()
@@ -733,7 +734,7 @@ class RankMonitor:
         self._write_timings()
         if self._recorder is not None:
             self._recorder.close()
-        self._write_snapshot(time.monotonic(), is_last=self._is_gone)
+        self._write_snapshot(is_last=self._is_gone)
         self._report_refused_messages(float("inf"))
         self._end_loader_workers()
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))

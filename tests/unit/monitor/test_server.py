@@ -139,6 +139,33 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
         look()
 
 
+def test_snapshot_is_of_one_look_at_the_page_and_no_older_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Page.create()
+    rank = RankSide(shared)
+
+    class Restless(MonitorSide):
+        """The rank enters a section before each read."""
+
+        def read(self) -> PageView:
+            rank.leave_if_open("data")
+            rank.enter("data")
+            return super().read()
+
+    monitor = RankMonitor(Restless(shared), None, Process(os.getpid()), Mock(), None)
+    shown = []
+
+    def write(
+        folder: None, origin: None, view: PageView, seen: Observation, limits: Limits, now: float, _: bool
+    ) -> None:
+        shown.append((view.open_sections[0].entered_at, seen.open_sections[0].seen_at, now))
+        monitor._is_over = True
+
+    monkeypatch.setattr(monitor._snapshots, "write", write)
+    monitor._snapshots.due = 0.0
+    monitor.run()
+    assert [entered_at == seen_at <= now for entered_at, seen_at, now in shown] == [True, True]
+
+
 def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
     """The rank restarts while its stacks are taken: else its next iteration would be ended for it."""
     shared = Page.create()
