@@ -119,7 +119,7 @@ def misbehave(iteration):
         client.start_section("step")
         meet("announced")  # an interruption that comes earlier would leave nothing behind
         raise ValueError("bad batch")
-    until = time.monotonic() + 6.0
+    until = time.monotonic() + 18.0
     while time.monotonic() < until:
         time.sleep(0.01)
     client.start_section("step")
@@ -130,8 +130,8 @@ def misbehave(iteration):
 
 
 def test_section_and_heartbeats_that_an_exception_interrupted_do_not_end_the_healthy_rank(launch: Launch) -> None:
-    limits = ("--ft-rank-section-timeouts", "step:4", "--ft-rank-heartbeat-timeout", "4")
-    job = launch(INTERRUPTED_IN_A_SECTION + TRAIN, *limits, "--ft-initial-rank-heartbeat-timeout", "4")
+    limits = ("--ft-rank-section-timeouts", "step:15", "--ft-rank-heartbeat-timeout", "15")
+    job = launch(INTERRUPTED_IN_A_SECTION + TRAIN, *limits, "--ft-initial-rank-heartbeat-timeout", "15")
     for rank in range(2):
         job.await_worker(f"healthy.0.{rank}")
     go(job)
@@ -149,7 +149,7 @@ client.init_workload_monitoring()
 
 @Wrapper(rank_filter=MaxActiveWorldSize(ACTIVE), monitor_process_interval=timedelta(seconds=0.1))
 def train(call: CallWrapper):
-    for _ in range(120 if call.state.rank == 0 else 1):
+    for _ in range(360 if call.state.rank == 0 else 1):
         client.send_heartbeat()
         time.sleep(0.05)
 
@@ -161,7 +161,7 @@ client.send_heartbeat()
 @pytest.mark.parametrize("active", [1, 2])
 def test_rank_that_waits_for_the_others_owes_no_heartbeats(launch: Launch, active: int) -> None:
     """A spare waits for the active rank; with two active ranks, the one that has returned waits for the other one."""
-    limits = ("--ft-initial-rank-heartbeat-timeout", "4", "--ft-rank-heartbeat-timeout", "4")
+    limits = ("--ft-initial-rank-heartbeat-timeout", "15", "--ft-rank-heartbeat-timeout", "15")
     job = launch(SILENT_WITHOUT_FAULT.replace("ACTIVE", str(active)), *limits)
     assert job.wait() == [0]
     assert job.of(events.RankFellSilent) == []

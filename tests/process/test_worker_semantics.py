@@ -16,6 +16,8 @@ import pytest
 from tests.process.warming import SCRIPTS
 from tests.support.ranks import Job
 
+pytestmark = pytest.mark.timeout(900)  # cold workers import torch
+
 Both = Callable[..., list[dict[str, Any]]]
 SIGNALLED = {"interrupt": -signal.SIGINT, "kill": -signal.SIGKILL, "terminate": -signal.SIGTERM}
 ENDS = {
@@ -45,7 +47,7 @@ def both(start: Callable[..., Job]) -> Both:
 
     def run(*arguments: str, **options: Any) -> list[dict[str, Any]]:
         job = start(1, "tests.process.warming:run", arguments=list(arguments), **options)
-        (ended,) = job.wait_ranks()
+        (ended,) = job.wait_ranks(600.0)
         job.ran_to_its_end = True
         assert ended.code == 0, job.output()
         answers: list[dict[str, Any]] = ended.value

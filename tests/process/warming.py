@@ -20,7 +20,7 @@ from resilience.launcher.worker.zygote import Zygote
 from resilience.system.processes import become_subreaper
 
 SCRIPTS = Path(__file__).parent / "scripts" / "semantics"
-LIMIT = 60.0  # seconds
+LIMIT = 240.0  # seconds: a cold worker imports torch
 
 
 def specification(
