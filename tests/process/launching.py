@@ -65,14 +65,14 @@ def agent(arguments: list[str]) -> None:
     about to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
     control group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads
     what it shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack and last lines a
-    minute late; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on
+    minute late, its end a minute after a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on
     the disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder
     it is started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their
     notes as they end. UNPROBED: a monitor that does not answer for two minutes is kept."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
-    from resilience.launcher import launch, monitors, witnesses
+    from resilience.launcher import cycle_supervisor, launch, monitors, witnesses
     from resilience.launcher.main import main
     from resilience.launcher.output import destinations
     from resilience.launcher.preflight import Devices
@@ -80,9 +80,10 @@ def agent(arguments: list[str]) -> None:
     from resilience.launcher.rendezvous.handler import Handler
     from resilience.launcher.worker.worker_processes import RunningWorkers
     from resilience.launcher.worker.workers import Workers
-    from resilience.monitor import starting
+    from resilience.monitor import config, starting
     from resilience.telemetry import exporters
 
+    cycle_supervisor.READY = 120.0  # no worker fails before its monitor can tell why
     join = Handler.next_rendezvous
     # Usual limits of the end would cost records if a process stood still for two seconds.
     launch.MONITORS_LIMIT = exporters.REPORT_LIMIT = 60.0
@@ -106,6 +107,7 @@ def agent(arguments: list[str]) -> None:
     if "PATIENT" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
         agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0
+        config.GRACE = 60.0
         starting.PROGRAM = "tests.process.patient_monitor"
 
     if "UNPROBED" in os.environ:

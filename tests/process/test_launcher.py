@@ -46,7 +46,8 @@ def test_output_goes_to_the_terminal_and_to_a_file_for_each_cycle_and_rank(launc
 
 @pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(1)", "os.kill(os.getpid(), 9)", "raise ValueError('no')"])
 def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> None:
-    job = launch(f"if cycle == 0 and rank == 1: {how}\nif cycle == 0: await_file('never')")
+    script = f"if cycle == 0 and rank == 1: {how}\nif cycle == 0: await_file('never')"
+    job = launch(script, PATIENT="yes")
     assert job.wait() == [0]
     assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
     ended = [record.event for record in job.of(events.CycleEnded)]
@@ -146,7 +147,8 @@ def await_end(pid: int) -> None:
 
 
 def test_third_identical_failure_without_progress_ends_the_job_with_a_table_and_93(launch: Launch) -> None:
-    job = launch("import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')")
+    script = "import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')"
+    job = launch(script, PATIENT="yes")
     assert job.wait() == [93]
     assert len(job.of(events.CycleStarted)) == 3
     said = job.output(stream=2)
@@ -195,7 +197,7 @@ def test_workers_that_do_not_look_are_ended_without_waiting_for_the_grace(launch
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     job.job.signal(0, signal.SIGINT)
-    assert job.wait(30.0) == [128 + signal.SIGINT]
+    assert job.wait() == [128 + signal.SIGINT]
     assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
 
 
@@ -205,7 +207,7 @@ def test_grace_is_over_when_it_is_over(launch: Launch) -> None:
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     job.job.signal(0, signal.SIGTERM)
-    assert job.wait(30.0) == [128 + signal.SIGTERM]
+    assert job.wait() == [128 + signal.SIGTERM]
     assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
 
 

@@ -51,7 +51,8 @@ PER_MB = 16 * 1024 * 64
 
 
 def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") -> None:
-    """Be an agent of torchrun or of ours. stdout: a named pipe to write to; cwd: folder to work in."""
+    """Be an agent of torchrun or of ours. stdout: a named pipe to write to; cwd: folder to work in. PATIENT: a worker's
+    traceback may be two minutes late."""
     if cwd:
         os.chdir(cwd)
     if stdout:
@@ -69,8 +70,14 @@ def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") 
         LocalElasticAgent._monitor_workers = monitors_and_says_so  # a signal before that is another case
         torchrun(arguments)
     else:
+        from resilience.launcher import agent as of_torchelastic
+        from resilience.launcher import cycle_supervisor
         from resilience.launcher.main import main
+        from resilience.monitor import starting
 
+        if "PATIENT" in os.environ:
+            cycle_supervisor.READY = of_torchelastic.SETTLE = 120.0
+            starting.PROGRAM = "tests.process.patient_monitor"
         raise SystemExit(main(arguments))
 
 
@@ -369,7 +376,8 @@ def test_failed_worker_restarts_all_workers_and_those_that_have_completed_too(la
 def test_exception_that_comes_again_ends_the_job_with_93_and_has_all_restarts_under_torchrun(launch: Launch) -> None:
     ends = {}
     for launcher in LAUNCHERS:
-        job = launch(launcher, "say(f'up {restarts}')\nraise ValueError('a bad batch')", "--max-restarts", "4")
+        script = "say(f'up {restarts}')\nraise ValueError('a bad batch')"
+        job = launch(launcher, script, "--max-restarts", "4", PATIENT="yes")
         ends[launcher] = job.wait(), len(list(job.place.glob("up *")))
     assert ends == {"torchrun": (1, 5), "ours": (93, 3)}
 
@@ -384,7 +392,7 @@ def test_error_file_is_kept_and_the_last_message_has_its_error(launch: Launch, l
     say("file", file)
     raise ValueError("a bad batch")
     """
-    job = launch(launcher, script, "--max-restarts", "0")
+    job = launch(launcher, script, "--max-restarts", "0", PATIENT="yes")
     assert job.wait() == 1
     assert "ValueError: a bad batch" in Path(job.said("file")).read_text()
     before = "failed first (" if launcher == "ours" else "traceback : "
