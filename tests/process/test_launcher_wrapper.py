@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resilience.facts import events
@@ -51,6 +52,13 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     return launcher(start, tmp_path)
 
 
+def wait_for_all(job: Launched) -> list[int]:
+    """Wait for all agents, and for the workers' monitors, which may write last. Return the agents' exit statuses."""
+    ended = job.wait()
+    assert not psutil.wait_procs(job.job.left_behind(), 120.0)[1]
+    return ended
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_over(
     launch: Launch, is_late: bool
@@ -71,7 +79,7 @@ def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_o
     for rank in range(3):
         job.await_worker(f"iteration0.size3.1.{rank}")
     go(job)
-    assert job.wait() == [0, 0, 0]
+    assert wait_for_all(job) == [0, 0, 0]
     assert whys(job, 0, 1, 2) == [["first", "failure"]] * 3
     (decided,) = job.of(events.RestartDecided)
     assert decided.event.restarts_used == 1
@@ -91,7 +99,7 @@ def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_advised_in
     for rank in range(2):
         job.await_worker(f"iteration0.size2.1.{rank}")
     go(job)
-    assert job.wait() == [0]
+    assert wait_for_all(job) == [0]
     said = job.output(stream=2)
     (line,) = [
         line for line in said.splitlines() if "with --ft-restart-policy min-healthy the Wrapper continues" in line
@@ -217,7 +225,7 @@ def test_id_of_any_text_names_a_folder_within_the_run_directory(
 ) -> None:
     job = launch(PLAIN, "--rdzv-id", job_id, nodes="2", agents=2, nproc=1, RESILIENCE_JOB_ID="")
     go(job)
-    assert job.wait() == [0, 0]
+    assert wait_for_all(job) == [0, 0]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder]
     run = load(tmp_path / "runs" / folder)
     assert run.job is not None and run.job.job_id == job_id

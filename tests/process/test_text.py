@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resilience.facts import events
@@ -72,6 +73,7 @@ def test_script_and_argument_that_are_no_utf_8_restart_under_the_wrapper(start: 
     env = {"RESILIENCE_RUN_DIR": str(runs), "RESILIENCE_JOB_ID": CAFE, "RESILIENCE_NODE": f"node-{CAFE}"}
     job = start(2, "tests.support.scripts:run", env=env, path=str(script), arguments=[f"--data={CAFE}"])
     assert [rank.code for rank in job.wait_ranks()] == [0, 0]
+    assert not psutil.wait_procs(job.left_behind(), 120.0)[1]  # who ends last writes last
     (run,) = runs_in(runs)
     assert run.name == ESCAPED
     _check(run, script)

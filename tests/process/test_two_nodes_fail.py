@@ -12,7 +12,7 @@ from resilience.history.history import History
 from resilience.status.state import Watcher
 from tests.process.launching import PATIENT, Launched, launcher
 from tests.process.test_launcher_nodes import go
-from tests.process.test_launcher_wrapper import TRAIN
+from tests.process.test_launcher_wrapper import TRAIN, wait_for_all
 from tests.support.agreement import INTERRUPTIONS, assert_agree, counted
 from tests.support.ranks import Job
 
@@ -66,7 +66,7 @@ def test_errors_of_two_nodes_at_once_are_one_restart_in_place_in_every_view(laun
     for rank in range(3):
         job.await_worker(f"iteration1.size3.0.{rank}")
     go(job)
-    assert job.wait() == [0, 0, 0]
+    assert wait_for_all(job) == [0, 0, 0]
     _assert_one_restart(job, "inprocess", 3)
 
 

@@ -14,25 +14,34 @@ from resilience.facts import events
 from resilience.facts.records import Record, from_line
 from resilience.report.condensed import report
 from resilience.run_folder.load import Reader
+from tests.process import patient_launcher
 from tests.process.leftovers import left_after
 from tests.process.test_export import receiving
-from tests.process.test_terminal import OURS, SCRIPT, TORCHRUN, WRAPPED, Open, let_end, terminal  # noqa: F401
+from tests.process.test_terminal import SCRIPT, TORCHRUN, WRAPPED, Open, let_end, terminal  # noqa: F401
 from tests.support.collector import of_wire
 from tests.support.ranks import free_port
 
+OURS = [sys.executable, "-m", patient_launcher.__name__, "--run-dir", "runs"]
 KILLED = SCRIPT + "\nif cycle == 0 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
 FAILS = SCRIPT + "\nif rank: raise ValueError('bad batch')\ntime.sleep(60)"
 
 GOES_ON = """
     import pathlib, time
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:  # an event is on a span only if it comes before the span's end
         records = pathlib.Path(os.environ["RESILIENCE_RUN_DIR"]).glob("*/records/*.jsonl")
         if any("incident.judged" in path.read_text() for path in records):
             break
         time.sleep(0.1)
 """
-IN_PLACE = WRAPPED.replace("    dist.destroy_process_group()\n", GOES_ON + "    dist.destroy_process_group()\n")
+PATIENTLY = """
+from resilience.inprocess._runtime import supervision
+from resilience.telemetry import restart_lines
+supervision.EXPORT_LIMIT = restart_lines.LIMIT = 60.0  # the monitor is forked
+"""
+IN_PLACE = PATIENTLY + WRAPPED.replace(
+    "    dist.destroy_process_group()\n", GOES_ON + "    dist.destroy_process_group()\n"
+)
 
 
 @pytest.mark.parametrize(
