@@ -30,7 +30,7 @@ from resilience.inprocess.monitor_thread import async_raise, reraise_if_unraisab
 from resilience.system import interrupt
 from resilience.system.interrupt import Interrupter, Swallow
 
-LIMIT = 10.0  # seconds: far more than an interrupt takes, far less than the blocked calls
+LIMIT = 120.0  # seconds: far more than an interrupt takes, far less than the blocked calls
 
 
 @contextlib.contextmanager
@@ -181,7 +181,8 @@ def reach_data_loader() -> Any:
     outcome = scene.outcome
     del scene.error  # its frames hold the loader
     gc.collect()
-    return outcome, [child.cmdline() for child in psutil.Process().children()]
+    _, alive = psutil.wait_procs(psutil.Process().children(), LIMIT)
+    return outcome, [child.cmdline() for child in alive]
 
 
 class Slow(Dataset[int]):
@@ -297,7 +298,7 @@ def is_logging_locked() -> bool:
 
 
 def count_leaks(way: str, rounds: int, step_limit: float = interrupt.STEP_LIMIT) -> tuple[int, int]:
-    interrupt.STEP_LIMIT = step_limit
+    interrupt.STEP_LIMIT, interrupt.FRAGILE_LIMIT = step_limit, 60.0
     sys.setswitchinterval(0.0005)  # the sender would wait 5 ms for its turn beside a busy loop
     interrupter = Interrupter()
     interrupter.install()

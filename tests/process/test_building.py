@@ -41,7 +41,12 @@ def break_group_building(start: Start, seed: int) -> int:
     """Strike ranks at random moments while they build groups. Return how many the ladder ended, each rightly."""
     chance = random.Random(seed)
     plan = [(chance.randrange(WORLD_SIZE), chance.uniform(0.0005, LATEST)) for _ in range(FAULTS)]
-    job = start(WORLD_SIZE, f"{build_and_break.__module__}:{build_and_break.__name__}", plan=plan, options=FAST)
+    job = start(
+        WORLD_SIZE,
+        f"{build_and_break.__module__}:{build_and_break.__name__}",
+        plan=plan,
+        options=FAST | {"hard_timeout": 60.0},
+    )
     ranks = job.wait(280)
     replaced = {number for number, rank in enumerate(ranks) if rank.signal is not None}
     # Who stays comes through every fault, and all through the same iterations.

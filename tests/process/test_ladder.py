@@ -44,7 +44,7 @@ def test_rank_that_waits_in_its_own_file_store_lives_and_the_account_says_for_wh
 
 
 def test_rank_that_waits_in_its_own_file_store_past_hard_timeout_is_ended(start: Start) -> None:
-    limits = {"soft_timeout": 2.0, "hard_timeout": 3.0, "progress_watchdog_interval": 0.25}
+    limits = {"soft_timeout": 6.0, "hard_timeout": 12.0, "progress_watchdog_interval": 0.25}
     job = start(2, target(laddering.wait_for_a_file_store), limits=limits, group_timeout=90.0, env=SHORT)
     job.await_sign("waits", rank=0)
     job.await_sign("ready", rank=1)

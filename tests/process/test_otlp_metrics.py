@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "TRACEPARENT",
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     return job([Fault("exception", 1, 0)], started_ns=time.time_ns() - 12 * 10**9).write(tmp_path / "run")
 
 

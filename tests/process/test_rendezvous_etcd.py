@@ -61,10 +61,10 @@ def running_etcd(folder: Path, endpoint: str, *options: str, protocol: str = "ht
     with ExitStack() as ending:
         log = ending.enter_context((folder / "etcd.log").open("ab"))
         server = subprocess.Popen(command, stdout=log, stderr=log)
-        ending.callback(server.wait, 20)
+        ending.callback(server.wait, 120)
         ending.callback(server.terminate)
         host, _, port = endpoint.rpartition(":")
-        await_server(host.strip("[]"), int(port), 30)
+        await_server(host.strip("[]"), int(port), 120)
         yield
 
 
@@ -227,7 +227,7 @@ def test_etcd_with_a_certificate_for_its_name_is_asked_by_that_name(tmp_path: Pa
     port = free_port()
     options = "--cert-file", str(certificate), "--key-file", str(key)
     with running_etcd(tmp_path, f"127.0.0.1:{port}", *options, protocol="https"):
-        store = store_in_etcd(f"localhost:{port}", protocol="https", ca_cert=str(certificate), read_timeout=5)
+        store = store_in_etcd(f"localhost:{port}", protocol="https", ca_cert=str(certificate))
         assert store.connect().add("count", 1) == 1
         by_address = store_in_etcd(f"127.0.0.1:{port}", protocol="https", ca_cert=str(certificate), read_timeout=3600)
         with pytest.raises(StoreError, match=r"TLS fails: .*IP address mismatch"):
@@ -238,7 +238,7 @@ def test_etcd_with_a_certificate_for_its_name_is_asked_by_that_name(tmp_path: Pa
 def test_etcd_is_reached_at_an_ipv6_address(tmp_path: Path) -> None:
     here = f"[::1]:{free_port()}"
     with running_etcd(tmp_path, here):
-        assert store_in_etcd(here, read_timeout=5).connect().add("count", 1) == 1
+        assert store_in_etcd(here).connect().add("count", 1) == 1
 
 
 # -- jobs under the launcher --------------------------------------------------------------------------

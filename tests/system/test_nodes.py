@@ -61,6 +61,8 @@ def test_lost_node_is_noticed_by_another_and_its_ranks_excluded(start: Start, no
     assert isinstance(silent, events.NodeFellSilent)
     assert silent.silent_node.endswith(f"-g{nodes - 1}")
     assert silent.silent_for_s >= silent.allowed_s
+    for rank in lost:
+        job.await_record(events.Interrupted, where=lambda event, rank=rank: event.record.rank == rank)
     told = {(record.rank, record.interruption) for record in job.interruptions() if record.rank in lost}
     assert told == {(rank, Interruption.UNRESPONSIVE) for rank in lost}
 
