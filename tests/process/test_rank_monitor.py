@@ -20,7 +20,8 @@ from resilience.errors import MonitorError
 from resilience.facts import events
 from resilience.facts.interruptions import Hang, Interruption
 from resilience.facts.limits import First, Learned, Limit, Limits
-from resilience.launcher.monitors import MonitorGone
+from resilience.launcher import monitors
+from resilience.launcher.monitors import PROBE_LIMIT, MonitorGone
 from resilience.monitor import connect, messages, starting
 from resilience.system import processes
 from tests.process import patient_monitor
@@ -36,6 +37,7 @@ WAIT = "print('here', flush=True); input()"
 @pytest.fixture
 def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(starting, "PROGRAM", patient_monitor.__name__)
+    monkeypatch.setattr(monitors, "PROBE_LIMIT", 120.0)
     with node(tmp_path) as made:
         yield made
 
@@ -293,7 +295,7 @@ def test_another_user_is_refused_even_where_the_folder_lets_him_in(one: Node) ->
         "import resilience.monitor.messages as m, resilience.monitor.page\n"
         "os.setuid(65534)\n"
         "print('ready', flush=True); input()\n"
-        "print(m.decode_for_rank(connect(os.environ['RESILIENCE_MONITOR_SOCKET'], 5).receive(5)).why, flush=True)"
+        "print(m.decode_for_rank(connect(os.environ['RESILIENCE_MONITOR_SOCKET'], 60).receive(60)).why, flush=True)"
     )
     worker = one.start(code)
     await_line(worker)
@@ -408,14 +410,19 @@ def drive(worker: subprocess.Popen[str], step: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(one: Node, number: signal.Signals) -> None:
+def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(
+    one: Node, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     worker = one.start(STEPS, Limits(step=Limit(None, 600.0), signal="SIGKILL"))
     drive(worker, 1)
     one.hear(messages.Connected)
     lost = one.monitors.pid(0)
     assert lost is not None and one.monitors.is_monitored(0)
     os.kill(lost, number)
-    said = one.hear(MonitorGone)
+    with monkeypatch.context() as probed:
+        if number == signal.SIGSTOP:
+            probed.setattr(monitors, "PROBE_LIMIT", PROBE_LIMIT)
+        said = one.hear(MonitorGone)
     assert (said.monitor_pid, said.worker_pid) == (lost, worker.pid)
     assert not one.monitors.is_monitored(0)
     drive(worker, 2)

@@ -139,7 +139,7 @@ def test_damaged_files_of_timings_do_not_cost_a_monitor(start: Start, tmp_path: 
         with resilience.section("data"):
             pass
     """
-    job = launcher(start, tmp_path)(script, "--timeouts", "auto")
+    job = launcher(start, tmp_path)(script, "--timeouts", "auto", UNPROBED="yes")
     assert job.wait() == [0]
     assert not job.of(events.MonitorLost)
     assert len([record for record in job.account.records() if isinstance(record.event, events.MonitorEnded)]) == 2
