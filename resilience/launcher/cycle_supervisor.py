@@ -347,7 +347,9 @@ class CycleSupervisor:
             self.witnesses.hear()
             if self.drain is not None:
                 self.drain.hear()
-            ended += running.collect()
+            for worker in running.collect():
+                self.witnesses.reaped(worker)  # before the others have ended: its monitor does not wait for them
+                ended.append(worker)
             is_heard |= self.witnesses.is_stop_heard
             if not is_heard and self.witnesses.have_answered(running.pids()):
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from resilience.core.rendezvous import LEAVE_LIMIT
 from resilience.launcher.arguments import Options
 from resilience.launcher.cycle_supervisor import CycleSupervisor
 from resilience.launcher.launch import leave_limit
+from resilience.launcher.worker.worker_processes import EndedWorker
 
 STOPS = CycleDecision("preempted", "a", exit_code=143, detail="SIGTERM to the agent of a")
 EXHAUSTED = CycleDecision("exhausted", "a", exit_code=1, detail="no restart is left")
@@ -33,6 +35,30 @@ def test_workers_of_a_node_without_the_store_have_their_time_if_there_is_no_next
     supervisor.stopping = SimpleNamespace(is_hurried=lambda verdict: False)
     assert supervisor.stop_limit(verdict, 30.0) == limit
     assert supervisor.is_urgent(verdict) is not is_job_over
+
+
+def test_monitor_of_a_worker_that_has_written_its_checkpoint_is_told_its_status_while_others_still_write() -> None:
+    """The kernel does not tell a process that looks late. A monitor that learns no status records an interruption."""
+    first, last = EndedWorker(0, 0, 11, 0), EndedWorker(1, 1, 12, 0)
+    told: list[EndedWorker] = []
+    told_at_looks: list[list[EndedWorker]] = []
+
+    class Running:
+        living: tuple[int, ...] = (0, 1)
+
+        def collect(self) -> list[EndedWorker]:
+            told_at_looks.append([*told])
+            self.living = self.living[1:]
+            return [last if not self.living else first]
+
+    supervisor: Any = CycleSupervisor.__new__(CycleSupervisor)
+    supervisor._options = Options()
+    supervisor._supervision = SimpleNamespace(is_job_over=True)
+    supervisor.drain = None
+    supervisor.stopping = SimpleNamespace(is_hurried=lambda verdict: False)
+    supervisor.witnesses = Mock(is_stop_heard=True, reaped=told.append)
+    assert supervisor.let_finish(Running(), STOPS) == [first, last]
+    assert (told_at_looks, told) == ([[], [first]], [first, last])
 
 
 @pytest.mark.parametrize(
