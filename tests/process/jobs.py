@@ -230,15 +230,6 @@ def train_patiently(asks: bool = True, **kwargs: Any) -> Any:
     return train(**kwargs)
 
 
-def train_with_evidence(**kwargs: Any) -> Any:
-    """Train; after a hang nothing is cut before all ranks have been seen, also on a busy machine."""
-    from resilience.core import watch
-    from resilience.inprocess._runtime import watcher
-
-    watch.EVIDENCE = watcher.EVIDENCE = 60.0  # type: ignore[attr-defined]  # the monitor is forked
-    return train(**kwargs)
-
-
 def train(
     faults: list[dict[str, Any]] = [],  # noqa: B006  only read
     steps: int = STEPS,
@@ -276,6 +267,15 @@ def train(
     for _ in range(calls):
         value = loop()
     return value
+
+
+def train_with_evidence(**kwargs: Any) -> Any:
+    """Train; after a hang nothing is cut before all ranks have been seen, also on a busy machine."""
+    from resilience.core import watch
+    from resilience.inprocess._runtime import watcher
+
+    watch.EVIDENCE = watcher.EVIDENCE = 60.0  # type: ignore[attr-defined]  # the monitor is forked
+    return train(**kwargs)
 
 
 def save_and_fail() -> tuple[int, int]:

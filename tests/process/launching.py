@@ -61,14 +61,14 @@ def fail(number: int, *_: object) -> None:
 def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
-    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is
-    about to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
+    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about
+    to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
     control group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads
     what it shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack and last lines a
-    minute late, its end a minute after a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on
-    the disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder
-    it is started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their
-    notes as they end. UNPROBED: a monitor that does not answer for two minutes is kept."""
+    minute late, its end a minute after a signal; "evidence": the positions of the other ranks, too. LACKS: memory
+    to start a worker, or space on the disk of --log-dir. WAITS: file that it makes when it begins to wait for the
+    rendezvous. FOLDER: the folder it is started in. BRIEF: its exporter has no more time at the end than a user's.
+    LATE: workers write their notes as they end. UNPROBED: a monitor that does not answer for two minutes is kept."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
@@ -107,7 +107,7 @@ def agent(arguments: list[str]) -> None:
     if "PATIENT" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
         agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0
-        config.GRACE = 60.0
+        config.GRACE = 60.0  # for a worker that ends by itself after its signal
         starting.PROGRAM = "tests.process.patient_monitor"
 
     if "UNPROBED" in os.environ:

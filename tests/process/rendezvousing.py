@@ -21,7 +21,7 @@ from tests.support.ranks import free_port
 from tests.support.server import ForkServer
 
 _numbers = itertools.count()
-LIMIT = 120.0  # seconds for an answer
+LIMIT = 100.0  # seconds for an answer
 
 
 class Seen(NamedTuple):
