@@ -117,7 +117,11 @@ class Interruptions:
                     counted.deaths.add(death)
         labels = list(self._of_iteration(node, place, distinct))
         has_first = any(label[2] == "first" for label in labels)
-        counted.places[node, place] = has_first, all(entry.gives_up for entry in entries)
+        had_first, had_given_up = counted.places.get(
+            (node, place), (False, True)
+        )  # a settled one, and now a late record
+        have_given_up = had_given_up and all(entry.gives_up for entry in entries)
+        counted.places[node, place] = had_first or has_first, have_given_up
         counted.labels.update(labels)
 
     def _of_iteration(self, node: str, place: Place, entries: Sequence[_Reported]) -> Iterator[Labels]:

@@ -123,8 +123,9 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
     """This rank made its first progress after an interruption: the restart is over.
 
     duration_s: from detection to the first heartbeat, step, ping or section after entry. If the function sends none,
-    sign is "entry" and duration_s ends with the entry. The event then comes with the entry if the function has never
-    sent one in this call, else when it is left. step: the step with which the function continued, if known by then."""
+    sign is "entry" and duration_s ends with the entry. The event then comes with the entry if this rank's function has
+    sent none before in this call, else when it is left. step: the step with which the function continued, if known by
+    then."""
 
     interruption: str
     duration_s: Seconds
@@ -496,8 +497,8 @@ class ExportFailed(Event, frozen=True, tag="export.failed"):
 
 
 class AnalysisFailed(Event, frozen=True, tag="analysis.failed"):
-    """The line at the terminal that names the rank that failed first is missing, because the analysis of the records
-    failed. The records are whole: `resilience report` may say more."""
+    """The terminal does not name the rank that failed first, after a restart or at the job's end, because the analysis
+    of the records failed. The records are whole: `resilience report` may say more."""
 
     level: ClassVar[Level] = "warning"
     reason: str

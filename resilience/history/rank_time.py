@@ -2,11 +2,12 @@
 
 A rank's time begins with its attempt and ends with its call or its process. It is start-up until the rank works for the
 first time: it entered its function or showed progress. It is restart from the moment its node knew of an interruption
-until the rank's first progress. If another launcher restarts a Wrapper's job, it is restart from the node's last record
-of the earlier cycle until the rank enters its function. Silence before an interruption is a hang of every rank that was
-at work, because all of them wait for the silent one. A spare is idle, and so is a rank that finished before the others.
-The place of a dead rank is idle as long as its node is on record. Repeated work is rework, at the earlier speed. If no
-step is reported, rework is unknown and counts as zero here; the views say that it is unknown.
+until the rank's first progress, or until it enters its function if it has shown none before. If another launcher
+restarts a Wrapper's job, it is restart from the node's last record of the earlier cycle until the rank enters its
+function. Silence before an interruption is a hang of every rank that was at work, because all of them wait for the
+silent one. A spare is idle, and so is a rank that finished before the others. The place of a dead rank is idle as long
+as its node is on record. Repeated work is rework, at the earlier speed. If no step is reported, rework is unknown and
+counts as zero here; the views say that it is unknown.
 
 A worker of the launcher without a signal of progress may be loading, or its program sends none. While it runs, its time
 is unknown. If its cycle fails, it has worked since its start. But if its rank showed progress in an earlier cycle on

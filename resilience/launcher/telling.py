@@ -20,7 +20,7 @@ from resilience.facts.records import Record
 from resilience.system.call_with_timeout import returns_within
 from resilience.telemetry import restart_lines
 
-LAST_LIMIT = 10.0  # seconds for the last message; only a disk that hangs takes all of them
+LAST_LIMIT = 10.0  # seconds for the last message; only a disk or a host that hangs takes all of them
 
 
 def of_restart(
@@ -61,7 +61,8 @@ def first_failure(
             sentences.append(judgement.sentence)
 
     try:
-        returns_within(LAST_LIMIT, work, "resilience-last-words")
+        if not returns_within(LAST_LIMIT, work, "resilience-last-words"):
+            emit(events.AnalysisFailed(f"the records were not read and judged within {LAST_LIMIT:g} s"))
     except Exception as error:  # the edge to the analysis: the job has ended all the same
         emit(events.AnalysisFailed(error_in_words(error)))
     return next(iter(culprit_records), None), next(iter(sentences), "")

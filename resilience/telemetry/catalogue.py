@@ -160,7 +160,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_restart_duration_seconds",
         "histogram",
-        "From detection to the first progress, one sample per rank; without progress: until the start, recorded late.",
+        "From detection to the first progress, one sample per rank; without progress: until the start.",
         ("layer",),
         (_E.StageEnded, _E.WorkerProgressed, _E.StageStarted, _E.CycleEnded),
         RESTART_BUCKETS,

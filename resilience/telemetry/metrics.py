@@ -307,7 +307,9 @@ class MetricView:
         """Add counters that later records may correct: interruptions, rank-seconds by cause.
 
         A counter never falls. So what is still going on counts up to READ_S ago: the record that ends a restart says
-        when it ended, but is read later, and the time between must not count as restart for good."""
+        when it ended, but is read later, and the time between must not count as restart for good. A hang before a
+        restarted worker's first sign is the exception: it counts as restart as long as nobody can tell, and as a
+        hang in the end."""
         until = None if now_ns is None else now_ns - round(READ_S * 1e9)
         spent = RankSeconds()
         for rank_seconds in self._history.spent(lambda _: until).values():

@@ -81,14 +81,16 @@ def agent(arguments: list[str]) -> None:
     from resilience.launcher.worker.worker_processes import RunningWorkers
     from resilience.launcher.worker.workers import Workers
     from resilience.monitor import config, starting
-    from resilience.telemetry import exporters
+    from resilience.telemetry import exporters, restart_lines
 
     cycle_supervisor.READY = 120.0  # no worker fails before its monitor can tell why
     join = Handler.next_rendezvous
     # Usual limits of the end would cost records if a process stood still for two seconds.
-    launch.MONITORS_LIMIT = exporters.REPORT_LIMIT = 60.0
+    launch.MONITORS_LIMIT = 60.0
     launch.PREEMPTED_LIMIT = launch.FINISH_LIMIT
-    if "BRIEF" not in os.environ:
+    if "BRIEF" in os.environ:
+        exporters.REPORT_LIMIT = 10.0
+    else:
         launch.EXPORT_LIMIT = 60.0
 
     if "NOHUP" in os.environ:
@@ -106,6 +108,7 @@ def agent(arguments: list[str]) -> None:
 
     if "PATIENT" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
+        restart_lines.LIMIT = 60.0
         agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0
         config.GRACE = 60.0  # for a worker that ends by itself after its signal
         starting.PROGRAM = "tests.process.patient_monitor"

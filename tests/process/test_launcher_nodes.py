@@ -58,7 +58,7 @@ def go(job: Launched, name: str = "go") -> None:
 
 def await_restart_line(job: Launched, text: str) -> None:
     """Wait until a node prints this about a restart."""
-    until = time.monotonic() + 90
+    until = time.monotonic() + 150
     while text not in job.job.output():
         assert time.monotonic() < until, job.job.output()
         time.sleep(0.05)

@@ -21,7 +21,10 @@ from tests.process.launching import launcher
 from tests.support.prometheus import MISSING, Prometheus
 from tests.support.ranks import Job, free_port
 
-pytestmark = pytest.mark.skipif("prometheus" in MISSING, reason="no prometheus here: apt-get install prometheus")
+pytestmark = [
+    pytest.mark.skipif("prometheus" in MISSING, reason="no prometheus here: apt-get install prometheus"),
+    pytest.mark.timeout(900),
+]
 
 RANKS, FAULTS, SLOW_EVERY, SLOW_S = 4, 2, 10, 0.25
 RESTART, SECTION = "resilience_restart_duration_seconds", "resilience_section_duration_seconds"

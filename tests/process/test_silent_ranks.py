@@ -27,6 +27,14 @@ for n in range(40):
         {hang}
     time.sleep(0.01)
 """
+HELD = """
+import itertools, resilience
+for n in itertools.count() if cycle == 1 else ():
+    resilience.step(n)
+    if (here / "line").exists():
+        break
+    time.sleep(0.01)
+"""
 WAIT = "threading.Event().wait()"
 SAVE = "with resilience.section('save'): threading.Event().wait()"
 LOOP = "exec('while True: pass')"
@@ -151,8 +159,7 @@ def test_worker_that_could_not_attach_to_its_monitor_runs_on_without_a_limit(lau
 
 
 def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: Launch) -> None:
-    held = "if cycle == 1: await_file('line')\n"
-    job = launch(held + HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), **SOON)
+    job = launch(HELD + HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), PATIENT="yes", **SOON)
     await_restart_line(job, "restart 1 of 10")
     (job.folder / "line").touch()
     assert job.wait() == [0]

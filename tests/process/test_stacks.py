@@ -314,7 +314,7 @@ def take_often(dumps: int, churn: Callable[[], Iterator[None]]) -> None:
 
         for _ in range(2):
             threading.Thread(target=go_on, daemon=True).start()
-        has_run.wait()  # until then an import may wait for the disk: it sleeps with the GIL
+        assert has_run.wait(LIMIT)  # until then an import may wait for the disk: it sleeps with the GIL
         line.send("ready")
         threading.Event().wait()
 

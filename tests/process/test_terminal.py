@@ -266,7 +266,8 @@ if cycle == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     raise ConnectionResetError("Connection reset by peer")
 await_file("line")
-"""
+""",
+        PATIENT="yes",
     )
     job.await_worker("up.0.0")
     job.await_worker("up.0.1")

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from resilience.facts import events
 from resilience.run_folder.load import load, runs_in
 from tests.process.leftovers import left_after
 from tests.support.hostile import HOSTILE, LEGITIMATE, NAME, obeyed
 
+pytestmark = pytest.mark.timeout(900)  # waits of minutes for a slow machine
 SECRET = "s3cr3t-v4lue"
 SCRIPT = f"""
 import os

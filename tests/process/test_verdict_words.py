@@ -21,6 +21,7 @@ from tests.process.test_terminal import SCRIPT, TORCHRUN, WRAPPED, Open, let_end
 from tests.support.collector import of_wire
 from tests.support.ranks import free_port
 
+pytestmark = pytest.mark.timeout(900)  # waits of minutes for a slow machine
 OURS = [sys.executable, "-m", patient_launcher.__name__, "--run-dir", "runs"]
 KILLED = SCRIPT + "\nif cycle == 0 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
 FAILS = SCRIPT + "\nif rank: raise ValueError('bad batch')\ntime.sleep(60)"

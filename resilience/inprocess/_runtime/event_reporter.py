@@ -2,8 +2,9 @@
 
 The call reports each change of phase; this module turns that into events with durations. Phases follow one
 another without a gap, so their durations add up to that of the restart. A restart ends with the first sign of
-progress after the function was entered again. If the function has never shown one, the restart ends with the entry.
-If it shows none this time only, the event says so when the function is left, with the time of the entry."""
+progress after the function was entered again. If this rank's function has shown none before, the restart ends with the
+entry: it may never show any, and then nobody could tell when it is at work again. If it shows none this time only, the
+event says so when the function is left, with the time of the entry."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class OpenStage:
 
 
 class RankEvents:
-    """The events of one rank in one call. Used by the main thread only."""
+    """The events of one rank in one call. Used by the main thread; `progressed` also by the thread of a sign."""
 
     def __init__(self, emitter: Emitter, step: Callable[[], int | None]) -> None:
         self._step = step  # the highest step of this iteration
