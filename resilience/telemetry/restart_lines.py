@@ -48,7 +48,7 @@ Emit = Callable[[events.Event], object]
 
 
 class RestartLine:
-    """A line that a separate thread computes and prints, and those that follow it. emit: is told of one that fails."""
+    """Lines that a separate thread computes and prints, one after the other. emit: records that one cannot be made."""
 
     def __init__(self, make: Make, say: Callable[[str], object], emit: Emit) -> None:
         self._hurry = Hurry()
