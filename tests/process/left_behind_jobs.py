@@ -86,6 +86,14 @@ def differences(before: dict[str, Any], monitors: list[int]) -> dict[str, Any]:
         time.sleep(0.02)
 
 
+def settled(tasks: int) -> dict[str, Any]:
+    """Wait until no more threads are left than before the first call; answers everything that is there then."""
+    deadline = time.monotonic() + SETTLE_LIMIT
+    while threads.count() > tasks and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return snapshot([]) | {"tasks": tasks}  # a thread that was joined may be listed for a moment
+
+
 def ending_of(name: str, rank: int) -> Callable[[CallWrapper], int]:
     def end(call: CallWrapper) -> int:
         if name == "restarts" and call.iteration == 0 and rank == 1:
@@ -135,11 +143,33 @@ def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict
 
     tasks = threads.count()
     once("restarts")  # what torch and we load and keep for good
-    before = snapshot([]) | {"tasks": tasks}  # a thread that was joined may be listed for a moment
+    before = settled(tasks)
     for name in endings:
         outcomes.append(once(name))
         left.append(differences(before, monitors))
     return outcomes, left
+
+
+def call_again(calls: int) -> list[dict[str, Any]]:
+    """Call one function again and again, as soon as nothing is left of the call before. Answers what was left of each
+    but the first."""
+    monitors: list[int] = []
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> None:
+        assert call is not None
+        monitors.append(call._session._monitor.pid)
+        if call.iteration == 0 and os.environ["RANK"] == "1":
+            raise ValueError("by schedule")
+
+    tasks = threads.count()
+    function()  # what torch and we load and keep for good
+    before = settled(tasks)
+    left = []
+    for _ in range(calls - 1):
+        function()
+        left.append(differences(before, monitors))
+    return left
 
 
 def call_once(initialised: bool) -> tuple[str, dict[str, Any]]:
@@ -190,7 +220,7 @@ def call_and_lose_children(how: str) -> tuple[int, dict[str, Any]]:
     tasks = threads.count()
     function()  # what torch and we load and keep for good
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if how == "ignored" else reap_all)
-    before = snapshot([]) | {"tasks": tasks}  # a thread that was joined may be listed for a moment
+    before = settled(tasks)
     return function(), differences(before, monitors)
 
 

@@ -27,6 +27,13 @@ def test_calls_leave_nothing_however_they_end_and_each_forks_its_monitor(start: 
     assert len({record.origin.job_id for record in job.of(events.CallStarted)}) == 1
 
 
+def test_each_call_of_one_function_forks_its_monitor(start: Start) -> None:
+    job = start(2, f"{JOBS}:call_again", calls=4)
+    assert [rank.value for rank in job.wait()] == [[{}] * 3] * 2
+    assert [record.event.monitor for record in job.of(events.CallStarted)] == ["forked"] * 2 * 4
+    assert len(job.of(events.MonitorStarted)) == 2 * 4
+
+
 @pytest.mark.parametrize(("initialised", "hook"), [(False, "excepthook"), (True, "_distributed_excepthook")])
 def test_first_call_of_a_process_leaves_nothing_either(start: Start, initialised: bool, hook: str) -> None:
     """A hook that torch set when the program built groups of its own stays, though each restart takes it off."""
