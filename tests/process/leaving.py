@@ -52,6 +52,7 @@ class Tripwire:
 
     def __init__(self, what: str, at: int, comes: signal.Signals | None = None) -> None:
         self.count = 0
+        self.struck_at: float | None = None  # on the host's monotonic clock, the first time
         self._what = what
         self._at = at
         self._comes = comes
@@ -88,6 +89,7 @@ class Tripwire:
             return
         self.count += 1
         if self.count == self._at or (0 < self._at < self.count and self._what.endswith("again")):
+            self.struck_at = self.struck_at or time.monotonic()
             if self._comes is None:
                 raise Second
             os.kill(os.getpid(), self._comes)
@@ -160,8 +162,9 @@ class WithoutLeaver(RankAssignment):
 
 
 def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
-    """Return the number of points, what each call returned or raised, and the duration in seconds of each call in which
-    rank 1 was interrupted on its way out."""
+    """Return the number of points and what each call returned or raised. Of each call in which rank 1 was interrupted
+    on its way out also return the duration in seconds, and on rank 1 the number of the call and the moment of its first
+    interruption, unless the call did not come to that point."""
     global _wire, _kind
     _kind = "none"
     _wire = Tripwire(what, 0)
@@ -193,6 +196,7 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
     _points = 0
     got: list[str] = []
     durations: list[float] = []
+    struck: list[tuple[int, float]] = []
 
     def call_once(leaves: bool, at: int) -> int:
         global _wire, _kind
@@ -208,6 +212,8 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
             _wire.disarm()
             if at > 0:
                 durations.append(time.monotonic() - began)
+            if _wire.struck_at is not None:
+                struck.append((len(got) - 1, _wire.struck_at))
         return _wire.count
 
     _points = call_once(True, 0)
@@ -215,7 +221,7 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
     points = int(Path("points").read_text())
     for at in range(first, points + 1, stride):
         call_once(True, at)
-    return points, got, durations
+    return points, got, durations, struck
 
 
 def _leave(kind: str, call: Any) -> str:
