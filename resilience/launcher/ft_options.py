@@ -73,6 +73,7 @@ TABLE = (
     OptionGroup(("--restart-policy",), "alias", "--ft-restart-policy"),
     OptionGroup(("--workers-stop-timeout",), "alias", "--shutdown-timeout", to=_whole_seconds),
     OptionGroup(("--ft-max-no-progress-restarts",), "alias", "--stalled-restarts"),
+    OptionGroup(("--ft-no-restart-exit-code",), "alias", "--same-failure-exit-code"),
     OptionGroup(
         ("--ignore-missing-fault-tol-cfg", "--ft-ignore-missing-cfg"),
         "accepted",
@@ -129,7 +130,11 @@ TABLE = (
         HEALTH,
         form="switch",
     ),
-    OptionGroup(("--ft-storage-health-check-path", "--ft-node-health-check-endpoint"), "refused", HEALTH),
+    OptionGroup(
+        ("--ft-storage-health-check-path", "--ft-segment-health-check-dir", "--ft-node-health-check-endpoint"),
+        "refused",
+        HEALTH,
+    ),
     OptionGroup(
         ("--ft-max-no-progress-cycles",),
         "refused",

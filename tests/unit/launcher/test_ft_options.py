@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 from pathlib import Path
 
@@ -50,7 +52,8 @@ V04_TO_07 = {
     *("--ft-attribution-endpoint h", "--ft_attribution_startup_timeout 1", "--ft-attribution-llm-model m"),
     *("--ft-attribution-llm-api-key-file f", "--ft-attribution-llm-base-url u", "--ft-attribution-stop-action log"),
     *("--ft-attribution-analysis-backend lib", "--ft-attribution-compute-timeout 1"),
-    *("--ft-attribution-log-level INFO", "--ft-attribution-export-url u"),
+    *("--ft-attribution-log-level INFO", "--ft-attribution-export-url u", "--ft-segment-health-check-dir d"),
+    *("--ft_segment_health_check_dir d", "--ft-no-restart-exit-code 93", "--ft_no_restart_exit_code 0"),
 }
 
 
@@ -69,6 +72,24 @@ def test_option_of_the_peers_launcher_is_accepted_or_refused_with_what_to_do(tex
     assert (command.torchrun.training_script, command.torchrun.training_script_args) == ("train.py", ["--lr", "1"])
 
 
+@pytest.mark.slow  # it changes with a release of the peer only
+def test_each_option_in_the_source_of_the_installed_peers_launcher_is_known() -> None:
+    """The source is read, not imported: that needs all that the peer depends on."""
+    peer = importlib.util.find_spec("nvidia_resiliency_ext")
+    if peer is None or peer.submodule_search_locations is None:
+        pytest.skip("THE OPTIONS OF THE PEER ITSELF ARE NOT READ HERE: nvidia-resiliency-ext is not installed")
+    folder = Path(peer.submodule_search_locations[0], "fault_tolerance")
+    found = set()
+    for source in (folder / "launcher.py", *folder.glob("cli_args.py")):  # the second one from 0.7 on
+        for call in ast.walk(ast.parse(source.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("add_argument"):
+                found |= {each.value for each in call.args if isinstance(each, ast.Constant)}
+    options = {name for name in found if isinstance(name, str) and name.startswith("-")}
+    assert {"--nnodes", "--ft-rank-heartbeat-timeout"} & options
+    not_the_launchers = {"--ft-cycle-info-job-id", "--ft_cycle_info_job_id"}  # of `nvrx-control`
+    assert options - not_the_launchers - set(parser()._option_string_actions) == set()
+
+
 def seen(*arguments: str) -> Command:
     return parse([*arguments, "train.py"])
 
@@ -78,12 +99,13 @@ def test_alias_sets_what_our_option_sets() -> None:
         *("--ft-param-rank_section_timeouts", "setup:600,step:180", "--ft-param-rank_out_of_section_timeout", "300"),
         *("--ft-param-rank_termination_signal", "SIGTERM", "--restart_policy", "min-healthy"),
         *("--workers-stop-timeout", "14.2", "--ft-max-no-progress-restarts", "7", "--term-timeout", "1800"),
+        *("--ft-no-restart-exit-code", "77"),
     )
     assert command.config.rank_section_timeouts == {"setup": 600.0, "step": 180.0}
     assert (command.config.rank_out_of_section_timeout, command.config.restart_policy) == (300.0, "min-healthy")
     assert command.config.rank_termination_signal.name == "SIGTERM"
     assert (command.torchrun.shutdown_timeout, command.options.stalled_restarts) == (15, 7)
-    assert command.options.term_timeout == 1800.0
+    assert (command.options.term_timeout, command.options.same_failure_exit_code) == (1800.0, 77)
 
 
 def test_value_of_an_alias_is_checked_as_that_of_our_option(capsys: pytest.CaptureFixture[str]) -> None:
