@@ -485,6 +485,7 @@ def barrier_rows(bench: Bench) -> Iterator[Row]:
             what=f"barrier of {clients} store clients",
             unit="s",
             budget=budget,
+            factor=1,
             ours=[value for values in mine for value in values],
             peer=[value for values in peer for value in values],
             notes=["of the peer its reentrant barrier, which its restarts use"],

@@ -41,14 +41,14 @@ class Row(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """Return "yes", "no: why", or "-" where there is no budget or no measurement of ours."""
-        if self.budget is None or not self.ours:
+        """Return "yes", "no: why", or "-" where there is neither budget nor factor, or no measurement of ours."""
+        if (self.budget is None and self.factor is None) or not self.ours:
             return "-"
         value = median(self.ours)
-        if value > self.budget:
+        if self.budget is not None and value > self.budget:
             return f"no: over by {show(value - self.budget, self.unit)}"
         if self.factor is not None and self.ratio is not None and self.ratio < self.factor:
-            return f"no: {self.ratio:.0f} ×, not {self.factor:.0f} ×"
+            return f"no: {self.ratio:.3g} ×, not {self.factor:.0f} ×"
         return "yes" if self.factor is None or self.ratio is not None else "yes, beside no peer"
 
 
@@ -90,9 +90,10 @@ def show(value: float, unit: Unit) -> str:
 
 def cells(row: Row) -> list[str]:
     """Return what | budget | ours | peer | ratio | met? of one row."""
-    budget = "-" if row.budget is None else f"≤ {show(row.budget, row.unit)}"
+    wanted = [] if row.budget is None else [f"≤ {show(row.budget, row.unit)}"]
     if row.factor is not None:
-        budget += f", ≥ {row.factor:.0f} ×"
+        wanted.append(f"≥ {row.factor:.0f} ×")
+    budget = ", ".join(wanted) or "-"
     peer = _summary(row.peer, row.unit)
     if not row.peer and row.peer_at_least is not None:
         peer = f"> {show(row.peer_at_least, row.unit)}"
