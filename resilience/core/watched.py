@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from resilience.core.hang_kind import WORDS
-from resilience.core.silences import FACTOR
+from resilience.core.silences import FACTOR, START
 from resilience.core.watch import defaults
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
 from resilience.facts.events import HangSuspected, HangsWatched, TimeoutsUnlearned
@@ -33,9 +33,10 @@ def watched_in_words(event: HangsWatched) -> str:
             f"only these limits are in force: {shown}" if limits else "not detected, because no limit is set"
         )
         return f"hangs: {watched_limits}; the detection of hangs is switched off"
+    later = f"later {FACTOR:g} times its longest, at least {event.least_s:g} s"
     line = (
-        f"hangs: a rank silent for {event.first_s:g} s is ended, later after {FACTOR:g} times its longest "
-        f"silence, at least {event.least_s:g} s"
+        f"hangs: after a step, heartbeat or section, {event.first_s:g} s of silence end a rank "
+        f"({START * event.first_s:g} s until the second), {later}"
     )
     return f"{line}; set: {shown}" if limits else line
 

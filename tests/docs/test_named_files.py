@@ -51,7 +51,9 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 
 def test_names_that_lead_nowhere_are_found() -> None:
-    text = "`core/gone.py` `gone.py` `core.gone` `testing.x` `test_gone` tests/gone/*.json [a](gone.md) [b](gone.md#part)"
+    text = (
+        "`core/gone.py` `gone.py` `core.gone` `testing.x` `test_gone` tests/gone/*.json [a](gone.md) [b](gone.md#part)"
+    )
     names = {"core/gone.py", "gone.py", "core.gone", "testing.x", "test_gone", "tests/gone/*.json", "gone.md"}
     assert missing(ROOT / "docs" / "index.md", text) == names
 

@@ -305,7 +305,7 @@ def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, t
         "resilience: completed after 1 restart in place; to see what happened:",
         f"  resilience report {run}",
     ]
-    assert job.text.count("resilience: hangs: a rank silent for 600 s is ended, ") == 1
+    assert job.text.count("resilience: hangs: after a step, heartbeat or section, 600 s ") == 1
 
 
 def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open, tmp_path: Path) -> None:
@@ -400,7 +400,9 @@ def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(
         "resilience: completed after 1 restart in place; to see what happened:",
         f"  resilience report {run}",
     ]
-    assert "".join(rank.text for rank in ranks).count("resilience: hangs: a rank silent for 600 s is ended, ") == 1
+    assert (
+        "".join(rank.text for rank in ranks).count("resilience: hangs: after a step, heartbeat or section, 600 s ") == 1
+    )
 
 
 def test_forked_child_that_leaves_the_function_prints_no_end_of_the_job(terminal: Open, tmp_path: Path) -> None:

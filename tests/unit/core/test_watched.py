@@ -23,7 +23,10 @@ def test_rule_is_named_with_its_limits() -> None:
     event = watched(Limits(rule=Rule(first=300.0, least=30.0)))
     assert (event.first_s, event.least_s) == (300.0, 30.0)
     line = watched_in_words(event)
-    assert line == ("hangs: a rank silent for 300 s is ended, later after 10 times its longest silence, at least 30 s")
+    assert line == (
+        "hangs: after a step, heartbeat or section, 300 s of silence end a rank (1800 s until the second), "
+        "later 10 times its longest, at least 30 s"
+    )
 
 
 def test_default_limits_are_not_named_as_set() -> None:
@@ -36,7 +39,10 @@ def test_default_limits_are_not_named_as_set() -> None:
 
 
 def test_line_of_a_launch_without_options_has_two_lines_of_80_columns() -> None:
-    limits = Limits(rule=Rule(), heartbeat=Limit(hard=2700.0), initial_heartbeat=Limit(hard=3600.0))
+    by_default = ("heartbeat", "initial_heartbeat")
+    limits = Limits(
+        rule=Rule(), heartbeat=Limit(hard=2700.0), initial_heartbeat=Limit(hard=3600.0), defaults=by_default
+    )
     assert len("resilience run: " + watched_in_words(watched(limits))) <= 2 * 80
 
 
