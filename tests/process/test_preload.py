@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from resilience.facts import events
 from resilience.facts.records import Record
 from tests.process.launching import Launched, launcher
@@ -56,10 +58,12 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 @contextlib.contextmanager
-def begun(tmp_path: Path, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """Start `resilience run`; end it, and what it has started, if it still runs afterwards."""
+def begun(
+    tmp_path: Path, *arguments: str, launcher: str = "resilience.launcher", **env: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Start `resilience run`, or another launcher; end it, and what it has started, if it still runs afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "resilience.cli", "run", *arguments],
+        [sys.executable, "-m", launcher, *arguments],
         env={
             **os.environ,
             "RESILIENCE_RUN_DIR": str(tmp_path / "runs"),
@@ -106,11 +110,22 @@ def records(tmp_path: Path, kind: type[events.Event]) -> list[Record]:
     return [record for record in Account(tmp_path / "runs" / "job").records() if isinstance(record.event, kind)]
 
 
-def test_first_step_with_ddp_and_fsdp_imports_nothing_of_torch_in_a_restarted_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "ours"])
+def test_first_step_with_ddp_and_fsdp_imports_nothing_of_torch_in_a_restarted_worker(
+    tmp_path: Path, launcher: str
+) -> None:
     script, go = tmp_path / "script.py", tmp_path / "go"
     told = [tmp_path / f"go.{cycle}.{rank}" for cycle in range(2) for rank in range(2)]
     script.write_text(FIRST_STEPS)
     leave_last_module(tmp_path)
+    if launcher == "torchrun":
+        go.touch()
+        options = ("--standalone", "--max-restarts=1", "--nproc-per-node=2")
+        with begun(tmp_path, *options, str(script), str(go), launcher="torch.distributed.run") as process:
+            _, errors = process.communicate(timeout=2 * LIMIT)
+        assert process.returncode == 0, errors
+        assert all(len(json.loads(path.read_text())) > 100 for path in told)
+        return
     with begun(tmp_path, "--max-restarts=1", "--nproc-per-node=2", str(script), str(go)) as process:
         await_that(lambda: all(path.exists() for path in told[:2]), process)
         preloaded = events.ModulesPreloaded

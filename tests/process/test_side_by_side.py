@@ -544,7 +544,49 @@ def test_second_ctrl_c_ends_the_workers_that_heed_nothing_and_those_of_torchrun_
     assert [record.event.signal for record in job.job.of(events.WorkerExited)] == ["SIGKILL"]
 
 
+# -- hangs are noticed by default ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", ONE_OF_LAUNCHERS)
+def test_first_pause_of_half_the_first_limit_ends_nothing(launch: Launch, launcher: str) -> None:
+    script = """
+    import resilience
+    for n in range(40):
+        resilience.step(n)
+        if (rank, n) == (1, 30):
+            time.sleep(5.0)
+        time.sleep(0.01)
+    say(f"end {restarts}")
+    """
+    options = ("--ft-hang-first-limit", "10") if launcher == "ours" else ()
+    job = launch(launcher, script, "--max-restarts", "1", *options, nproc=2)
+    assert job.wait() == 0
+    assert sorted(path.name for path in job.place.glob("end *")) == ["end 0.0", "end 0.1"]
+    if launcher == "ours":
+        assert job.job.of(events.RankFellSilent) == []
+        (told,) = [record.event for record in job.job.of(events.HangsWatched)]
+        assert told.first_s == 10.0
+
+
 # -- like a fresh interpreter -------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # each worker that starts cold imports torch
+def test_variable_with_a_computed_name_has_its_effect_under_torchrun_and_from_the_next_cycle_on_under_ours(
+    launch: Launch,
+) -> None:
+    script = """
+    os.environ["TORCH_" + "LOGS"] = "+dynamo"
+    import logging, torch
+    say(f"has its effect {restarts}", str(logging.getLogger("torch._dynamo").getEffectiveLevel() <= logging.DEBUG))
+    sys.exit(3 if restarts == 0 else 0)
+    """
+    effects = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script, "--max-restarts", "1")
+        assert job.wait() == 0
+        effects[launcher] = [job.said(f"has its effect {cycle}") for cycle in (0, 1)]
+    assert effects == {"torchrun": ["True", "True"], "ours": ["False", "True"]}
 
 
 def test_workers_get_torchruns_variables_and_only_the_place_of_their_store_differs(launch: Launch) -> None:

@@ -224,14 +224,6 @@ def test_job_that_has_shown_its_pauses_has_shorter_limits(launch: Launch) -> Non
         assert event.allowed_s == pytest.approx(FACTOR * event.longest_s)
 
 
-def test_first_pause_of_half_the_first_limit_ends_nothing(launch: Launch) -> None:
-    job = launch(PAUSES_ONCE, "--ft-hang-first-limit", "6")
-    assert job.wait() == [0]
-    assert job.of(events.RankFellSilent) == []
-    (told,) = [record.event for record in job.of(events.HangsWatched)]
-    assert told.first_s == 6.0
-
-
 def wrapped(hangs: bool) -> int:
     """A function under the Wrapper of which rank 1 hangs in its first iteration."""
     import threading
