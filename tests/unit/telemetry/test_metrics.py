@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import get_args
 
 import msgspec
@@ -175,29 +176,53 @@ def test_restarts_of_up_to_two_hours_have_buckets_that_at_most_double() -> None:
     assert max(above / below for below, above in itertools.pairwise(edges)) <= 2.0
 
 
+def restarts(durations: list[float], view: MetricView) -> None:
+    for duration in durations:
+        view.take(msgspec.structs.replace(job().records[0], event=events.StageEnded("restart", "completed", duration)))
+
+
+def phases(durations: list[float], view: MetricView) -> None:
+    for duration in durations:
+        view.take(msgspec.structs.replace(job().records[0], event=events.StageEnded("abort", "completed", duration)))
+
+
+def sections(durations: list[float], view: MetricView) -> None:
+    timings = Timings()
+    timings.fold([("data", duration) for duration in durations])
+    view.take_durations({0: durations_of(timings)})
+
+
+@pytest.mark.parametrize(
+    ("name", "observe", "accuracy"),
+    [("restart", restarts, 1.0), ("restart_phase", phases, 1.0), ("section", sections, 1.01)],
+    ids=("restart", "restart_phase", "section"),
+)
 @given(
     durations=st.lists(st.floats(0.001, 7200.0).map(lambda seconds: round(seconds, 9)), min_size=1, max_size=50),
     q=st.sampled_from([0.5, 0.95, 0.99]),
 )
 @settings(max_examples=60, deadline=None)
-def test_quantile_of_the_buckets_is_within_one_bucket_of_the_records(durations: list[float], q: float) -> None:
-    record = job().records[0]
+def test_quantile_of_the_buckets_is_within_one_bucket_of_the_records(
+    name: str, observe: Callable[[list[float], MetricView], None], accuracy: float, durations: list[float], q: float
+) -> None:
+    """accuracy: of the edges; durations of sections are counted in finer buckets first."""
+    metric = BY_NAME[f"resilience_{name}_duration_seconds"]
+    durations = [min(duration, metric.buckets[-1] / accuracy) for duration in durations]
     view = MetricView()
-    for duration in durations:
-        view.take(msgspec.structs.replace(record, event=events.StageEnded("restart", "completed", duration)))
+    observe(durations, view)
     counts = {
-        float(labels[1]): n
-        for (name, labels), n in view.samples().items()
-        if name == "resilience_restart_duration_seconds_bucket"
+        float(labels[-1]): n for (full, labels), n in view.samples().items() if full == f"{metric.name}_bucket" and n
     }
+    assert sum(counts.values()) == len(durations)
     exact = sorted(durations)[max(0, math.ceil(q * len(durations)) - 1)]
     below, seen = 0.0, 0.0
-    for edge, count in counts.items():
+    for edge in metric.buckets:
+        count = counts.get(edge, 0.0)
         if seen + count >= q * len(durations):
             shown = below + (edge - below) * (q * len(durations) - seen) / count
             break
         below, seen = edge, seen + count
-    assert below <= exact <= edge and below <= shown <= edge
+    assert below / accuracy <= exact <= edge * accuracy and below <= shown <= edge
 
 
 def test_sections_and_heartbeats_come_from_the_timing_histograms() -> None:
