@@ -251,14 +251,14 @@ STORIES = (
 )
 
 
-def expression(panel: str, query: int) -> str:
-    """Return a panel's query with values for Grafana's variables."""
+def expression(panel: str, query: int, to: float = 0.001) -> str:
+    """Return a panel's query, rounded, with values for Grafana's variables."""
     board_name, _, title = panel.partition(": ")
     (found,) = (each for board in BOARDS if board.name == board_name for each in board.panels() if each.title == title)
     text = found.queries[query].expr
     for name in sorted(VARIABLES, key=len, reverse=True):
         text = text.replace(f"${name}", VARIABLES[name])
-    return f"round({text}, 0.001)"
+    return f"round({text}, {to})"
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
