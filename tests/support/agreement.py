@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from resilience.attribution.cost import times
+from resilience.attribution.cost import Times, times
 from resilience.attribution.incidents import incidents_of
+from resilience.attribution.symptoms import symptom
 from resilience.attribution.waterfall import waterfall
+from resilience.facts.in_words import seconds as in_words
 from resilience.facts.records import Record, to_line
 from resilience.history.cycles import restarts_of
 from resilience.history.history import History
 from resilience.history.phases import seconds_of
-from resilience.report.condensed import Report, report
-from resilience.run_folder.load import load
+from resilience.report.condensed import Report
+from resilience.report.page import ReportPage
 from resilience.status.state import Now, Watcher
 from resilience.telemetry.metrics import READ_S, MetricView
 from resilience.telemetry.span import Span
@@ -100,7 +102,9 @@ def assert_agree(records: list[Record]) -> None:
             assert sum(step.seconds for step in drawn.path) == pytest.approx(drawn.seconds, abs=1e-6)
     with tempfile.TemporaryDirectory() as temporary:
         folder = written(records, Path(temporary) / "run")
-        told, now = report(load(folder)), Watcher(folder, lambda: 0.0).look()
+        shown = ReportPage(folder)
+        told, now = shown.found, Watcher(folder, lambda: 0.0).look()
+        assert_same_page(told, times(history), shown.page())
     if now is not None:
         assert_same_header(told, now, metrics)
 
@@ -134,8 +138,26 @@ def assert_same_restarts(history: History, metrics: Counter[tuple[str, ...]], sp
     assert metrics["resilience_restart_duration_seconds_sum", "launcher"] == pytest.approx(whole, abs=1e-6)
 
 
+def assert_same_page(told: Report, spent: Times, page: str) -> None:
+    """The page, and the report that it shows, have the restarts and the productive share of the model."""
+    page = " ".join(page.split())
+    for each in told.restarts:
+        words = "in place" if each.layer == "inprocess" else "by the launcher"
+        quantiles = f"median {in_words(each.median_s)}, 95 % within {in_words(each.p95_s)}"
+        assert f"{each.ranks} {words}, {quantiles}" in page
+    if told.times is not None and told.times.ettr is not None:
+        assert told.times.ettr == spent.ettr
+        assert f"{spent.ettr:.1%} of the time was productive" in page
+    assert f"{len(told.incidents)} incident" in page or not told.incidents
+
+
 def assert_same_header(told: Report, now: Now, metrics: Counter[tuple[str, ...]]) -> None:
     assert now.attempt == told.attempt
+    last = told.incidents[-1] if told.incidents else None
+    # Status counts faults of a rank's own, and those that are on record.
+    if last is not None and last.chief is not None and symptom(last.chief).is_own and told.completeness.is_whole:
+        assert now.failure is not None
+        assert now.failure.rank in {culprit.rank for culprit in last.verdict.culprits}
     if told.launched is not None and told.attempts == 1:
         assert now.cycle is not None and now.cycle + 1 == told.launched.cycles
         assert now.restarts == told.launched.restarts_used
