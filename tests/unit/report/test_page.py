@@ -13,15 +13,19 @@ import pytest
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.stack_groups import stack_groups
 from resilience.cli import main
+from resilience.facts import events
+from resilience.facts.interruptions import ThreadStack
+from resilience.facts.records import Record
 from resilience.report import log_lines
 from resilience.report.page import ReportPage, _headline
 from resilience.report.rank_lanes import MOST_LANES, LaneChart, lanes
-from resilience.report.terminal import report_lines
+from resilience.report.terminal import incident_lines, report_lines
 from resilience.run_folder.load import load
 from resilience.run_folder.merge import history_of
 from resilience.system.render import date, moments, plain
+from tests.support.agreement import written
 from tests.support.lines import SECOND, log_line, write
-from tests.support.record_streams import Fault, job
+from tests.support.record_streams import LOADS, Fault, job
 from tests.unit.report.test_throughput import stepped
 
 VOID = {"meta", "link", "br"}
@@ -212,3 +216,54 @@ def test_one_rank_is_one_rank(folder: Path) -> None:
     page = ReportPage(folder)
     page.found = msgspec.structs.replace(page.found, world_size=1)
     assert "1 ranks" not in page.page()
+
+
+def logged(records: list[Record], culprit: int, has_own: bool) -> list[Record]:
+    """The records, in which each has its rank's last line. has_own: the culprit has a record too, the last one."""
+    made: list[Record] = []
+    for record in records:
+        event = record.event
+        if isinstance(event, events.Interrupted):
+            own = msgspec.structs.replace(event.record, log_tail=(f"line of rank {event.record.rank}",))
+            record = msgspec.structs.replace(record, event=events.Interrupted(own))
+        made.append(record)
+    if has_own:
+        first = next(record for record in made if isinstance(record.event, events.Interrupted))
+        assert isinstance(first.event, events.Interrupted) and first.event.record.rank != culprit
+        own = msgspec.structs.replace(
+            first.event.record,
+            rank=culprit,
+            pid=100 + culprit,
+            stacks=(ThreadStack("MainThread", LOADS),),
+            hang="in_call",
+            log_tail=(f"line of rank {culprit}",),
+        )
+        of_culprit = [record for record in made if record.origin.initial_rank == culprit]
+        before = next(record for record in of_culprit if isinstance(record.event, events.OutcomeSeen))
+        record = msgspec.structs.replace(before, mono_ns=before.mono_ns - 1, event=events.Interrupted(own))
+        made.insert(made.index(before), record)
+    return made
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_stack_and_last_lines_stand_under_the_rank_that_they_are_of(tmp_path: Path, has_own: bool) -> None:
+    """Rank 0 waits, and is reported; rank 1 is to blame."""
+    folder = written(logged(job([Fault("waited_for", 1, 0)]).records, 1, has_own), tmp_path / "run")
+    page = ReportPage(folder)
+    (incident,) = page.found.incidents
+    assert incident.verdict.first == 1
+    text = "\n".join(map(plain, incident_lines(incident, 100, is_whole=True)))
+    place = "data.py:34"
+    assert place in text and "line of rank 0" not in text
+    assert ("stack      me/data.py:34" in text) == ("line of rank 1" in text) == has_own
+    assert "stack      me/train.py" not in text
+    shown = page._incident(incident)
+    facts = "\n".join(map(plain, shown["lines"]))
+    assert place in facts and "line of rank 0" not in facts and "stack      me/train.py" not in facts
+    (of_culprit,) = (each for each in shown["places"] if re.match(r"rank 1:", each["title"]))
+    assert place in of_culprit["title"] and place in of_culprit["frames"]
+    assert not any(place in each["frames"] for each in shown["places"] if each is not of_culprit)
+    rank = shown["last_lines_rank"]
+    assert (rank == 1) == has_own and shown["last_lines"] == f"line of rank {rank}"
+    written_page = Page(page.page())
+    assert f"Last lines of rank {rank}" in " ".join(written_page.text)
