@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from dashboards.generator import collecting
 from resilience.facts import events
 from resilience.run_folder.merge import MergedLines
 from resilience.system.files import times_of
@@ -52,6 +54,10 @@ def test_logger_of_a_launched_program_writes_lines_with_their_place(start: Start
         assert [line["shard"] for line in lines] == [rank] * 3
         assert "ZeroDivisionError" in lines[2]["exception"]
     assert "before any sign" not in job.output(0, 2)
+    for name in ("promtail.yaml", "vector.toml", "config.alloy"):  # as shipped, they find all files of such a run
+        (pattern,) = re.findall(r"/shared/resilience-runs/([^\s\"}\]]*)", collecting.texts()[f"logs/{name}"])
+        found = (tmp_path / "runs").glob(pattern)
+        assert {path.name.rpartition("-")[2] for path in found} == {"0.jsonl", "1.jsonl"}, name
     told = [line for line in MergedLines(job.account.folder) if line.kind == "log"]
     assert {(line.rank, line.event) for line in told} >= {(0, "slow"), (1, "slow")}
 
