@@ -313,9 +313,42 @@ def test_page_and_trace_show_the_numbers_that_were_counted(
         return
     assert main(["trace", str(job.folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    restarts = [seconds for layer in LAYERS for seconds in job.restarts(layer)]
-    assert told["seconds"] >= max(restarts) - 1e-6
     assert f"{told['trace_id']}" in {f"{span.trace_id:032x}" for span in job.spans if span.name == "restart"}
+
+
+def test_trace_of_each_incident_takes_as_long_as_its_ranks_were_away(
+    job: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted_s = sorted(seconds for layer in LAYERS for seconds in job.restarts(layer))
+    for incident in (each for each in job.report.incidents if each.restart is not None):
+        assert main(["trace", str(job.folder), "--incident", str(incident.number), "--json"]) == 0
+        seconds = json.loads(capsys.readouterr().out)["seconds"]
+        assert incident.restart is not None
+        longest = incident.restart.max_s
+        assert any(longest == pytest.approx(each, abs=1e-6) for each in counted_s)
+        assert seconds >= longest - 1e-6
+        # Where ranks, or nodes, begin one after the other, or are away until an end without progress, it takes longer.
+        if incident.layer == "launcher" and job.plan.processes == 1 and job.name != "fails-at-start":
+            assert seconds == pytest.approx(longest, abs=1e-6)
+
+
+def test_lines_around_each_incident_have_lines_of_the_struck_ranks(
+    job: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for incident in job.report.incidents:
+        assert main(["logs", str(job.folder), "--around", str(incident.number), "--json"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        struck = job.plan.culprits[incident.number - 1]
+        assert struck <= {line.get("initial_rank", line.get("worker_rank")) for line in lines}
+
+
+def test_terminal_shows_the_times_that_were_counted(job: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(job.folder)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for layer, words in (("inprocess", "in place"), ("launcher", "by the launcher")):
+        if (times := job.counted["times"][layer]) is not None:
+            quantiles = f"median {in_words(times['median'])}, 95 % within {in_words(times['p95'])}"
+            assert f"{times['ranks']} {words}, {quantiles}" in text
 
 
 def test_second_attempt_is_a_run_of_its_own(tmp_path: Path) -> None:
