@@ -15,10 +15,9 @@ MASK = "***"
 _WORDS = frozenset(("token", "secret", "password", "apikey"))
 _BOUNDARY = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
-_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"',}]+)"""
-_ASSIGNED = re.compile(rf"""(?<![\w.-])(?P<name>-{{0,2}}[A-Za-z_][\w.-]*)(?P<between>["']?\s*(?:=|:\s)\s*){_VALUE}""")
-_NAMED = re.compile(r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<between>\s+)(?!--)")
-_FOLLOWING = re.compile(_VALUE)
+_ASSIGNED = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?:\\?["']\s*[=:]|\s*(?:=|:\s))\s*""")
+_NAMED = re.compile(r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)\s+(?!--)")
+_VALUE = re.compile(r"""\\?"[^"]*"|'[^']*'|[^\s"',}]+""")
 _ADDRESS = re.compile(r"(?P<before>\w://[^\s/:@]*:)[^\s/@]+(?=@)")
 
 
@@ -36,24 +35,20 @@ def masked(command: Sequence[str]) -> tuple[str, ...]:
 
 def masked_text(text: str) -> str:
     """Return a text, such as a shell command or an address, with all secret values in it masked."""
-    text = _with_following_values_masked(_ASSIGNED.sub(_mask, text))
+    text = _with_values_masked(_NAMED, _with_values_masked(_ASSIGNED, text))
     return _ADDRESS.sub(rf"\g<before>{MASK}", text)
 
 
-def _with_following_values_masked(text: str) -> str:
-    """Mask the value after each secret option. After any other one there may be another option."""
+def _with_values_masked(names: re.Pattern[str], text: str) -> str:
+    """Mask the value after each secret name. The value of any other name is searched: it may hold secrets itself."""
     shown, end = [], 0
-    while (named := _NAMED.search(text, end)) is not None:
-        value = _FOLLOWING.match(text, named.end()) if _is_secret(named["name"]) else None
-        if value is not None and _OPTION.fullmatch(value[0]) and _is_secret(value[0]):
+    while (named := names.search(text, end)) is not None:
+        value = _VALUE.match(text, named.end()) if _is_secret(named["name"]) else None
+        if value is not None and names is _NAMED and _OPTION.fullmatch(value[0]) and _is_secret(value[0]):
             value = None  # a secret option without a value
         shown += [text[end : named.end()], MASK if value else ""]
         end = value.end() if value else named.end()
     return "".join((*shown, text[end:]))
-
-
-def _mask(match: re.Match[str]) -> str:
-    return match["name"] + match["between"] + MASK if _is_secret(match["name"]) else match[0]
 
 
 def _is_secret(name: str) -> bool:

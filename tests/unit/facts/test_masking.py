@@ -37,6 +37,7 @@ def test_value_of_a_secret_is_masked(command: str, shown: str) -> None:
         "train.py --tokenizer bpe --max-tokens 4096 --calibration-key k --key=7 --api v1",
         "train.py --tokens_per_step=8 passwords=2 secretary=x api=1 SECRETS_DIR=/run",
         "train.py https://host:8080/path user@host:22 --monkey-patch x",
+        'train.py tcp://token:8080/secret password:22 --config={"tokenizer":"bpe","max_tokens":4}',
     ],
 )
 def test_other_names_stay(command: str) -> None:
@@ -52,6 +53,24 @@ def test_secrets_within_one_argument_are_masked() -> None:
     )
     assert masked(['--config={"api_key": "abc", "lr": 1}']) == ('--config={"api_key": ***, "lr": 1}',)
     assert masked(["--token", "a b c"]) == ("--token", "***")
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        ('{"api_key":"abc","lr":1}', '{"api_key":***,"lr":1}'),
+        ('{"lr":1,"hub":{"token" :"a b,c"}}', '{"lr":1,"hub":{"token" :***}}'),
+        (r'{\"token\":\"a, b\",\"lr\":1}', r'{\"token\":***,\"lr\":1}'),
+        ("{'password':'a b'}", "{'password':***}"),
+        ("a=1,token=abc", "a=1,token=***"),
+        ("http://host/?token=abc", "http://host/?token=***"),
+    ],
+)
+def test_secrets_within_a_value_are_masked(config: str, shown: str) -> None:
+    assert masked([f"--config={config}"]) == (f"--config={shown}",)
+    assert masked(["--config", config]) == ("--config", shown)
+    if "'" not in config:
+        assert masked_text(f"train.py --config='{config}' x") == f"train.py --config='{shown}' x"
 
 
 @given(st.text(alphabet="abcXYZ0189+/_", min_size=12, max_size=40), st.sampled_from(["=", " "]))
