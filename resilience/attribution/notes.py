@@ -47,7 +47,7 @@ def note(event: events.Event) -> str | None:
         case events.GroupAborted(note=note) if note:
             return note
         case events.MonitorLost():
-            return f"continued without a monitor: {event.reason}"
+            return f"a rank lost its monitor: {event.reason}"
         case events.StoreLost():
             return f"a process lost its store: {event.error}"
         case events.NodeFellSilent():

@@ -32,6 +32,7 @@ StageName = Literal[
 Outcome = Literal["completed", "interrupted", "failed", "left", "lost"]
 CycleReason = Literal["first", "failure", "membership", "request"]
 CycleOutcome = Literal["completed", "failed", "interrupted", "preempted", "shutdown", "exhausted", "excluded"]
+ProgressSign = Literal["heartbeat", "step", "ping", "section", "entry"]
 CyclePhase = Literal["gate", "rendezvous", "spawn", "import", "run", "stop"]
 PHASES: tuple[str, ...] = ("detect", "abort", "agree", "finalize", "check", "collect", "regroup", "resume")
 
@@ -129,7 +130,7 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
 
     interruption: str
     duration_s: Seconds
-    sign: Literal["heartbeat", "step", "ping", "section", "entry"]
+    sign: ProgressSign
     step: int | None = None
 
 

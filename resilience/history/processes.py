@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from resilience.facts import events
 from resilience.facts.records import Record
-
-Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
 
 
 class AgentProcess:
@@ -38,7 +34,7 @@ class Worker:
         self.exited_ns: int | None = None
         self.exit: events.WorkerExited | None = None
         self.is_gone = False  # its monitor saw its process end, not with status 0
-        self.progress: tuple[int, int, Sign] | None = None  # first progress: monotonic ns, UTC ns, signal
+        self.progress: tuple[int, int, events.ProgressSign] | None = None  # the first: monotonic ns, UTC ns, signal
         self.first_step: tuple[int, int] | None = None  # monotonic ns, step
         self.how = ""
         self.evidence: str | None = None  # how its stacks were taken
@@ -75,6 +71,6 @@ class Worker:
         self.signals = (", ".join(event.signals), event.reason)
         self.signalled_ns = self.signalled_ns or at_ns
 
-    def progressed(self, at_ns: int, wall_ns: int, sign: Sign) -> None:
+    def progressed(self, at_ns: int, wall_ns: int, sign: events.ProgressSign) -> None:
         if self.progress is None:
             self.progress = (at_ns, wall_ns, sign)

@@ -196,7 +196,7 @@ def test_monitor_that_is_lost_costs_nothing_and_the_gap_is_shown(launch: Launch,
     assert not psutil.pid_exists(lost)
     found = told(job)
     assert (found.incidents, found.completed) == ((), (0, 1))
-    assert [note.ranks for note in found.notes if "without a monitor" in note.what] == [(1,)]
+    assert [note.ranks for note in found.notes if "lost its monitor" in note.what] == [(1,)]
     assert shown_states(job) == ["active", "unmonitored", "active"]
 
 

@@ -52,7 +52,7 @@ from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import failure
 from resilience.inprocess._runtime.assigning import assign, nobody_active, seat_after, seat_of
 from resilience.inprocess._runtime.entry import check_alone, check_caller, inject, name_of
-from resilience.inprocess._runtime.event_reporter import RankEvents, Sign
+from resilience.inprocess._runtime.event_reporter import RankEvents
 from resilience.inprocess._runtime.forked import here_only, left_by
 from resilience.inprocess._runtime.operations import await_server, ensure_server, note_arrival
 from resilience.inprocess._runtime.watcher import LOST, IterationWatcher
@@ -448,7 +448,7 @@ class CallWrapper:
 
     def _progressed(self, sign: str) -> None:
         """Report the first sign of progress and the first step; later ones cost nothing more."""
-        if not self._reporter.progressed(typing.cast(Sign, sign)):
+        if not self._reporter.progressed(typing.cast(events.ProgressSign, sign)):
             self._session.page.on_progress = None
 
     def _wait_in_reserve(self) -> Result:

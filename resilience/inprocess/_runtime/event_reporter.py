@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,7 @@ from resilience.facts.events import (
     IterationEnded,
     IterationStarted,
     Outcome,
+    ProgressSign,
     RestartEnded,
     StageEnded,
     StageName,
@@ -32,8 +33,6 @@ from resilience.facts.interruptions import FaultOrigin, InterruptionRecord
 if TYPE_CHECKING:
     from resilience.inprocess.state import State
     from resilience.telemetry.emitter import Emitter
-
-Sign = Literal["heartbeat", "step", "ping", "section", "entry"]
 
 
 class OpenStage:
@@ -93,7 +92,7 @@ class RankEvents:
             self._end_restart("entry", self._restart_began, self._entered_at)
         self._is_awaiting_progress = self.is_restarting
 
-    def progressed(self, sign: Sign) -> bool:
+    def progressed(self, sign: ProgressSign) -> bool:
         """Report the function's first progress, which ends a restart, and its first step. Return True as long as a step
         is still of interest. 0.2 µs for each further signal of a program that never reports a step."""
         self._has_shown_progress |= sign != "entry"
@@ -105,7 +104,7 @@ class RankEvents:
             self._emit(FirstStepTaken(step))
         return self._is_awaiting_step
 
-    def _end_restart(self, sign: Sign, restart_began: float, entered_at: float) -> None:
+    def _end_restart(self, sign: ProgressSign, restart_began: float, entered_at: float) -> None:
         ended_at = entered_at if sign == "entry" else time.monotonic()
         self._end_phase(ended_at, "completed")
         duration, step = ended_at - restart_began, self._step()

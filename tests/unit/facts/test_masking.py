@@ -60,7 +60,7 @@ def test_secrets_within_one_argument_are_masked() -> None:
     [
         ('{"api_key":"abc","lr":1}', '{"api_key":***,"lr":1}'),
         ('{"lr":1,"hub":{"token" :"a b,c"}}', '{"lr":1,"hub":{"token" :***}}'),
-        (r'{\"token\":\"a, b\",\"lr\":1}', r'{\"token\":***,\"lr\":1}'),
+        (r"{\"token\":\"a, b\",\"lr\":1}", r"{\"token\":***,\"lr\":1}"),
         ("{'password':'a b'}", "{'password':***}"),
         ("a=1,token=abc", "a=1,token=***"),
         ("http://host/?token=abc", "http://host/?token=***"),
