@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from resilience.facts import events
-from resilience.inprocess._runtime.event_reporter import RankEvents, Sign
+from resilience.inprocess._runtime.event_reporter import RankEvents
 from resilience.monitor.page import Page, RankSide
 from resilience.telemetry.emitter import Emitter
 
@@ -36,7 +36,7 @@ def entered_again(first: Callable[[RankSide], object]) -> tuple[RankSide, RankEv
     reporter = RankEvents(cast(Emitter, emitted), lambda: page.step_value)
 
     def progressed(sign: str) -> None:
-        if not reporter.progressed(cast(Sign, sign)):
+        if not reporter.progressed(cast(events.ProgressSign, sign)):
             page.on_progress = None
 
     reporter.entering()
