@@ -91,6 +91,7 @@ class Interruptions:
         for node, place in in_order[:excess]:
             self._count(node, place, nodes, self._settled)
             del self._seen[node, place]
+        self._forget()
         counted = self._settled.copy()
         for node, place in in_order[excess:]:
             self._count(node, place, nodes, counted)
@@ -104,6 +105,15 @@ class Interruptions:
                     is_known = is_known or self._is_known(node, cycle, part, counted)
                     counted.labels.update(_of_cycle(part, is_known))
         return counted.labels
+
+    def _forget(self) -> None:
+        """Forget the settled iterations of a call that are well before its last one."""
+        for known in (self._by, self._settled.places):
+            for node, place in list(known):
+                last = self._last.get((node, place[:2]), place)
+                is_old = place[:3] == last[:3] and place[3] < last[3] - 2 * KEPT
+                if is_old and (node, place) not in self._seen:
+                    del known[node, place]
 
     def _count(self, node: str, place: Place, nodes: Mapping[str, Mapping[Cycle, NodeCycle]], counted: _Tally) -> None:
         """Count an iteration's interruptions. `counted` has the earlier iterations."""

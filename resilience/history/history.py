@@ -49,7 +49,7 @@ class History:
         has_details: bool = True,
     ) -> None:
         """offsets: how far each node's clock is ahead, in nanoseconds. notes: functions that return the text of a note.
-        has_details: keep single iterations and ranks. If False, memory does not grow with restarts in place."""
+        has_details: keep iterations, also of single ranks. If False, memory does not grow with restarts in place."""
         self.job_id: str | None = None
         self.attempts: dict[int, Attempt] = {}
         self.functions: dict[str, None] = {}
@@ -57,7 +57,7 @@ class History:
         self.calls: set[tuple[int, int, int]] = set()
         self.world_size: int | None = None  # of the largest call
         self.cycles = CycleHistory()
-        self.ranks = RankHistory()
+        self.ranks = RankHistory(has_details)
         self._times = RankTimes()
         self._states: dict[str, dict[int, RankState]] = {}  # by node and initial rank
         # node -> attempt and cycle -> monotonic nanoseconds of the last record of a rank or monitor

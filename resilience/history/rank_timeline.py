@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from resilience.facts import events
 from resilience.facts.identity import ROOT, Key, iteration_key, node_key
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.intervals import Fact, Interval, Open, anchor, ended, hang, instant
+
+KEPT = 8  # iterations to which late records can still belong
 
 
 class RankTimeline:
@@ -21,7 +23,7 @@ class RankTimeline:
         self._root: Open | None = None
         self._iterations: dict[int, Open] = {}
         self._stages: dict[str, Open] = {}
-        self._counts: Counter[Key] = Counter()
+        self._counts: defaultdict[int, Counter[Key]] = defaultdict(Counter)  # by iteration
         self._first: dict[int, int] = {}  # iteration -> initial rank of the record that came first
         self._kind = "peer"  # why the present restart began, as far as this rank knows
         self._state = "active"
@@ -38,6 +40,7 @@ class RankTimeline:
                 opened.facts = {"world_size.active": event.active_world_size, "rank.state": event.state}
                 self._state = event.state
                 self._iterations[record.origin.iteration or 0] = opened
+                self._forget(record.origin.iteration or 0)
             case events.IterationEnded():
                 begun = self._iterations.pop(record.origin.iteration or 0, None)
                 return [ended(begun or self._iteration(record), record, event)]
@@ -144,9 +147,17 @@ class RankTimeline:
 
     def _numbered(self, name: str, iteration: int, rank: int | None = None) -> Key:
         key = (self._call, name, iteration, self._rank if rank is None else rank)
-        number = self._counts[key]
-        self._counts[key] += 1
+        number = self._counts[iteration][key]
+        self._counts[iteration][key] += 1
         return (*key, number)
+
+    def _forget(self, iteration: int) -> None:
+        """Forget the iterations well before this one, except the one whose restart still lasts."""
+        restart = self._stages.get("restart")
+        for known in (self._counts, self._first):
+            for old in [old for old in known if old < iteration - KEPT]:
+                if restart is None or old != restart.key[2]:
+                    del known[old]
 
 
 def _root_of(call: int) -> Key:

@@ -29,9 +29,10 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class RankHistory:
-    """The stretches of all ranks, by initial rank."""
+    """The stretches of all ranks, by initial rank. is_kept: if False, there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_kept: bool = True) -> None:
+        self._is_kept = is_kept
         self._open: dict[int, dict[Place, int]] = {}
         self._ended: dict[int, array[int]] = {}
         self._places: list[Place] = []
@@ -40,7 +41,8 @@ class RankHistory:
 
     def begin(self, rank: int, place: Place, at_ns: int) -> None:
         """Begin a stretch, unless it has begun."""
-        self._open.setdefault(rank, {}).setdefault(place, at_ns)
+        if self._is_kept:
+            self._open.setdefault(rank, {}).setdefault(place, at_ns)
 
     def end(self, rank: int, place: Place, at_ns: int, kind: str) -> None:
         """End a stretch. A stretch without a known beginning is ignored."""

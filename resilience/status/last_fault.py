@@ -1,13 +1,15 @@
 """Which fault of a job is the last one?  For `status.state`, which reads only the two ends of each file.
 
 The newest iteration or cycle with a fault of a rank's own counts, and in it the rank that failed first, as in the
-report. The end of a worker that the launcher stopped is no fault. The end of a file may begin after the fault that the
-present iteration follows. Then another rank's record says which rank was first, and that rank's file is read further
-back."""
+report. Iterations have the order of their numbers, and faults of one iteration that of their arrival in the store: the
+clocks of two nodes may differ. The end of a worker that the launcher stopped is no fault. The end of a file may begin
+after the fault that the present iteration follows. Then another rank's record says which rank was first, and that
+rank's file is read further back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
 
 FIRST, MORE = 64 << 10, 8  # bytes of a file's end that are read first, and the factor by which they grow
 ASKED = 3  # ranks that are asked which rank was first
-KEPT = 4  # cycles whose ends of workers are kept: it takes the agent's records to know which ones it stopped
+KEPT = 4  # iterations and cycles whose faults are kept: it takes the agent's records to know which workers it stopped
 
 Iteration = tuple[int, int, int, int]
 """Attempt, cycle, call, iteration."""
@@ -33,6 +35,7 @@ class SeenFault(NamedTuple):
 
     at_ns: int
     rank: int
+    kind: Interruption
     what: str
     node: str
     cycle: Cycle
@@ -50,12 +53,20 @@ class LastFault:
     def __init__(self) -> None:
         self._found: dict[Place, list[SeenFault]] = {}  # without ends of processes
         self._ends: dict[Cycle, list[SeenFault]] = {}
-        self._iterations: set[Iteration] = set()  # of which a fault is known
+        self._arrived: dict[Place, dict[tuple[int, Interruption], int]] = {}  # positions in the store
+        self._iterations: set[Iteration] = set()  # the newest ones of which a fault is known
 
     def take(self, record: Record) -> None:
         """Add a record."""
-        if isinstance(record.event, events.Interrupted) and symptom(record.event.record).is_own:
-            self._add(record, record.event)
+        origin, event = record.origin, record.event
+        if isinstance(event, events.Interrupted) and symptom(event.record).is_own:
+            self._add(record, event)
+        elif isinstance(event, events.InterruptionArrived):
+            place: Place = (origin.attempt, origin.cycle), origin.call, event.iteration
+            arrived, key = self._arrived.setdefault(place, {}), (event.initial_rank, event.interruption)
+            arrived[key] = min(event.position, arrived.get(key, event.position))
+            if len(self._arrived) > KEPT:
+                del self._arrived[min(self._arrived, key=_order)]
 
     def _add(self, record: Record, event: events.Interrupted) -> None:
         origin, seen = record.origin, event.record
@@ -63,13 +74,14 @@ class LastFault:
         cycle = origin.attempt, origin.cycle
         iteration = origin.iteration if seen.iteration is None else seen.iteration
         call = None if iteration is None else origin.call
-        fault = SeenFault(seen.detected_wall_ns or record.wall_ns, seen.rank, what, origin.node, cycle, call, iteration)
+        at_ns, kind = seen.detected_wall_ns or record.wall_ns, seen.interruption
+        fault = SeenFault(at_ns, seen.rank, kind, what, origin.node, cycle, call, iteration)
         if iteration is not None:
-            self._iterations.add((*cycle, origin.call, iteration))
+            self._iterations = set(sorted({*self._iterations, (*cycle, origin.call, iteration)})[-KEPT:])
         if seen.interruption is not Interruption.TERMINATED:
             self._found.setdefault(fault.place, []).append(fault)
             if len(self._found) > KEPT:
-                del self._found[min(self._found, key=lambda place: max(map(_age, self._found[place])))]
+                del self._found[min(self._found, key=_order)]
             return
         self._ends.setdefault(cycle, []).append(fault)
         if len(self._ends) > KEPT:
@@ -91,16 +103,24 @@ class LastFault:
 
     def newest(self, cycles: CycleHistory) -> SeenFault | None:
         """Return the last fault. cycles: they know which workers the launcher stopped."""
-        faults: Iterable[SeenFault] = [fault for found in self._found.values() for fault in found]
+        faults = [fault for found in self._found.values() for fault in found]
         for cycle, ends in self._ends.items():
             stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
-            faults = (*faults, *(fault for fault in ends if fault.rank not in stopped[fault.node]))
-        last = max(faults, key=_age, default=None)
-        if last is None:
+            faults += [fault for fault in ends if fault.rank not in stopped[fault.node]]
+        if not faults:
             return None
+        newest = max(fault.cycle for fault in faults)
+        places = [fault.place for fault in faults if fault.cycle == newest and fault.iteration is not None]
+        shown = ((newest, None, None), max(places, key=_order, default=None))
+        last = max((fault for fault in faults if fault.place in shown), key=_age)
         together = [fault for fault in faults if fault.place == last.place]
         agreed = cycles.mover(last.cycle) if last.iteration is None else None
-        first = min(together, key=lambda fault: (fault.rank != agreed, fault.at_ns)).rank
+        arrived = self._arrived.get(last.place, {})
+
+        def order(fault: SeenFault) -> tuple[bool, float, int]:
+            return fault.rank != agreed, arrived.get((fault.rank, fault.kind), math.inf), fault.at_ns
+
+        first = min(together, key=order).rank
         return max((fault for fault in together if fault.rank == first), key=_age)
 
 
@@ -115,6 +135,12 @@ def _find(path: Path, kind: type[events.Event], place: Iteration) -> Record | No
         if last >= READ_AT_ONCE or not records or records[0].sequence == 0:
             return None
         last *= MORE
+
+
+def _order(place: Place) -> tuple[Cycle, float, float]:
+    """Return a place in the order of places. A fault outside of iterations is the last one of its cycle."""
+    cycle, call, iteration = place
+    return cycle, math.inf if call is None else call, math.inf if iteration is None else iteration
 
 
 def _age(fault: SeenFault) -> int:

@@ -395,6 +395,7 @@ class Watcher:
 _SHOWN = frozenset(
     (
         events.Interrupted,
+        events.InterruptionArrived,
         events.WorkerStarted,
         events.MonitorStarted,
         events.CallStarted,

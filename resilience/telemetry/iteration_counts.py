@@ -16,21 +16,23 @@ from resilience.facts.records import Record
 
 SETTLED_S = 10.0  # the launcher notices a death within a second, and stops the workers at once
 
+Call = tuple[int, int, int]  # attempt, cycle, call
 Key = tuple[int, int, int, int]  # attempt, cycle, call, iteration
 
 
 class IterationCounts:
-    """The iterations of one node, in any order of its records."""
+    """The iterations of one node, in any order of its records. Only the latest ones of each call are kept."""
 
     def __init__(self) -> None:
         self._is_launched = False
         self._newest_ns = 0
-        self._ended: set[Key] = set()
+        self._ended_below: dict[Call, int] = {}  # the iterations of each call before this one have all ended
+        self._ended: set[Key] = set()  # besides them
         self._interrupted: set[Key] = set()  # ended, but not counted yet
         self._ended_by_ranks: set[Key] = set()
         self._started_ns: dict[Key, int] = {}
         self._lost_ns: dict[Key, int] = {}  # when the first rank was lost
-        self._latest: dict[tuple[int, int, int], int] = {}  # iteration of each call
+        self._latest: dict[Call, int] = {}  # iteration of each call
         self._cycles: dict[int, int] = {}  # the latest cycle of each attempt
         self._counts = {"completed": 0, "interrupted": 0}
 
@@ -42,15 +44,19 @@ class IterationCounts:
         if origin.initial_rank is None or origin.is_launchers:
             return
         key = key_of(origin)
+        if isinstance(event, events.IterationStarted):
+            self._cycles[key[0]] = max(self._cycles.get(key[0], 0), key[1])
+            self._pass(key)
+        is_latest = key[3] >= self._latest.get(key[:3], -1)
         match event:
-            case events.IterationStarted():
+            case events.IterationStarted() if is_latest:
                 self._started_ns[key] = min(self._started_ns.get(key, record.mono_ns), record.mono_ns)
-                self._latest[key[:3]] = max(self._latest.get(key[:3], -1), key[3])
-                self._cycles[key[0]] = max(self._cycles.get(key[0], 0), key[1])
             case events.IterationEnded(outcome="lost"):  # its stand-in reports the outcome
-                self._lost_ns[key] = min(self._lost_ns.get(key, record.mono_ns), record.mono_ns)
+                if is_latest:
+                    self._lost_ns[key] = min(self._lost_ns.get(key, record.mono_ns), record.mono_ns)
             case events.IterationEnded():
-                self._ended_by_ranks.add(key)
+                if is_latest:
+                    self._ended_by_ranks.add(key)
                 self._take_end(key, event.outcome == "completed")
             case events.RankStoodInFor() if event.initial_rank == origin.initial_rank:
                 self._take_end(key, event.result == "completed")
@@ -65,10 +71,27 @@ class IterationCounts:
         self._counts["interrupted"] += len(followed)
         return {outcome: count for outcome, count in self._counts.items() if count}
 
+    def _pass(self, key: Key) -> None:
+        """Note that an iteration began. What is only asked about the latest one is forgotten of the one before."""
+        call, latest = key[:3], self._latest.get(key[:3], -1)
+        if key[3] > latest:
+            self._latest[call] = key[3]
+            for known in (self._started_ns, self._lost_ns):
+                known.pop((*call, latest), None)
+            self._ended_by_ranks.discard((*call, latest))
+            if (*call, latest - 1) in self._interrupted:  # another one follows that one, and one more
+                self._interrupted.discard((*call, latest - 1))
+                self._counts["interrupted"] += 1
+
     def _take_end(self, key: Key, is_completed: bool) -> None:
-        if key in self._ended:
+        call, below = key[:3], self._ended_below.get(key[:3], 0)
+        if key in self._ended or 0 <= key[3] < below:
             return
         self._ended.add(key)
+        while (*call, below) in self._ended:
+            self._ended.discard((*call, below))
+            below += 1
+        self._ended_below[call] = below
         if is_completed:
             self._counts["completed"] += 1
         else:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from resilience.attribution.incidents import fold
 from resilience.facts import events
 from resilience.facts.identity import Origin
+from resilience.facts.interruptions import ExceptionInfo, Interruption, InterruptionRecord
 from resilience.facts.records import Record, from_line, to_line
 from resilience.history.history import History
 from resilience.status import first_read, last_fault, state
@@ -416,6 +418,33 @@ def test_fault_of_a_second_call_is_read_further_back_from_its_own_iteration(tmp_
     fault = known.newest(History().cycles)
     assert fault is not None
     assert (fault.rank, fault.call, fault.iteration) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("skew_s", [-60, 0, 60])
+def test_last_fault_has_the_order_of_the_store_and_not_of_two_nodes_clocks(tmp_path: Path, skew_s: int) -> None:
+    """In iteration 1 rank 0 fails first, and rank 1 on the other node a moment later. Before, rank 1 failed."""
+    told = [(0, 1, 1, 10.0), (1, 0, 1, 20.0), (1, 1, 2, 20.1)]  # iteration, rank, position in the store, seconds
+    records = []
+    for number, (iteration, rank, position, at_s) in enumerate(told):
+        wall_ns = STARTED_NS + round((at_s + rank * skew_s) * 1e9)
+        origin = Origin("job", f"node{rank}", "rank", 7 + rank, iteration=iteration, initial_rank=rank, world_size=2)
+        failed = InterruptionRecord(
+            rank,
+            Interruption.EXCEPTION,
+            exception=ExceptionInfo("ValueError", f"bad {rank}", "mark"),
+            origin="own",
+            detected_wall_ns=wall_ns,
+        )
+        for event in (
+            events.IterationStarted(2, "active"),
+            events.Interrupted(failed),
+            events.InterruptionArrived(rank, Interruption.EXCEPTION, iteration, position),
+            events.OutcomeSeen(int(iteration == 0), is_own=True),
+        ):
+            records.append(Record(number, wall_ns, wall_ns - STARTED_NS, origin, event))
+    failure = now_of(written(records, tmp_path / "run"), 200.0).failure
+    assert failure is not None and (failure.rank, failure.what) == (0, "ValueError: bad 0")
+    assert [incident.verdict.first for incident in fold(records)] == [1, 0]
 
 
 def test_restarts_in_place_of_all_calls_of_a_cycle_are_counted(tmp_path: Path) -> None:
