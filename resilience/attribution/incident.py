@@ -6,7 +6,7 @@ layer: time, cost, place in the code, how the evidence was taken, and advice."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -210,12 +210,17 @@ def _cost(progress: Progress, silence: float | None, restart: Spread | None) -> 
     )
 
 
-def evidence_in_words(by_method: Mapping[str, Iterable[int]], sent: Mapping[int, tuple[str, str]]) -> list[str]:
-    """Return how the ranks' stacks were taken, which signals monitors sent to which rank, and why."""
+def evidence_in_words(
+    by_method: Mapping[str, Iterable[int]], sent: Mapping[int, tuple[str, str]], unseen: Collection[int]
+) -> list[str]:
+    """Return how the ranks' stacks were taken, which signals monitors sent to which rank, and why. unseen: ranks that
+    were not looked at before a hung rank was stopped."""
     actions = [
         f"{'no stack could be taken' if method == 'none' else f'stacks taken by {method}'} of {named(ranks)}"
         for method, ranks in sorted(by_method.items())
     ]
+    if unseen:
+        actions.append(f"not looked at before anything was stopped: {named(unseen)}")
     return actions + [f"{signals} sent to rank {rank} ({reason})" for rank, (signals, reason) in sorted(sent.items())]
 
 

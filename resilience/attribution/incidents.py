@@ -248,7 +248,7 @@ def _actions(
     iteration: Iteration, following: Iteration, excluded: tuple[int, ...], status: Status, is_entry: bool
 ) -> tuple[str, ...]:
     sent = {rank: (", ".join(dict.fromkeys(signals)), reason) for rank, (reason, signals) in iteration.sent.items()}
-    done = evidence_in_words(iteration.stacks_by, sent)
+    done = evidence_in_words(iteration.stacks_by, sent, iteration.unseen)
     for rank, place in sorted(iteration.stuck.items()):
         done.append(f"abort did not free rank {rank} (in {place}): its process had to end")
     if excluded:

@@ -315,6 +315,16 @@ def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], fol
     return "ended" if any((node, place[0]) in cycles.over for node in parts) else "unfinished"
 
 
+def _unseen(parts: dict[str, NodeCycle]) -> set[int]:
+    """Return the ranks that no agent looked at before it let a hung rank be stopped."""
+    unseen = [
+        {*part.others.missing, *(rank for other in parts.values() if other is not part for rank in other.workers)}
+        for part in parts.values()
+        if part.others is not None
+    ]
+    return set.intersection(*unseen) if unseen else set()
+
+
 def _actions(
     parts: dict[str, NodeCycle], following: dict[str, NodeCycle], lost: list[str], status: Status, first: int | None
 ) -> tuple[str, ...]:
@@ -324,7 +334,7 @@ def _actions(
         if worker.evidence is not None:
             by_method[worker.evidence].append(rank)
     sent = {rank: worker.signals for rank, worker in workers.items() if worker.signals is not None}
-    done = evidence_in_words(by_method, sent)
+    done = evidence_in_words(by_method, sent, _unseen(parts))
     stopped = sorted(rank for part in parts.values() for rank in part.stopped)
     if stopped and status != "continued":
         done.append(f"{named(stopped)} stopped")

@@ -66,6 +66,7 @@ class NodeCycle:
         self.stages: list[EndedPhase] = []
         self.workers: dict[int, Worker] = {}
         self.seen: list[Seen] = []
+        self.others: events.OthersSeen | None = None  # which ranks were looked at before a hung one was stopped
         self.decided: events.RestartDecided | None = None
         self.is_cut_off = False  # the job's store no longer answered this node's agent
         self.mover: int | None = None  # the rank that ended first in the failure that was decided on
@@ -413,6 +414,9 @@ class CycleHistory:
                 self._part(record).exited(record.sequence, event)
             case events.RestartDecided():
                 self._part(record).decide(event)
+            case events.OthersSeen():
+                part = self._part(record)
+                part.others = part.others or event
             case events.StoreLost():
                 self._part(record).is_cut_off = True
             case events.JobEnded():

@@ -53,6 +53,7 @@ class Iteration:
         self.stopped: Set[int] = frozenset()  # by the launcher, on purpose: not a failure
         self.runs: dict[int, tuple[str, float]] = {}
         self.restarts: dict[int, _Restarted] = {}
+        self.unseen: set[int] = set()  # ranks that were not looked at before anything was cut
         self.sent: dict[int, tuple[str, tuple[str, ...]]] = {}  # reason and signals that a monitor sent to its rank
         self.signalled: dict[int, str] = {}  # ranks that their monitor ended, in this iteration or before, and why
         self.excluded: set[int] = set()
@@ -293,6 +294,8 @@ class IterationHistory:
                 self._at(place).stacks_by[event.method].append(rank)
             case events.InterruptSwallowed():
                 self._at(place).swallowed.append((rank, f"{event.file}:{event.line} ({event.function})"))
+            case events.OthersSeen():
+                self._at(place).unseen.update(event.missing)
             case events.AbortStuck():
                 self._at(place).stuck[rank] = event.where
             case events.StoreLost():
@@ -326,6 +329,7 @@ _RARE = (
     events.RankStoodInFor,
     events.RankLeft,
     events.EvidenceCaptured,
+    events.OthersSeen,
     events.InterruptSwallowed,
     events.AbortStuck,
     events.StoreLost,

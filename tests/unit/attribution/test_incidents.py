@@ -754,6 +754,14 @@ def test_actions_tell_who_left_and_who_stepped_in() -> None:
         assert part in text
 
 
+def test_actions_name_the_ranks_that_were_not_looked_at_before_a_cut() -> None:
+    told = job([Fault("hang", 1, 0)])
+    hung = next(record for record in told.files[1] if isinstance(record.event, events.Interrupted))
+    looked = msgspec.structs.replace(hung, event=events.OthersSeen(1, missing=(2, 3)))
+    (incident,) = fold([*told.records, looked])
+    assert "not looked at before anything was stopped: ranks 2-3" in incident.actions
+
+
 def test_third_identical_failure_advises_against_another_restart() -> None:
     incidents = fold(job([Fault("exception", 1, number, 10 * number) for number in range(3)]).records)
     assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]

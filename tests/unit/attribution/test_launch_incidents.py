@@ -215,6 +215,14 @@ def test_actions_tell_what_was_done() -> None:
     assert (lost.excluded, lost.next_world_size) == ((2, 3), 2)
 
 
+def test_actions_name_the_ranks_that_were_not_looked_at_before_a_rank_was_stopped() -> None:
+    told = launched([Fault("hang", 1)], nodes=3)
+    decided = next(r for r in told.files["node0", None] if isinstance(r.event, events.RestartDecided))
+    looked = events.OthersSeen(1, missing=(0,), elsewhere=4)
+    told.files["node0", None].append(msgspec.structs.replace(decided, event=looked))
+    assert "not looked at before anything was stopped: ranks 0, 2-5" in only(told).actions
+
+
 def test_rank_that_had_completed_was_not_stopped() -> None:
     told = launched([Fault("kill", 2)], nodes=2)
     file = told.files["node0", None]
