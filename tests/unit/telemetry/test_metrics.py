@@ -32,7 +32,7 @@ from tests.support.launch_streams import launched
 from tests.support.rank_timings import durations_of
 from tests.support.record_streams import Fault, Kind, job
 
-SERIES_A_NODE = 1200  # a scrape of the node below takes 12 ms of CPU time
+SERIES_A_NODE = 1200  # docs/performance.md says what a scrape of the node below costs
 
 
 def view_of(records: list[Record]) -> MetricView:
