@@ -69,19 +69,22 @@ HANGS: frozenset[Class] = frozenset(
 def advise(
     verdict: Verdict,
     repeats: int,
+    is_stuck: bool,
     progress_unknown: bool,
     swallowed: Iterable[tuple[int, str]],
     exit_code: int | None = None,
 ) -> tuple[str, ...]:
     """Return what to do next, most important first.
 
-    repeats: number of earlier incidents of the same failure. exit_code: of the blamed rank. progress_unknown: no limit
-    that detects a lack of progress was armed. swallowed: (rank, place) where user code caught the interruption."""
+    repeats: number of earlier incidents of the same failure. is_stuck: they came in a row and without progress.
+    exit_code: of the blamed rank. progress_unknown: no limit that detects a lack of progress was armed. swallowed:
+    (rank, place) where user code caught the interruption."""
     advice = [ADVICE[verdict.what]]
     if verdict.what == "exited" and exit_code == KILLED_BELOW:
         advice.append("exit status 137 may stand for SIGKILL (128 + 9): compare the memory with the container's limit")
     if repeats >= 2:
-        advice.append(f"the same failure, {repeats + 1} times now: another restart will not help; stop and fix it")
+        end = "another restart will not help; stop and fix it" if is_stuck else "look for what these have in common"
+        advice.append(f"the same failure, {repeats + 1} times now: {end}")
     if verdict.what == "hung" and not verdict.culprits:
         advice.append("the awaited rank is not on record: mark the parts of a step with resilience.section")
     if progress_unknown and verdict.what in HANGS:

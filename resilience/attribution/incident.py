@@ -104,13 +104,18 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def fingerprint(self) -> str:
         """Return a text that is equal for the same fault across ranks, restarts and runs. For exceptions and exits the
-        restart budget compares the same text."""
+        restart budget compares the same text. An error that followed from the fault of another rank does not count:
+        any of the others may have been the first to raise one."""
         chief = self.chief
         if chief is None:
             return of_parts(self.verdict.what)
-        if chief.exception is not None:
+        blamed = {culprit.rank for culprit in self.verdict.culprits}
+        is_echo = chief.exception is not None and (
+            chief.origin == "consequence" or chief.rank not in (blamed or {chief.rank})
+        )
+        if chief.exception is not None and not is_echo:
             return chief.exception.fingerprint
-        if chief.interruption in HANGS:
+        if chief.interruption in HANGS or is_echo:
             frame = self.where
             return of_parts("hang", self.verdict.what, "" if frame is None else place_of(frame))
         return of_parts(budget.fingerprint(chief))
@@ -172,10 +177,9 @@ def completed(
         for record in of_chief
         if (detected_ns := record.detected_wall_ns) is not None
     ]
-    same_as = _alike(records, before)
     progress_unknown = any(record.progress_unknown for record in of_chief)
     restart, code = spread(restarts), None if chief is None or chief.exit is None else chief.exit.code
-    return msgspec.structs.replace(
+    incident = msgspec.structs.replace(
         incident,
         number=len(before) + 1,
         kind=verdict.what if chief is None else chief.interruption.value,
@@ -184,8 +188,13 @@ def completed(
         where=where(verdict.first, records, stacks, incident.reported_first),
         restart=restart,
         cost=_cost(progress, silence_of(records), restart),
-        advice=advise(verdict, len(same_as), progress_unknown, swallowed, code),
-        same_as=same_as,
+    )
+    alike = _alike(incident, before)
+    is_stuck = len(alike) >= 2 and incident.status != "continued" and _is_stuck([*before, incident])
+    return msgspec.structs.replace(
+        incident,
+        advice=advise(verdict, len(alike), is_stuck, progress_unknown, swallowed, code),
+        same_as=tuple(earlier.number for earlier in alike),
     )
 
 
@@ -271,18 +280,30 @@ def spreads(
     return tuple(Phase(name, took) for name, took in named_spreads if took is not None)
 
 
-def _alike(records: Sequence[InterruptionRecord], before: Sequence[Incident]) -> tuple[int, ...]:
-    """Return the numbers of earlier incidents whose chief record has the same fingerprint."""
-    if not records or records[0].exception is None:
-        return ()
-    fingerprint = records[0].exception.fingerprint
-    return tuple(
-        incident.number
-        for incident in before
-        if incident.chief is not None
-        and incident.chief.exception is not None
-        and incident.chief.exception.fingerprint == fingerprint
-    )
+def _alike(incident: Incident, before: Iterable[Incident]) -> list[Incident]:
+    """Return the earlier incidents of the same fault. Without a record of the rank nothing says that it is the same."""
+    if not incident.records:
+        return []
+    fingerprint = incident.fingerprint
+    return [earlier for earlier in before if earlier.records and earlier.fingerprint == fingerprint]
+
+
+def _is_stuck(incidents: Sequence[Incident]) -> bool:
+    """Return True if the restart budget, with its defaults, calls the last incident a repetition: the third of the same
+    failure in a row without progress. If no rank reports a step, only an exception can be one."""
+    defaults = budget.Budget(max_restarts=0)
+    restarted = [incident for incident in incidents if incident.status != "continued"]
+    failures = [_failure(incident, last) for last, incident in zip([None, *restarted], restarted, strict=False)]
+    return budget.same_in_a_row(defaults, failures[:-1], failures[-1]) >= defaults.same_limit
+
+
+def _failure(incident: Incident, last: Incident | None) -> budget.Failure:
+    """Return the incident as the budget sees it. last: the incident before, since which the ranks have run."""
+    mark = "" if incident.chief is None else budget.fingerprint(incident.chief)
+    step = max((record.step for record in incident.records if record.step is not None), default=-1)
+    at, began = incident.since_wall_ns, None if last is None else last.detected_wall_ns
+    ran = 0.0 if at is None or began is None else (at - began) / 1e9
+    return budget.Failure(incident.number, mark, incident.kind, "", -1, step, ran=ran)
 
 
 def to_json(incident: Incident) -> Any:

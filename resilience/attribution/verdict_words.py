@@ -6,7 +6,7 @@ from resilience.attribution.advice import named
 from resilience.attribution.culprits import NAMED, RULES, SURE
 from resilience.attribution.first_failure import candidates_in_words
 from resilience.attribution.incident import Incident
-from resilience.attribution.symptoms import CLASSES
+from resilience.attribution.symptoms import CLASSES, Class
 
 
 def verdict_statements(incident: Incident) -> list[str]:
@@ -19,12 +19,13 @@ def verdict_statements(incident: Incident) -> list[str]:
     elif not verdict.culprits and not verdict.candidates:
         words = "the rank it waited for is unknown" if verdict.what == "hung" else CLASSES[verdict.what]
         statements.append(words if words == category else f"{words} ({category})")
-    for symptom in dict.fromkeys(culprit.what for culprit in verdict.culprits):
-        culprits = [culprit for culprit in verdict.culprits if culprit.what == symptom]
-        ranks = named(culprit.rank for culprit in culprits)
-        certainty = f"confidence {culprits[0].confidence:g}, rule {culprits[0].rule} {RULES[culprits[0].rule]}"
-        statements.append(f"{ranks}: {CLASSES[symptom]} ({category}); {certainty}")
-        if culprits[0].confidence < SURE:
+    by_claim: dict[tuple[Class, float, int], list[int]] = {}
+    for culprit in verdict.culprits:
+        by_claim.setdefault((culprit.what, culprit.confidence, culprit.rule), []).append(culprit.rank)
+    for (symptom, confidence, rule), ranks in by_claim.items():
+        certainty = f"confidence {confidence:g}, rule {rule} {RULES[rule]}"
+        statements.append(f"{named(ranks)}: {CLASSES[symptom]} ({category}); {certainty}")
+        if confidence < SURE:
             statements.append(f"confidence below {SURE:g}: too low to exclude a node or count a fault against a rank")
     if verdict.candidates:
         unknown = "" if verdict.culprits else "unknown; "

@@ -397,7 +397,7 @@ def _verdict(incident: Incident, width: int) -> Iterator[Line]:
     verdict = incident.verdict
     for number, text in enumerate(verdict_statements(incident)):
         yield from field("" if number else "verdict", text, width, "" if number else "bold")
-    suspected = {verdict.first, *(candidate.rank for candidate in verdict.candidates)}
+    suspected = {verdict.first, *(suspect.rank for suspect in (*verdict.culprits, *verdict.candidates))}
     if incident.reported_first is not None and incident.reported_first not in suspected:
         yield from field("", f"rank {incident.reported_first} reported first, but its failure is a consequence", width)
     label = "cleared"

@@ -25,7 +25,7 @@ from resilience.telemetry.recording import RecordTail
 
 FIRST_LOOK = 0.3  # seconds after the restart, which keeps processors busy until then
 LOOK_EVERY = 0.2
-LIMIT = 2.0  # seconds to wait for the records of all ranks; those of other nodes may never arrive
+LIMIT = 2.0  # seconds after the restart to wait for all ranks' records; those of other nodes may never arrive
 FINISH_LIMIT = 0.5  # seconds for a line that must be printed immediately
 LAST_BYTES = 64 << 10  # read from each file; a restart leaves a few KB
 MOST_FILES = 512
@@ -101,8 +101,8 @@ def incident(
     as long as the disk does, so call it in a separate thread."""
     from resilience.attribution.incidents import fold  # loaded only by a process that prints such a line
 
-    hurry.wait(FIRST_LOOK)
     deadline = time.monotonic() + LIMIT
+    hurry.wait(FIRST_LOOK)
     tails: dict[Path, RecordTail] = {}
     records: dict[Path, list[Record]] = {}
 
@@ -126,7 +126,7 @@ def incident(
                 chosen = choose(fold([record for path in sorted(records) for record in records[path]]))
             # With only part of the records, a verdict without a culprit says nothing.
             return chosen if chosen is not None and chosen.verdict.culprits else None
-        hurry.wait(LOOK_EVERY)
+        hurry.wait(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
 
 
 def _newest_first(folder: Path) -> list[Path]:

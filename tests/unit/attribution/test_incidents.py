@@ -762,10 +762,37 @@ def test_actions_name_the_ranks_that_were_not_looked_at_before_a_cut() -> None:
     assert "not looked at before anything was stopped: ranks 2-3" in incident.actions
 
 
-def test_third_identical_failure_advises_against_another_restart() -> None:
-    incidents = fold(job([Fault("exception", 1, number, 10 * number) for number in range(3)]).records)
+@pytest.mark.parametrize("kind", ["exception", "kill", "hang"])
+@pytest.mark.parametrize("progress", [0, 10])
+def test_third_identical_failure_advises_against_another_restart(kind: Kind, progress: int) -> None:
+    """If the job came further in between, it is the same failure all the same, but the next restart may help."""
+    faults = [Fault(kind, number, number, 10 + progress * number) for number in range(3)]
+    incidents = fold(job(faults, world=6).records)
     assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]
-    assert ["another restart" in " ".join(incident.advice) for incident in incidents] == [False, False, True]
+    advice = [" ".join(incident.advice) for incident in incidents]
+    assert ["3 times now" in text for text in advice] == [False, False, True]
+    assert ["another restart will not help" in text for text in advice] == [False, False, not progress]
+
+
+@pytest.mark.parametrize(
+    ("kind", "slower", "is_repetition"), [("exception", 1, True), ("exception", 1000, False), ("kill", 1, False)]
+)
+def test_without_a_step_only_an_exception_soon_after_the_last_one_advises_against_another_restart(
+    kind: Kind, slower: int, is_repetition: bool
+) -> None:
+    """As the restart budget has it: whoever ran for 10 minutes has made progress."""
+    told = job([Fault(kind, rank, rank) for rank in range(3)], world=6).records
+    began = min(record.wall_ns for record in told)
+    records = []
+    for record in told:
+        event = record.event
+        if isinstance(event, events.Interrupted):
+            at = began + slower * ((event.record.detected_wall_ns or began) - began)
+            event = events.Interrupted(msgspec.structs.replace(event.record, step=None, detected_wall_ns=at))
+        records.append(msgspec.structs.replace(record, event=event))
+    *_, last = fold(records)
+    assert last.same_as == (1, 2)
+    assert ("another restart will not help" in " ".join(last.advice)) is is_repetition
 
 
 def test_swallowed_interruption_is_named_with_its_place() -> None:
@@ -812,7 +839,7 @@ def test_ranks_are_told_as_ranges(ranks: range, text: str) -> None:
 def test_every_class_has_advice() -> None:
     assert set(ADVICE) == set(get_args(Class))
     for what in get_args(Class):
-        assert advise(Verdict(what, "unknown"), 0, False, ())
+        assert advise(Verdict(what, "unknown"), 0, False, False, ())
 
 
 def test_users_own_frame_is_found_between_libraries_and_ours() -> None:

@@ -12,7 +12,7 @@ from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Incident
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
-from resilience.facts.interruptions import ExceptionInfo, Exit, Interruption, InterruptionRecord
+from resilience.facts.interruptions import ExceptionInfo, Exit, FaultOrigin, Interruption, InterruptionRecord
 from resilience.facts.tracebacks import parse
 from resilience.inprocess._runtime.failure import describe
 
@@ -83,3 +83,18 @@ def test_unlike_exceptions_are_unlike_in_both() -> None:
     for first, second in itertools.combinations(errors, 2):
         assert in_the_report(first) != in_the_report(second)
         assert in_the_budget(first) != in_the_budget(second)
+
+
+def of_survivor(rank: int, error: ExceptionInfo, origin: FaultOrigin | None) -> str:
+    """Return the fingerprint of a rank that went on while the others waited, if this other rank raised first."""
+    record = InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, origin=origin)
+    verdict = Verdict("went_on", "user_code", 0, (Culprit(0, "went_on", 0.6, 7),))
+    return Incident(1, 0, 0, 0, 0, "restarted", "exception", verdict, records=(record,)).fingerprint
+
+
+def test_rank_that_went_on_is_the_same_fault_whichever_other_rank_failed_for_it() -> None:
+    closed = raised_by("raise RuntimeError('Connection closed by peer')")[0]
+    reset = raised_by("raise ConnectionResetError('reset by peer')")[0]
+    marks = {of_survivor(1, closed, "consequence"), of_survivor(2, reset, "consequence"), of_survivor(3, reset, None)}
+    assert len(marks) == 1
+    assert marks.isdisjoint((in_the_report(closed), in_the_report(reset)))

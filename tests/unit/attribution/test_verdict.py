@@ -586,7 +586,7 @@ def test_unknown_sequence_is_named() -> None:
 def test_exit_status_137_is_said_to_be_maybe_a_kill_for_memory(code: int, has_hint: bool) -> None:
     died = InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(code=code))
     verdict = judge(Evidence((died,), first=1, active=RANKS))
-    advice = advise(verdict, 0, False, (), code)
+    advice = advise(verdict, 0, False, False, (), code)
     assert verdict.what == "exited"
     assert any("128 + 9" in line for line in advice) is has_hint
 

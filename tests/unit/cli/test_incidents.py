@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from resilience.attribution.culprits import SURE
 from resilience.attribution.incident import Cost
 from resilience.cli import main
 from resilience.cli.incidents import fault_lines
@@ -51,6 +52,16 @@ def test_incidents_of_all_runs_are_grouped_by_fault(capsys: pytest.CaptureFixtur
     assert found["killed"]["runs"] == {"monday": 1}
     assert found["killed"]["nodes"] == {NODE: 1}
     assert float(str(found["exception"]["lost_s"])) > 0
+
+
+def test_node_and_rank_are_counted_only_if_they_are_blamed_surely(runs: Path) -> None:
+    (incident,) = report(load(runs / "tuesday")).incidents
+    (culprit,) = incident.verdict.culprits
+    for confidence, ranks, nodes in ((SURE, {0: 1}, {NODE: 1}), (SURE - 0.1, {}, {})):
+        culprits = (msgspec.structs.replace(culprit, confidence=confidence),)
+        verdict = msgspec.structs.replace(incident.verdict, culprits=culprits)
+        (fault,) = faults([KnownIncident("run", msgspec.structs.replace(incident, verdict=verdict))])
+        assert (fault.count, fault.ranks, fault.nodes) == (1, ranks, nodes)
 
 
 def test_fault_has_the_same_fingerprint_as_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,16 @@ from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Phase, Spread
 from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
+from resilience.facts import events
 from resilience.facts.in_words import seconds
+from resilience.facts.interruptions import Exit
 from resilience.report.condensed import report
 from resilience.report.page import ReportPage
 from resilience.report.terminal import REWORK_UNKNOWN, incident_lines, report_lines
 from resilience.run_folder.load import load
 from resilience.system.render import cut, painted, plain, show, table, wrap
 from tests.support import launch_streams
-from tests.support.record_streams import Fault, Kind, job
+from tests.support.record_streams import Fault, Job, Kind, job
 
 WIDTH = 80
 
@@ -246,6 +248,59 @@ def test_candidate_is_listed_and_not_called_a_consequence(make: Callable[..., Pa
         assert f"{words} (confidence below 0.5)" in text
         assert "but its failure is a consequence" not in text
         assert ("rank 2: hanging" in text) is (changed is beside)
+
+
+def verdict_of(culprits: tuple[Culprit, ...], what: Class, make: Callable[..., Path]) -> str:
+    """Return what the report says of culprits, the first of whom comes first; rank 0 reported first."""
+    (incident,) = report(load(make("run", [Fault("exception", 0, 0)]))).incidents
+    first = culprits[0].rank
+    verdict = msgspec.structs.replace(incident.verdict, what=what, first=first, culprits=culprits, exonerated=())
+    assert incident.reported_first == 0
+    return unwrapped(
+        "\n".join(plain(line) for line in incident_lines(msgspec.structs.replace(incident, verdict=verdict), WIDTH))
+    )
+
+
+def test_second_culprit_that_reported_first_is_not_called_a_consequence(make: Callable[..., Path]) -> None:
+    """Rank 1 hung before rank 0 was killed."""
+    text = verdict_of((Culprit(1, "waits_for_lock", 0.8, 11), Culprit(0, "killed", 0.95, 1)), "waits_for_lock", make)
+    assert "rank 1: " in text and "rank 0: " in text
+    assert "is a consequence" not in text
+
+
+def test_each_culprit_of_a_class_has_its_own_confidence_and_rule(make: Callable[..., Path]) -> None:
+    text = verdict_of(
+        (Culprit(1, "hung", 0.9, 7), Culprit(0, "hung", 0.6, 11), Culprit(2, "hung", 0.9, 7)), "hung", make
+    )
+    assert "ranks 1-2: " in text
+    sure, unsure = text.index("confidence 0.9, rule 7"), text.index("confidence 0.6, rule 11")
+    assert sure < unsure < text.index("confidence below 0.9: too low to exclude a node or count a fault against a rank")
+
+
+def test_sure_verdict_is_not_said_to_be_too_weak(make: Callable[..., Path]) -> None:
+    assert "too low to exclude" not in verdict_of((Culprit(1, "hung", 0.9, 7),), "hung", make)
+
+
+@pytest.mark.parametrize(("code", "is_told"), [(137, True), (1, False)])
+def test_exit_status_137_may_stand_for_a_kill(code: int, is_told: bool, tmp_path: Path) -> None:
+    folder = exits_with(code).write(tmp_path / "runs" / "run")
+    (incident,) = report(load(folder)).incidents
+    text = unwrapped("\n".join(plain(line) for line in incident_lines(incident, WIDTH)))
+    assert f"its process ended: exit code {code}" in text
+    assert ("exit status 137 may stand for SIGKILL" in text) is is_told
+    assert "out of memory" not in text
+
+
+def exits_with(code: int) -> Job:
+    """Return a job one rank of which ends with this exit status."""
+    told = job([Fault("exit", 1, 0)])
+    for records in told.files.values():
+        for number, record in enumerate(records):
+            event = record.event
+            if isinstance(event, events.Interrupted) and event.record.exit is not None:
+                ended = msgspec.structs.replace(event.record, exit=Exit(code=code))
+                records[number] = msgspec.structs.replace(record, event=events.Interrupted(ended))
+    return told
 
 
 def test_every_class_has_words() -> None:

@@ -68,6 +68,36 @@ def test_worker_that_failed_is_named_though_only_the_agents_files_changed_last(
     assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
 
 
+def test_line_waits_no_longer_than_its_limit_for_records_that_do_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted from the restart: the wait before the first look is a part of it."""
+    clock = Clock()
+    monkeypatch.setattr(restart_lines, "time", clock)
+    write(tmp_path, "kill")
+    found = restart_lines.incident(
+        tmp_path, lambda _: True, lambda _: False, lambda found: next(iter(found), None), clock.hurry
+    )
+    assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
+    assert clock.now == pytest.approx(restart_lines.LIMIT)
+
+
+class Clock:
+    """A clock that only the waits of `hurry` move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.hurry = threading.Event()
+        self.hurry.wait = self._wait  # type: ignore[method-assign]
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def _wait(self, timeout: float | None = None) -> bool:
+        self.now += timeout or 0.0
+        return False
+
+
 def write(folder: Path, kind: Kind) -> None:
     """Write the files of a job of 6 ranks; that of rank 1, which breaks, is the oldest."""
     (folder / "records").mkdir()
