@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import textwrap
@@ -12,6 +13,7 @@ import pytest
 
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
+from resilience.cli import main
 from resilience.facts import events
 from tests.process import waited_for
 from tests.process.launching import Launched, launcher
@@ -38,6 +40,26 @@ def test_rank_that_hangs_while_others_wait_in_backward_is_named_alone(start: Sta
     assert culprits(incident) == [(2, WHAT[how])]
     assert cleared(incident) == [0, 1, 3]
     assert incident.verdict.culprits[0].confidence >= 0.7
+
+
+def test_lost_monitor_of_another_rank_is_no_cause_of_a_hang(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    job = start(4, TRAIN, env=LIMITS, how="lock", culprit=2, is_held=True)
+    for rank in range(4):
+        job.await_sign("before training", rank)
+    os.kill(job.monitor_pid(3), signal.SIGKILL)
+    job.await_record(events.MonitorLost, rank=3, role="rank")
+    job.let_on("before training")
+    assert [rank.value for rank in job.wait_ranks(180)] == [1] * 4, job.output()
+    for rank in range(3):
+        job.await_record(events.MonitorEnded, rank=rank, role="monitor")
+    assert main(["report", str(job.run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (incident,) = told["incidents"]
+    named = [(culprit["rank"], culprit["what"]) for culprit in incident["verdict"]["culprits"]]
+    assert (named, incident["verdict"].get("candidates", [])) == ([(2, WHAT["lock"])], [])
+    assert incident["verdict"]["first"] == 2
+    lost = [note["ranks"] for note in told["notes"] if note["what"].startswith("continued without a monitor")]
+    assert lost == [[3]]
 
 
 @pytest.mark.parametrize("world", [4, pytest.param(2, marks=SLOW)])

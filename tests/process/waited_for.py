@@ -14,6 +14,7 @@ from resilience.core import watch
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess._runtime import watcher
 from resilience.system import stacks
+from tests.support import signs
 
 STEPS, AT = 6, 4
 _kept: list[torch.nn.Module] = []
@@ -45,8 +46,8 @@ def spin() -> None:
         pass
 
 
-def train(how: str, culprit: int, with_ddp: bool = True) -> int:
-    """In the first iteration, one rank does not do step AT."""
+def train(how: str, culprit: int, with_ddp: bool = True, is_held: bool = False) -> int:
+    """In the first iteration, one rank does not do step AT. is_held: ranks hold before their first step."""
     be_patient()
     initial_rank = int(os.environ["RANK"])
 
@@ -58,6 +59,8 @@ def train(how: str, culprit: int, with_ddp: bool = True) -> int:
         if with_ddp:
             model = torch.nn.parallel.DistributedDataParallel(model)
             _kept.append(model)
+        if is_held and call.iteration == 0:
+            signs.hold("before training", initial_rank)
         for step in range(STEPS):
             if call.iteration == 0 and step == AT and initial_rank == culprit:
                 hang(how)
