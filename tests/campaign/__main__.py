@@ -13,15 +13,16 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from tests.benchmarks import table
 from tests.campaign import cases, drawing, scoring
 from tests.campaign.cases import Case
 from tests.campaign.contestants import CONTESTANTS, Contestant, Verdict
 from tests.campaign.running import Measures, Outcome, end, run, undisturbed
 
-SETS = {"single": cases.whole, "wide": cases.wide, "handlers": cases.handlers}
+SETS = {"single": cases.whole, "wide": cases.wide, "handlers": cases.handlers, "more": cases.more}
 
 
 def main() -> int:
@@ -73,6 +74,7 @@ class Campaign:
         self.done = {each.case.number: each for each in done}
         self._left = deque(case for case in chosen if case.number not in self.done)
         self._lock, self._is_stopped = threading.Lock(), False
+        self._commit = table.commit() or "-"
 
     def run(self, jobs: int, deadline: float) -> bool:
         """Run the cases, `jobs` at a time, and begin none after the deadline. Return True if all are done. On an
@@ -102,6 +104,7 @@ class Campaign:
                     self._keep(outcome)
 
     def _keep(self, outcome: Outcome) -> None:
+        outcome = replace(outcome, commit=self._commit, date=table.today())
         self.done[outcome.case.number] = outcome
         with (self.out / "results.jsonl").open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
@@ -128,7 +131,7 @@ def _options() -> argparse.Namespace:
         "--set",
         choices=sorted(SETS),
         default="single",
-        help="one fault in DDP, pairs and everything else, or pairs in handlers",
+        help="one fault in DDP, pairs and everything else, pairs in handlers, or further kinds of faults",
     )
     parser.add_argument("--numbers", type=_numbers, help="only these cases: 3,17")
     parser.add_argument("--worlds", type=_numbers, default=(2, 4, 8))

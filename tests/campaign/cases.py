@@ -41,10 +41,29 @@ within its limits."""
 MORE: dict[str, tuple[str, ...]] = {"exit0": ("exited", "went_on"), "sigabrt": ("crashed",)}
 LOADER: dict[str, tuple[str, ...]] = {"loader_kill": ("exception",), "loader_hang": ("input_stall",)}
 """Faults of a process that loads the data of a rank."""
-HARMLESS: dict[str, tuple[str, ...]] = {"slow": (), "checkpoint": (), "monitor": ("monitor_lost",)}
+WATCHED: dict[str, tuple[str, ...]] = {"slow": (), "checkpoint": (), "monitor": ("monitor_lost",)}
 """Nothing has to be noticed, and no rank may restart. `monitor`: the process that watches a rank is killed; the verdict
 may say that, and no more."""
-CLASSES = {**FAULTS, **MORE, **LOADER, **HARMLESS}
+HARMLESS = (*WATCHED, "monitor_stopped")
+LATER: dict[str, tuple[str, ...]] = {
+    "system_exit": ("left", "exited"),  # the Wrapper sees the exception, the launcher only the exit status
+    "keyboard_interrupt": ("left", "told_to_stop"),  # the interpreter ends by SIGINT for it
+    "sigint": ("left", "told_to_stop"),
+    "sighup": ("told_to_stop",),
+    "sigusr1": ("told_to_stop",),
+    "sigbus": ("crashed",),
+    "sigfpe": ("crashed",),
+    "memory_error": ("exception",),
+    "skipped": ("desynchronised", "went_on"),
+    "shape": ("desynchronised", "exception"),
+    "everywhere": ("common",),
+    "swallowed": ("hung",),
+    "monitor_stopped": (),
+}
+"""Faults that no other set has: of the schedules of those sets the published results came."""
+EVERYWHERE = "everywhere"  # all ranks raise the same at the same step: each of them is rightly named
+AMBIGUOUS = {"shape": "the error shows on whichever rank is sent more or less than it expects"}
+CLASSES = {**FAULTS, **MORE, **LOADER, **WATCHED, **LATER}
 
 QUICK = ("exception", "sigkill", "exit", "sigstop", "lock", "barrier", "slow")
 HANDLERS: dict[str, tuple[str, ...]] = {
@@ -98,6 +117,8 @@ class Case:
 
     def guilty(self, struck: Sequence[bool] = (True, True)) -> dict[int, tuple[str, ...]]:
         """Return the ranks that are not healthy, with the right classes of each. struck: which of the faults did."""
+        if self.fault == EVERYWHERE:
+            return dict.fromkeys(range(self.world), self.classes) if struck[0] else {}
         both = ((self.rank, self.classes), (self.second_rank, self.second_classes))
         return {rank: classes for (rank, classes), did in zip(both, struck, strict=True) if did and classes}
 
@@ -152,7 +173,7 @@ def wide(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> 
         if group == "eight":
             world = max(worlds)
         elif group == "harmless":
-            kind, fault = chance.choice(KINDS), chance.choice(list(HARMLESS))
+            kind, fault = chance.choice(KINDS), chance.choice(list(WATCHED))
         else:
             kind = group
             if group == "loader" and chance.random() < 0.5:
@@ -171,9 +192,19 @@ def handlers(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000)
         yield replace(_pair(number, first + number, mode, max(small), chance, faults), delay_ms=0, place=place)
 
 
+def more(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> Iterator[Case]:
+    """Yield one fault in DDP of the kinds that no other set has, each in every mode."""
+    every = [(mode, fault) for fault in LATER for mode in MODES]
+    for number in range(count):
+        mode, fault = every[number % len(every)]
+        yield _case(number, first + number, mode, random.Random(f"more {first + number}").choice(worlds), fault)
+
+
 def _case(number: int, seed: int, mode: str, world: int, fault: str, kind: str = "ddp") -> Case:
     chance = random.Random(seed)
-    ambiguous = "with two ranks, either may have left the order" if (fault, world) == ("barrier", 2) else ""
+    ambiguous = AMBIGUOUS.get(fault, "")
+    if fault in ("barrier", "skipped") and world == 2:
+        ambiguous = "with two ranks, either may have left the order"
     return Case(
         number=number,
         seed=seed,

@@ -13,8 +13,8 @@ BAR = 26  # height of a contestant's row
 
 
 def reliability(outcomes: Iterable[Outcome]) -> str:
-    """Return a diagram: the share of right verdicts for each confidence. It has to lie on the diagonal or above."""
-    parts = [_text(LEFT, 22, "share of verdicts that name the right rank first, by confidence")]
+    """Return a diagram: the share of right blame for each confidence. It has to lie on the diagonal or above."""
+    parts = [_text(LEFT, 22, "share of blamed ranks that were broken, by confidence")]
     for tenth in range(0, 11, 2):
         value = tenth / 10
         parts += [_line(LEFT, _y(value), LEFT + SIDE, _y(value), "grid")]

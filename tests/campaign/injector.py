@@ -7,10 +7,12 @@ any other way only if the restart has not begun yet."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -27,8 +29,14 @@ SIGNALS = {
     "sigstop": signal.SIGSTOP,
     "sigsegv": signal.SIGSEGV,
     "sigabrt": signal.SIGABRT,
+    "sigint": signal.SIGINT,
+    "sighup": signal.SIGHUP,
+    "sigusr1": signal.SIGUSR1,
+    "sigbus": signal.SIGBUS,
+    "sigfpe": signal.SIGFPE,
 }
 MONITORS = (b"resilience.monitor", b"resilience-monitor", b"resilience.inprocess.monitor")
+STOPPED_S = 3  # a monitor that stands still, within all limits
 EXITS = {"exit": 7, "exit0": 0}
 PLACES = {"checkpoint": "save", "loader_kill": "loader", "loader_hang": "loader"}
 """Where a fault strikes, if not at the beginning of a step."""
@@ -39,7 +47,11 @@ def strike(folder: Path, rank: int, step: int, place: str = "step") -> None:
     truth = json.loads((folder / "truth.json").read_text())
     if step != truth["step"]:
         return
-    if rank == truth["rank"] and PLACES.get(truth["fault"], "step") == place:
+    if truth["fault"] == "everywhere" and place == "step":
+        _once(folder / "injected")
+        if _once(folder / f"injected-{rank}"):
+            break_by("exception")
+    elif rank == truth["rank"] and PLACES.get(truth["fault"], "step") == place:
         if _once(folder / "injected"):
             break_by(truth["fault"])
     elif rank == truth["second_rank"] and place == "step" and not truth["place"] and _once(folder / "armed"):
@@ -91,9 +103,18 @@ def break_by(fault: str, waits: bool = True) -> None:
         case "exit" | "exit0":
             sys.stdout.flush()
             os._exit(EXITS[fault])
-        case "sigkill" | "sigterm" | "sigstop" | "sigsegv" | "sigabrt":
+        case "sigkill" | "sigterm" | "sigstop" | "sigsegv" | "sigabrt" | "sigbus" | "sigfpe":
             os.kill(os.getpid(), SIGNALS[fault])
             time.sleep(600 if fault == "sigterm" and waits else 0)
+        case "sigint" | "sighup" | "sigusr1":
+            os.kill(os.getpid(), SIGNALS[fault])
+            time.sleep(600)
+        case "system_exit":
+            raise SystemExit(3)
+        case "keyboard_interrupt":
+            raise KeyboardInterrupt
+        case "memory_error":
+            bytes(sys.maxsize // 2)
         case "loader_kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "sleep" | "loader_hang":
@@ -110,6 +131,12 @@ def break_by(fault: str, waits: bool = True) -> None:
             import torch.distributed as dist
 
             dist.barrier()
+        case "skipped" | "shape":
+            _change_next("barrier" if fault == "skipped" else "all_reduce")
+        case "swallowed":
+            while True:
+                with contextlib.suppress(BaseException):
+                    time.sleep(600)
         case "slow":
             time.sleep(SLOW_S)
         case "checkpoint":
@@ -117,6 +144,26 @@ def break_by(fault: str, waits: bool = True) -> None:
         case "monitor":
             for pid in watchers(os.getpid()):
                 os.kill(pid, signal.SIGKILL)
+        case "monitor_stopped":
+            for pid in watchers(os.getpid()):
+                os.kill(pid, signal.SIGSTOP)
+                resume = f"sleep {STOPPED_S}; kill -CONT {pid}"  # by another process: this one may end before
+                subprocess.Popen(["sh", "-c", resume], start_new_session=True)
+
+
+def _change_next(name: str) -> None:
+    """Have this rank leave out the next barrier, or bring a tensor of another shape to the next all_reduce."""
+    import torch
+    import torch.distributed as dist
+
+    real = getattr(dist, name)
+
+    def changed(*arguments: object) -> None:
+        setattr(dist, name, real)
+        if name == "all_reduce":
+            real(torch.ones(1000, dtype=torch.double))
+
+    setattr(dist, name, changed)
 
 
 def spin() -> None:

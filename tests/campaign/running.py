@@ -39,7 +39,8 @@ class Measures:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a case. recovered: the job reached its end. is_equal: with the parameters of an undisturbed run.
-    orphans: processes that were left 8 s after the end. struck: whether each fault did."""
+    orphans: processes that were left 8 s after the end. struck: whether each fault did. commit, date: of the run, "-"
+    if not noted."""
 
     case: Case
     contestant: str
@@ -52,6 +53,8 @@ class Outcome:
     orphans: int
     struck: tuple[bool, bool] = (True, True)
     measures: Measures = field(default_factory=Measures)
+    commit: str = "-"
+    date: str = "-"
 
 
 def limit_of(case: Case) -> float:

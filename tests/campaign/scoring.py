@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -128,10 +129,16 @@ def table(outcomes: Sequence[Outcome]) -> str:
     groups = [[each for each in outcomes if key in _keys(each)] for key in keys]
     lines = [_row("", keys), f"|---|{'---|' * len(keys)}", _row("cases", [str(len(each)) for each in groups])]
     lines += [_row(name, [str(share(each)) for each in groups]) for name, share in COLUMNS]
+    lines += [_row(name, [_told(each, name) for each in groups]) for name in ("commit", "date")]
     for name, value in MEASURES:
         known = [[number for each in group if (number := value(each.measures)) is not None] for group in groups]
         lines.append(_row(name, [_spread(numbers) for numbers in known]))
     return "\n".join(lines) + "\n"
+
+
+def _told(outcomes: Sequence[Outcome], name: str) -> str:
+    """Return the commits or dates of these outcomes, "-" where an outcome has none."""
+    return ", ".join(sorted({getattr(each, name) for each in outcomes}))
 
 
 def _keys(outcome: Outcome) -> tuple[str, ...]:
@@ -144,18 +151,24 @@ def _row(name: str, cells: list[str]) -> str:
 
 
 def reliability(outcomes: Sequence[Outcome]) -> str:
-    """Return, for each confidence that ours gave, the share of verdicts that named the right rank, as a table."""
-    lines = [_row("confidence", ["the right rank"]), "|---|---|"]
+    """Return, for each confidence that ours gave a rank, the share of these ranks that were broken, as a table."""
+    lines = [_row("confidence", ["the rank was broken"]), "|---|---|"]
     lines += [_row(f"{level:g}", [str(share)]) for level, share in by_confidence(outcomes).items()]
     return "\n".join(lines) + "\n"
 
 
 def by_confidence(outcomes: Iterable[Outcome]) -> dict[float, Share]:
-    """Return, for each confidence that ours gave, the share of verdicts that named the right rank."""
-    ours = [each for each in answered(outcomes) if each.contestant == "ours"]
+    """Return, for each confidence that ours gave a rank, the share of these ranks that were broken. Every rank that a
+    case blames counts, in whatever place and incident; whom a harmless event blames was not broken."""
+    blamed = [
+        (confidence, rank in each.case.guilty(each.struck))
+        for each in outcomes
+        if each.contestant == "ours" and not each.case.ambiguous
+        for rank, confidence in each.verdict.blamed
+    ]
     return {
-        level: _share(is_first, [each for each in ours if each.verdict.confidence == level])
-        for level in sorted({each.verdict.confidence for each in ours})
+        level: Share(sum(is_broken for confidence, is_broken in blamed if confidence == level), count)
+        for level, count in sorted(Counter(confidence for confidence, _ in blamed).items())
     }
 
 

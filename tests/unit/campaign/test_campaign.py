@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.campaign import __main__ as main
 from tests.campaign import cases, injector, scoring
@@ -62,7 +64,7 @@ def test_wide_campaign_has_pairs_harmless_events_every_kind_and_eight_ranks_in_e
     for mode in cases.MODES:
         of_mode = [case for case in every if case.mode == mode]
         assert {case.kind for case in of_mode} == set(cases.KINDS)
-        assert {case.fault for case in of_mode if case.is_harmless} == set(cases.HARMLESS)
+        assert {case.fault for case in of_mode if case.is_harmless} == set(cases.WATCHED)
         assert any(case.world == 8 for case in of_mode)
         pairs = [case for case in of_mode if case.second]
         assert all(case.rank != case.second_rank and 0 <= case.delay_ms <= 500 for case in pairs)
@@ -78,6 +80,43 @@ def test_pairs_in_handlers_aim_at_every_handler_of_every_mode() -> None:
     for case in every:
         assert case.rank != case.second_rank and case.world == 4
         assert case.firsts() == {case.rank}, "what strikes in a handler of the first fault cannot be the first"
+
+
+def test_set_of_further_faults_has_each_in_every_mode() -> None:
+    every = list(cases.more(3 * len(cases.LATER), first=7))
+    assert every == list(cases.more(len(every), first=7)) != list(cases.more(len(every), first=8))
+    assert {(case.mode, case.fault) for case in every} == {(mode, each) for mode in cases.MODES for each in cases.LATER}
+    assert all(case.ambiguous for case in every if case.fault == "shape")
+    assert all(bool(case.ambiguous) is (case.world == 2) for case in every if case.fault == "skipped")
+    assert {case.fault for case in every if case.is_harmless} == {"monitor_stopped"}
+
+
+def test_fault_of_all_ranks_strikes_each_once_and_each_is_rightly_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everywhere = replace(KILL, fault=cases.EVERYWHERE, classes=cases.LATER[cases.EVERYWHERE])
+    struck: list[str] = []
+    monkeypatch.setattr(injector, "break_by", struck.append)
+    (tmp_path / "truth.json").write_text(cases.to_json(everywhere))
+    injector.strike(tmp_path, 2, 4)
+    assert struck == []
+    for rank in (*range(4), *range(4)):
+        injector.strike(tmp_path, rank, 5)
+    assert struck == ["exception"] * 4 and (tmp_path / "injected").exists()
+    common = tuple((rank, 0.9) for rank in range(4))
+    assert scoring.is_passed(outcome(everywhere, Verdict(0, "common", 0.9, common, False, 1)))
+    assert not scoring.is_passed(outcome(everywhere, Verdict(0, "exception", 0.9, common, False, 1)))
+
+
+@pytest.mark.parametrize("name", ["barrier", "all_reduce"])
+def test_only_the_next_collective_is_changed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[tuple[object, ...]] = []
+    monkeypatch.setattr(dist, name, lambda *arguments: entered.append(arguments))
+    injector.break_by("skipped" if name == "barrier" else "shape")
+    for _ in range(2):
+        getattr(dist, name)(torch.ones(1))
+    changed = [] if name == "barrier" else [1000]
+    assert [arguments[0].numel() for arguments in entered] == [*changed, 1]  # type: ignore[attr-defined]
 
 
 def test_fault_in_a_handler_strikes_once_in_its_rank_after_the_first_fault(
@@ -107,6 +146,8 @@ def campaign(out: Path, monkeypatch: pytest.MonkeyPatch, ran: list[int], stops_a
         return outcome(case)
 
     monkeypatch.setattr(main, "run", run)
+    monkeypatch.setattr(main.table, "commit", lambda: "c0ffee")
+    monkeypatch.setattr(main.table, "today", lambda: "2026-11-27")
     monkeypatch.setattr(main, "undisturbed", lambda contestant, kind, folder: "result")
     chosen = [replace(KILL, number=number) for number in range(6)]
     return Campaign(CONTESTANTS["ours"], chosen, list(load(out / "results.jsonl")), out, out)
@@ -121,7 +162,9 @@ def test_parts_of_a_campaign_add_up(jobs: int, tmp_path: Path, monkeypatch: pyte
     assert 3 not in kept
     assert not campaign(tmp_path, monkeypatch, ran).run(jobs, deadline=0.0), "no case begins after the deadline"
     assert campaign(tmp_path, monkeypatch, ran).run(jobs, deadline=float("inf"))
-    assert sorted(each.case.number for each in load(tmp_path / "results.jsonl")) == list(range(6))
+    kept_now = list(load(tmp_path / "results.jsonl"))
+    assert sorted(each.case.number for each in kept_now) == list(range(6))
+    assert {(each.commit, each.date) for each in kept_now} == {("c0ffee", "2026-11-27")}
 
 
 @pytest.mark.parametrize("case", [KILL, PAIR])
@@ -165,6 +208,21 @@ def test_outcome_without_measures_is_still_read() -> None:
     source = Path(__file__).parents[2] / "campaign" / "results.jsonl"
     first = next(iter(load(source)))
     assert first.measures == Measures() and first.struck == (True, False)
+    assert (first.commit, first.date) == ("-", "-")
+
+
+def test_page_says_of_which_commits_and_days_the_cases_are() -> None:
+    rows = scoring.table([outcome(), outcome(commit="c0ffee", date="2026-11-27")]).splitlines()
+    assert "| commit | -, c0ffee | -, c0ffee |" in rows and "| date | -, 2026-11-27 | -, 2026-11-27 |" in rows
+
+
+def test_every_rank_that_is_blamed_counts_for_its_confidence() -> None:
+    """Also one that is not named first, and one that is blamed for a harmless event."""
+    second = Verdict(1, "hung", 0.9, ((1, 0.9), (2, 0.95), (0, 0.6)), False, 1)
+    slow = replace(KILL, fault="slow", classes=())
+    ambiguous = replace(KILL, ambiguous="either may be right")
+    found = scoring.by_confidence([outcome(PAIR, second), outcome(slow, RIGHT), outcome(ambiguous, RIGHT), outcome()])
+    assert found == {0.6: scoring.Share(0, 1), 0.9: scoring.Share(1, 1), 0.95: scoring.Share(2, 3)}
 
 
 def test_injector_shares_no_code_with_the_package() -> None:
