@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+from tests.benchmarks import restart_line
 from tests.benchmarks.table import Row
 from tests.support.browser import WHERE, Browser, path_of_browser
 from tests.support.large_run import RESTARTS, write
 
 LARGEST, SOON = 20.0 * 2**20, 3.0  # bytes, seconds
 MOST_CPU, MOST_MEMORY, LOOK = 100.0, 2.0**30, 2.0  # seconds, bytes, seconds
+FEW, LINE, INCIDENT = 8, 2.0, 10.0  # ranks, seconds, seconds
 WIDTHS = {"desk": 1200, "phone": 390}
 
 
@@ -54,6 +56,27 @@ def rows(folder: Path, world: int, openings: int) -> Iterator[Row]:
             )
 
 
+def incident_rows(folder: Path, world: int, repeats: int) -> Iterator[Row]:
+    """How soon is one incident told, by the line of its restart and by `report --incident`? world: 10,000, or fewer for
+    a quick look, beside a job of 8 ranks."""
+    lines = []
+    for number in range(repeats):
+        for kind in restart_line.FAULTS:
+            run = folder / f"line-{kind}-{number}"
+            run.mkdir(parents=True)
+            took, line = restart_line.told(run, restart_line.write(run, kind, FEW))
+            if f"rank {FEW // 2} failed first" not in line:
+                raise RuntimeError(f"the line of a restart says: {line}")
+            lines.append(took)
+    yield Row(what=f"line of a restart of {FEW} ranks, after the restart", unit="s", budget=LINE, ours=lines)
+    for size, limit in ((FEW, LINE), (world, INCIDENT)):
+        run = folder / f"incident-{size}"
+        run.mkdir(parents=True)
+        restart_line.write(run, "kill", size)
+        looked = [_measured(_LOOK, "report", str(run), "--incident", "1")[0] for _ in range(repeats)]
+        yield Row(what=f"report --incident of {size} ranks, one restart", unit="s", budget=limit, ours=looked)
+
+
 def _measured(program: str, *arguments: str) -> tuple[float, ...]:
     """Run a program in a process of its own; return the numbers in its last line."""
     command = [sys.executable, "-c", program, *arguments]
@@ -84,6 +107,7 @@ import contextlib, io, sys, time
 began = time.perf_counter()
 from resilience.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
-    main(sys.argv[1:])
+    code = main(sys.argv[1:])
 print(time.perf_counter() - began)
+sys.exit(code)
 """

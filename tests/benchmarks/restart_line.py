@@ -42,14 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in FAULTS:
             with tempfile.TemporaryDirectory() as folder:
                 origin = write(Path(folder), kind, size)
-                began, cpu = time.monotonic(), time.process_time()
-                lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-                of_restart(Path(folder), origin, lines.put, lambda event: None)
-                line = lines.get(timeout=60)
-                took, cpu = time.monotonic() - began, time.process_time() - cpu
+                cpu = time.process_time()
+                took, line = told(Path(folder), origin)
+                cpu = time.process_time() - cpu
             is_right &= f"rank {size // 2} failed first" in line
             print(f"{size} ranks, {kind}: {took:.1f} s, CPU {cpu:.2f} s: {line}")
     return int(not is_right)
+
+
+def told(folder: Path, origin: Origin) -> tuple[float, str]:
+    """Return the line of the restart before `origin`, and after how many seconds it was there."""
+    began, lines = time.monotonic(), queue.SimpleQueue[str]()
+    of_restart(folder, origin, lines.put, lambda event: None)
+    line = lines.get(timeout=60)
+    return time.monotonic() - began, line
 
 
 def write(folder: Path, kind: Kind, size: int) -> Origin:

@@ -519,11 +519,12 @@ def overhead_rows(bench: Bench) -> Iterator[Row]:
 
 
 def report_rows(bench: Bench) -> Iterator[Row]:
-    """The report of a very large run."""
+    """One incident, and the report of a very large run."""
     from tests.benchmarks import reports
     from tests.support.large_run import WORLD
 
     try:
+        yield from reports.incident_rows(bench.job_folder(), bench.repeat(1000, WORLD), bench.repeat(1, 5))
         yield from reports.rows(bench.job_folder(), bench.repeat(1000, WORLD), bench.repeat(1, 5))
     except (RuntimeError, OSError) as error:
         bench.problems.append(f"report: {str(error)[:300]}")
