@@ -56,7 +56,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "memory_error": ("exception",),
     "skipped": ("desynchronised", "went_on"),
     "shape": ("desynchronised", "exception"),
-    "everywhere": ("common",),
+    "everywhere": ("common", "exception"),  # the first ones may interrupt the others before they raise
     "swallowed": ("hung",),
     "monitor_stopped": (),
 }

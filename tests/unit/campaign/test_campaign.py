@@ -105,7 +105,7 @@ def test_fault_of_all_ranks_strikes_each_once_and_each_is_rightly_named(
     assert struck == ["exception"] * 4 and (tmp_path / "injected").exists()
     common = tuple((rank, 0.9) for rank in range(4))
     assert scoring.is_passed(outcome(everywhere, Verdict(0, "common", 0.9, common, False, 1)))
-    assert not scoring.is_passed(outcome(everywhere, Verdict(0, "exception", 0.9, common, False, 1)))
+    assert not scoring.is_passed(outcome(everywhere, Verdict(0, "killed", 0.9, common, False, 1)))
 
 
 @pytest.mark.parametrize("name", ["barrier", "all_reduce"])
