@@ -319,7 +319,8 @@ class RankMonitor:
 
     def open(self, origin: Origin, folder: Path, limits: Limits, job: Job | None = None) -> None:
         """Write this rank's records to `folder` from now on, and apply these limits."""
-        unlearned = limits.unlearned and msgspec.structs.replace(limits.unlearned, rule=limits.rule)
+        unlearned = (limits.shadow or limits).unlearned
+        unlearned = unlearned and msgspec.structs.replace(unlearned, rule=limits.rule)
         self._unlearned = unlearned and with_recorded_names(unlearned)
         self._folder = folder
         if self._recorder is None:
@@ -345,7 +346,10 @@ class RankMonitor:
         group_rank = rank if rank == self._initial_rank else None
         if self._unlearned is not None and self._origin is not None and group_rank != self._group_rank:
             self._group_rank = group_rank
-            self.limit(of_rank(self._limits_of_all, group_rank, self._origin.world_size))
+            limits = of_rank(self._limits_of_all, group_rank, self._origin.world_size)
+            if limits.shadow is not None:
+                limits = msgspec.structs.replace(self._watch.limits, shadow=limits.shadow)
+            self.limit(limits)
 
     def limit(self, limits: Limits) -> None:
         """Apply these limits from now on. A learned limit that no longer fits stays replaced, although the sender does
@@ -359,7 +363,9 @@ class RankMonitor:
         if self._raised:
             self.suspicions.forget()
         if self._recorder is not None:
-            self._recorder.expect(limits.learned, {name: outside.phases for name, outside in limits.outside.items()})
+            expected = limits.shadow or limits
+            phases = {name: outside.phases for name, outside in expected.outside.items()}
+            self._recorder.expect(expected.learned, phases)
 
     @property
     def _name(self) -> str:
@@ -416,8 +422,10 @@ class RankMonitor:
     def _forget_learned(self) -> None:
         """Apply the configured limits only: with fewer ranks a step may take longer than the learned ones allow."""
         if self._unlearned is not None:
-            self._watch = msgspec.structs.replace(self._watch, limits=self._unlearned)
-            self.suspicions.expect(self._unlearned)
+            limits = self._watch.limits
+            limits = self._unlearned if limits.shadow is None else msgspec.structs.replace(limits, shadow=None)
+            self._watch = msgspec.structs.replace(self._watch, limits=limits)
+            self.suspicions.expect(limits)
             if self._recorder is not None:
                 self._recorder.expect({}, {})
             self._unlearned = None
@@ -697,9 +705,11 @@ class RankMonitor:
         return None
 
     def _replace_stale_limits(self) -> None:
-        """Replace learned limits that no longer fit by longer ones."""
+        """Replace learned limits that no longer fit by longer ones. One on trial ends nothing, so it stays."""
         assert self._recorder is not None
         for name, reason, longer in self._recorder.stale():
+            if name not in self._watch.limits.learned:
+                continue
             self.emit(events.TimeoutsStale(name, reason, longer))
             self._raised[name] = longer
             self._watch = msgspec.structs.replace(self._watch, limits=raised(self._watch.limits, name, longer))

@@ -107,9 +107,7 @@ def learned(
         str(path), len(limits.learned), True, is_shadow, note and f"it fits, with differences: {note}"
     )
     if is_shadow:
-        return msgspec.structs.replace(
-            base, shadow=msgspec.structs.replace(limits, learned={}, groups={}, rule=None)
-        ), event
+        return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, rule=None)), event
     return limits, event
 
 

@@ -31,7 +31,7 @@ for n in range(plan["steps"]):
     resilience.step(n)
     with resilience.section("train"):
         if (cycle, rank, n) == tuple(plan.get("hang", ())):
-            time.sleep(600)
+            time.sleep(plan.get("hang_s", 600))
         time.sleep(plan.get("step", 0.001))
     if n % plan.get("every", 100) == plan.get("every", 100) - 1:
         with resilience.section("checkpoint"):
@@ -418,6 +418,29 @@ def test_shadow_mode_tells_and_does_nothing(launch: Launch, tmp_path: Path) -> N
     acting = launch(TRAIN, "--timeouts", limits, "--max-restarts", "0", RESILIENCE_JOB_ID="acting")
     assert acting.wait() == [1]
     assert {record.event.limit for record in acting.of(events.RankFellSilent)} == {"section:checkpoint"}
+
+
+def test_shadow_mode_tries_the_limits_of_the_ranks_own_group_and_those_outside_known_phases(
+    launch: Launch, tmp_path: Path
+) -> None:
+    planned(tmp_path, steps=110, checkpoint=3.0, hang=[0, 0, 50], hang_s=6.0)
+    (tmp_path / "limits.yaml").write_text(
+        "schema: 2\nconfiguration: {table: x, world_size: 2}\ncreated: now\n"
+        "target_false_alarms: 1\nhorizon_s: 1.0\nranks: 2\ndeadlines:\n"
+        "  checkpoint: {timeout_s: 600, status: ok, reason: '', p: 0.1,\n"
+        "    groups: [{ranks: '1', timeout_s: 0.05, status: ok, reason: ''}]}\n"
+        "  train: {timeout_s: 600, status: ok, reason: '', p: 0.1,\n"
+        "    outside: {timeout_s: 2.0, status: short, reason: '', phases: {positions: [], until: 1000}}}\n"
+    )
+    job = launch(TRAIN, "--timeouts", str(tmp_path / "limits.yaml"), "--timeouts-shadow")
+    assert job.wait() == [0]
+    alarms = {
+        (record.origin.rank, record.event.limit, record.event.allowed_s)
+        for record in job.of(events.TimeoutExceededInShadow)
+    }
+    stood_still = {(1, "section:train", 2.0)}  # by a rank that gets no processor for so long
+    assert alarms - stood_still == {(0, "section:train", 2.0), (1, "section:checkpoint", 0.05)}
+    assert job.of(events.RankFellSilent) == []
 
 
 def test_auto_without_an_earlier_fit_says_so_and_goes_on(launch: Launch, tmp_path: Path) -> None:

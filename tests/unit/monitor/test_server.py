@@ -188,25 +188,36 @@ def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: p
     assert (record.iteration, record.active_rank) == (0, None)
 
 
-def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Path, pipe: int) -> None:
+def on_trial(limits: Limits, base: Limits) -> Limits:
+    return msgspec.structs.replace(base, shadow=limits)
+
+
+@pytest.mark.parametrize("is_shadow", [False, True])
+def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Path, pipe: int, is_shadow: bool) -> None:
     """Half of the ranks need twice as long for the same batch."""
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
     monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
     origin = Origin("job", "n", "rank", os.getpid(), iteration=0, initial_rank=0, rank=0, world_size=8)
     deadlines = {"work": Deadline(2.0, "ok", "", 1e-6)}
     found = Timeouts(SCHEMA, Configuration("train.py", world_size=8), "", 1.0, MONTH, 8, deadlines)
-    limits = in_force(found, Limits(sections={"save": Limit(hard=60.0)}))
+    base = Limits(sections={"save": Limit(hard=60.0)})
+    limits = in_force(found, base)
+    limits = on_trial(limits, base) if is_shadow else limits
     monitor.open(origin, tmp_path, msgspec.structs.replace(limits, rule=Rule()))
     shown = []
     for active in (6, 6, 3):  # two ranks are spares
         monitor._take(Record(0, 0, 0, origin, events.IterationStarted(active, "active")))
-        shown.append(sorted(monitor._watch.limits.sections))
+        known = monitor._watch.limits
+        shown.append(sorted((known.shadow or known).sections))
     assert WRITER.flush(60.0)
     assert shown == [["save", "work"], ["save", "work"], ["save"]]
     assert monitor._watch.limits.rule == Rule()
 
 
-def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(tmp_path: Path, pipe: int) -> None:
+@pytest.mark.parametrize("is_shadow", [False, True])
+def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(
+    tmp_path: Path, pipe: int, is_shadow: bool
+) -> None:
     """Rank 0 saves for 20 s, the others for 1 s. Rank 8 is a spare. Rank 0 is lost, so rank 1 saves instead."""
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
     monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
@@ -214,13 +225,15 @@ def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(tmp
     deadlines = {"save": Deadline(100.0, "ok", "", 1e-6, groups=groups)}
     found = Timeouts(SCHEMA, Configuration("train.py", world_size=9), "", 1.0, MONTH, 9, deadlines)
     origin = Origin("job", "n", "rank", os.getpid(), iteration=0, initial_rank=1, rank=1, world_size=9)
-    monitor.open(origin, tmp_path, in_force(found, Limits()))
+    limits = in_force(found, Limits())
+    monitor.open(origin, tmp_path, on_trial(limits, Limits()) if is_shadow else limits)
     shown = []
     for rank in (1, 0, 0, 1):
         moved = msgspec.structs.replace(origin, rank=rank)
         monitor._take(Record(0, 0, 0, moved, events.IterationStarted(8, "active")))
         assert monitor._recorder is not None
-        shown.append((monitor._watch.limits.sections["save"].hard, monitor._recorder._learned["save"].timeout_s))
+        known = monitor._watch.limits
+        shown.append(((known.shadow or known).sections["save"].hard, monitor._recorder._learned["save"].timeout_s))
     assert WRITER.flush(60.0)
     assert shown == [(5.0, 5.0), (100.0, 100.0), (100.0, 100.0), (5.0, 5.0)]
 
@@ -255,6 +268,24 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_if_the_rank_sets_other
     worker.close()
     assert shown == [(40.0, [])] * 2
     assert worker.monitor._watch.limits.heartbeat == Limit(hard=60.0)
+
+
+def test_limit_on_trial_outside_known_phases_is_tried_and_replaces_none_that_holds(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, on_trial(LEARNED, Limits(sections={"work": Limit(hard=100.0)})))
+    rank = worker.attach()
+    rank.doing(Doing.FUNCTION)
+    rank.step(1)
+    made_stale(worker.monitor)
+    worker.monitor._fold_timings(time.monotonic())
+    rank.enter("work")
+    worker.monitor.suspicions.weigh(
+        worker.monitor._watch.limits, worker.monitor._observe(), is_ending=False, now=time.monotonic() + 7.0
+    )
+    worker.close()
+    told = [record.event for record in records(tmp_path)]
+    assert [event.allowed_s for event in told if isinstance(event, events.TimeoutExceededInShadow)] == [5.0]
+    assert not any(isinstance(event, events.TimeoutsStale) for event in told)
+    assert worker.monitor._watch.limits.sections["work"] == Limit(hard=100.0)
 
 
 def test_calculated_limit_does_not_become_stale_like_the_learned_one_that_it_replaced(tmp_path: Path) -> None:

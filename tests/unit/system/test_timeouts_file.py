@@ -76,5 +76,5 @@ def test_limits_on_trial_do_not_hold_in_a_cycle_of_another_size_either(tmp_path:
     path = tmp_path / timeouts_file.NAME
     timeouts_file.write(path, Timeouts(SCHEMA, configuration, "", 1.0, MONTH, 8, deadlines))
     limits, _ = timeouts_file.learned(str(path), tmp_path, Limits(), configuration, is_shadow=True)
-    on_trial = [of_rank(limits, 0, world).shadow for world in (8, 4)]
-    assert [shadow and shadow.sections for shadow in on_trial] == [{"work": Limit(hard=2.0)}, {}]
+    on_trial = [of_rank(limits, 0, world).shadow for world in (8, 4)]  # rank 0 has the limit of its group
+    assert [shadow and shadow.sections for shadow in on_trial] == [{"work": Limit(hard=1.0)}, {}]
