@@ -27,7 +27,8 @@ LEAST_SHARE = 0.3  # of the recorded durations; if fewer were tested, the backte
 class Summary(msgspec.Struct, frozen=True):
     """All tested limits for one size of training data. n: durations fitted on, None for all. exceeded, nvrx_exceeded,
     plain_exceeded, exposure: sums over the limits. ratios: geometric means relative to the rule of thumb. recorded:
-    durations that could have been tested. untested: deadlines that were not tested, with the reason."""
+    durations that could have been tested. untested: deadlines that were not tested, with the reason. outside_exposure,
+    outside_exceeded, outside_worse: the same of the limits outside known phases."""
 
     n: int | None
     answers: int
@@ -44,6 +45,14 @@ class Summary(msgspec.Struct, frozen=True):
     worse: int
     recorded: int = 0
     untested: dict[str, str] = {}
+    outside_exposure: int = 0
+    outside_exceeded: int = 0
+    outside_worse: int = 0
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether a limit was exceeded significantly more often than stated."""
+        return self.worse + self.outside_worse > 0
 
     @property
     def says_too_little(self) -> bool:
@@ -65,7 +74,7 @@ def run(runs: Sequence[ObservedRun], target: Target, sizes: Sequence[int], as_js
         for summary, tested_limits in zip(summaries, answers, strict=True):
             show(_lines(summary, tested_limits))
     is_tested = any(summary.exposure for summary in summaries)
-    return WORSE if not is_tested or any(summary.worse or summary.says_too_little for summary in summaries) else 0
+    return WORSE if not is_tested or any(summary.is_worse or summary.says_too_little for summary in summaries) else 0
 
 
 def summarise(test: Backtest, size: int | None) -> Summary:
@@ -88,6 +97,9 @@ def summarise(test: Backtest, size: int | None) -> Summary:
         worse=sum(answer.is_worse for answer in answers),
         recorded=test.recorded,
         untested=test.untested,
+        outside_exposure=sum(answer.outside_exposure for answer in answers),
+        outside_exceeded=sum(answer.outside_exceeded for answer in answers),
+        outside_worse=sum(answer.is_outside_worse for answer in answers),
     )
 
 
@@ -116,6 +128,7 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
                 "-" if ratio is None else f"{ratio:.2f}",
             )
         )
+        rows += _outside_row(group)
     header = ("deadline", "timeout", "rated", "tested", "over", "rate <", "5x over", "max over", "/ 5x")
     if rows:
         output += table(header, rows, width, 0)
@@ -127,6 +140,12 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
         f"{count(summary.worse, 'limit')} did worse than stated"
     )
     output += [(), *_indented(sums, "red" if summary.worse else "", width)]
+    if summary.outside_exposure:
+        sums = (
+            f"outside known phases {summary.outside_exceeded} of {count(summary.outside_exposure, 'duration')} exceeded "
+            f"the shorter limit, {count(summary.outside_worse, 'limit')} did worse than stated"
+        )
+        output += _indented(sums, "red" if summary.outside_worse else "", width)
     is_too_little = summary.says_too_little
     share = f"{summary.exposure} of {summary.recorded} recorded durations were tested"
     output += _indented(
@@ -135,6 +154,30 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     for name, reason in summary.untested.items():
         output += _indented(f"{name} was not tested: {reason}", "yellow", width)
     return [*output, ()]
+
+
+def _outside_row(group: Sequence[TestedLimit]) -> list[tuple[str, ...]]:
+    """Return the row of the limits outside known phases, if a deadline has any."""
+    tested = [(answer, answer.outside_s) for answer in group if answer.outside_s is not None]
+    if not tested:
+        return []
+    exposure = sum(answer.outside_exposure for answer, _ in tested)
+    exceeded = sum(answer.outside_exceeded for answer, _ in tested)
+    limits = sorted(limit for _, limit in tested)
+    ratio = geometric_mean([limit / answer.nvrx_s for answer, limit in tested])
+    return [
+        (
+            "  outside",
+            seconds(limits[len(limits) // 2]),
+            f"{sum(answer.outside_status in ('ok', 'tentative') for answer, _ in tested)}/{len(tested)}",
+            str(exposure),
+            str(exceeded),
+            f"{upper_rate(exceeded, exposure):.1e}",
+            "-",
+            "-",
+            "-" if ratio is None else f"{ratio:.2f}",
+        )
+    ]
 
 
 def _indented(text: str, style: str, width: int) -> list[Line]:

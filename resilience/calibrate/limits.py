@@ -32,6 +32,7 @@ from resilience.facts.deadlines import Start, first_of
 RESTARTS_PER_MONTH = 100.0  # expected restarts, the default
 EMA = 0.5  # weight of the newer value in the compatible rule
 SIGNIFICANT = 0.05
+COUNTED = 3.0  # events among n occurrences that counting cannot exclude (95 %) though none was seen
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -331,7 +332,8 @@ def _first(
 class TestedLimit(msgspec.Struct, frozen=True):
     """One limit, tested on data that it was not fitted on. nvrx: the limit of the compatible rule, 5 times the maximum
     of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. outside_s: the
-    limit outside known phases, None without any; outside_exposure, outside_exceeded: its tested and exceeded counts."""
+    limit outside known phases, None without any; outside_p: the rate that it claims, None without one;
+    outside_exposure, outside_exceeded: its tested and exceeded counts."""
 
     configuration: str
     deadline: str
@@ -349,6 +351,7 @@ class TestedLimit(msgspec.Struct, frozen=True):
     median_s: float = 0.0
     outside_s: float | None = None
     outside_status: str = ""
+    outside_p: float | None = None
     outside_max_s: float = 0.0
     outside_exposure: int = 0
     outside_exceeded: int = 0
@@ -362,6 +365,12 @@ class TestedLimit(msgspec.Struct, frozen=True):
     def is_worse(self) -> bool:
         """True if the limit was exceeded significantly more often than stated (binomial test, 5 %)."""
         return self.is_rated and self.exceeded > 0 and at_least(self.exceeded, self.exposure, self.p) < SIGNIFICANT
+
+    @property
+    def is_outside_worse(self) -> bool:
+        """True if the limit outside known phases was exceeded significantly more often than it claims."""
+        exceeded, exposure, p = self.outside_exceeded, self.outside_exposure, self.outside_p
+        return p is not None and exceeded > 0 and at_least(exceeded, exposure, p) < SIGNIFICANT
 
 
 class Backtest(msgspec.Struct):
@@ -493,10 +502,18 @@ def _test_limit(
         answer,
         outside_s=outside.timeout_s,
         outside_status=outside.status,
+        outside_p=_claimed(outside),
         outside_max_s=outside.max_s,
         outside_exposure=tested.n,
         outside_exceeded=sum(count for seconds, count in tested.descending if seconds > outside.timeout_s),
     )
+
+
+def _claimed(outside: OutsideLimit) -> float | None:
+    """Return the probability of a late occurrence that the limit claims, None without a claim. `short` claims what
+    counting shows."""
+    counted = min(0.5, COUNTED / outside.n) if outside.status == "short" else None
+    return outside.p if outside.status in ("ok", "tentative") else counted
 
 
 def _shortened(train: list[ObservedDeadline], first: int, most: int) -> list[ObservedDeadline]:

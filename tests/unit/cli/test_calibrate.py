@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -93,6 +94,7 @@ def test_json_is_the_same_in_other_words(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["calibrate", str(path), "--section", "step"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "an occurrence exceeds the limit with probability" in shown
+    assert "No method covers a kind of pause that did not occur in these runs" in shown
     assert "2 runs do not exclude that 78% of later runs have one" in shown
 
 
@@ -279,6 +281,34 @@ def test_backtest_fails_if_an_answer_is_worse_than_stated(tmp_path: Path, capsys
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     assert main(["calibrate", str(tmp_path / "t.csv"), "--backtest", "--min-timeout", "0.01"]) == 1
     assert "worse than stated" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("slow", "worse"), [((), 0), (range(50, 2500, 50), 1)])
+def test_backtest_fails_if_a_limit_outside_known_phases_is_worse_than_claimed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    slow: Sequence[int],
+    worse: int,
+) -> None:
+    """The last run is slow elsewhere too, which the longer usual limit allows."""
+    monkeypatch.setenv("COLUMNS", "80")
+    path = phased(tmp_path / "t.csv", 2, 2500, (1000, 2000))
+    later = phased(tmp_path / "later.csv", 1, 2500, (1000, 2000, *slow)).read_text().splitlines()[1:]
+    with path.open("a") as file:
+        file.writelines(f"2{line.removeprefix('0')}\n" for line in later)
+    options = [str(path), "--backtest", "--min-timeout", "0.01"]
+    assert main(["calibrate", *options, "--json"]) == worse
+    (summary,) = json.loads(capsys.readouterr().out)["summaries"]
+    assert (summary["worse"], summary["outside_worse"]) == (0, worse)
+    assert bool(summary["outside_exceeded"]) == bool(worse) and summary["outside_exposure"] > 2000
+    assert main(["calibrate", *options]) == worse
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    (row,) = [line.split() for line in shown.splitlines() if line.split()[:1] == ["outside"] and "/" in line]
+    assert row[-6:-4] == [str(summary["outside_exposure"]), str(summary["outside_exceeded"])]
+    told = f"outside known phases {summary['outside_exceeded']} of {summary['outside_exposure']} durations exceeded the"
+    assert f"{told} shorter limit, {worse} limit" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
