@@ -35,10 +35,10 @@ def outside_phases(
     not much shorter than the usual one, or if a run exceeds it: each run is tested against the limit of the others.
 
     first: number of first occurrences after a start. usual_s: the usual limit in seconds."""
-    others = _Others(first, fit, FEWEST if len(observed) >= ENOUGH_RUNS else SHORT)
-    phases = _phases(observed, first)
+    phases = None if usual_s is None else _phases(observed, first)
     if usual_s is None or phases is None:
         return None
+    others = _Others(first, fit, FEWEST if len(observed) >= ENOUGH_RUNS else SHORT)
     fitted = others.fitted(observed, phases)
     if fitted is None or fitted.timeout_s is None or fitted.timeout_s > PAYS * usual_s:
         return None
