@@ -142,8 +142,8 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     output += [(), *_indented(sums, "red" if summary.worse else "", width)]
     if summary.outside_exposure:
         sums = (
-            f"outside known phases {summary.outside_exceeded} of {count(summary.outside_exposure, 'duration')} exceeded "
-            f"the shorter limit, {count(summary.outside_worse, 'limit')} did worse than stated"
+            f"outside known phases {summary.outside_exceeded} of {count(summary.outside_exposure, 'duration')} "
+            f"exceeded the shorter limit, {count(summary.outside_worse, 'limit')} did worse than stated"
         )
         output += _indented(sums, "red" if summary.outside_worse else "", width)
     is_too_little = summary.says_too_little
