@@ -110,7 +110,7 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     by_deadline: dict[tuple[str, str], list[TestedLimit]] = defaultdict(list)
     for answer in answers:
         by_deadline[answer.configuration, answer.deadline].append(answer)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for (_, name), group in by_deadline.items():
         exposure, exceeded = sum(answer.exposure for answer in group), sum(answer.exceeded for answer in group)
         limits = sorted(answer.timeout_s for answer in group)
