@@ -25,7 +25,6 @@ from resilience.calibration.fitting import FACTOR, MONTH, Cut, Pool, Timeout, fi
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.calibration.quantiles import chi2
 from resilience.calibration.tails import quantile
-from resilience.core.suspicion import SOON, late
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, first_of
@@ -332,10 +331,9 @@ def _first(
 
 class TestedLimit(msgspec.Struct, frozen=True):
     """One limit, tested on data that it was not fitted on. nvrx: the limit of the compatible rule, 5 times the maximum
-    of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. suspected:
-    durations late enough for a suspicion before the limit (`core.suspicion`). outside_s: the limit outside known
-    phases, None without any; outside_p: the rate that it claims, None without one; outside_exposure, outside_exceeded:
-    its tested and exceeded counts."""
+    of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. outside_s: the
+    limit outside known phases, None without any; outside_p: the rate that it claims, None without one;
+    outside_exposure, outside_exceeded: its tested and exceeded counts."""
 
     configuration: str
     deadline: str
@@ -357,7 +355,6 @@ class TestedLimit(msgspec.Struct, frozen=True):
     outside_max_s: float = 0.0
     outside_exposure: int = 0
     outside_exceeded: int = 0
-    suspected: int = 0
 
     @property
     def is_rated(self) -> bool:
@@ -477,8 +474,10 @@ def _test_limit(
         return None
     pools = [pool_of([deadline], first) for deadline in train]
     nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
-    over, nvrx_over, plain_over = (_above(test_pool, limit) for limit in (fitted.timeout_s, nvrx, fitted.max_s))
-    late_s = late(fitted.max_s, fitted.timeout_s)
+    over, nvrx_over, plain_over = (
+        sum(count for seconds, count in test_pool.descending if seconds > limit)
+        for limit in (fitted.timeout_s, nvrx, fitted.max_s)
+    )
     answer = TestedLimit(
         mark,
         name,
@@ -494,7 +493,6 @@ def _test_limit(
         nvrx_over,
         plain_over,
         fitted.median_s,
-        suspected=_above(test_pool, late_s) if late_s < SOON * fitted.timeout_s else 0,
     )
     outside = _outside(train, first, fitted.timeout_s, aim.among(2).p(every), aim.target)
     if outside is None:
@@ -507,13 +505,8 @@ def _test_limit(
         outside_p=_claimed(outside),
         outside_max_s=outside.max_s,
         outside_exposure=tested.n,
-        outside_exceeded=_above(tested, outside.timeout_s),
+        outside_exceeded=sum(count for seconds, count in tested.descending if seconds > outside.timeout_s),
     )
-
-
-def _above(pool: Pool, limit: float) -> int:
-    """Return how many durations are longer than the limit."""
-    return sum(count for seconds, count in pool.descending if seconds > limit)
 
 
 def _claimed(outside: OutsideLimit) -> float | None:

@@ -28,7 +28,7 @@ SOON = 0.75  # of the limit: a later suspicion would be useless
 def limits_of(limits: Limits) -> Limits | None:
     """Return the limits beyond which a rank is suspected, None if no learned limit leaves room for a suspicion."""
     thresholds = {
-        name: late(learned.longest_s, learned.timeout_s)
+        name: max(LATE * learned.longest_s, LEAST * learned.timeout_s)
         for name, learned in limits.learned.items()
         if learned.longest_s > 0.0
     }
@@ -43,11 +43,6 @@ def limits_of(limits: Limits) -> Limits | None:
     signs = {name: limit for name, limit in early.items() if section_of(name) is None}
     suspected: Limits = msgspec.structs.replace(Limits(sections=sections, first=_first(limits.learned)), **signs)
     return suspected
-
-
-def late(longest_s: Seconds, limit_s: Seconds) -> Seconds:
-    """Return when a rank is late, given its longest healthy duration and its limit."""
-    return max(LATE * longest_s, LEAST * limit_s)
 
 
 def _first(learned: Mapping[str, Learned]) -> dict[str, First]:

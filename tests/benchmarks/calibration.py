@@ -19,21 +19,17 @@ import math
 import os
 import random
 import resource
-import statistics
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 from resilience.calibrate import timings
-from resilience.calibrate.limits import DEFAULT, at_least, calibrate, geometric_mean, nvrx_rule, upper_rate
-from resilience.calibration.fitting import MONTH, Cut, fit
-from resilience.calibration.recurring_phases import SLOW
+from resilience.calibrate.limits import at_least, calibrate, geometric_mean, nvrx_rule
+from resilience.calibration.fitting import Cut, fit
 from resilience.cli import main as resilience
 from resilience.telemetry.durations import Header, Recorder
 from tests.benchmarks import few_durations
@@ -43,8 +39,6 @@ WARM_UP = 5
 TARGET = 0.25  # false alarms a section and month
 SIZES = (None, 20_000, 1000, 100)
 SOON = 15.0  # seconds
-FAST = 0.25  # seconds: the least limit costs most in series with a shorter median
-SLEEPS, SLEEPERS = 20_000, 20  # sleeps of 20 ms, and processes that share them
 DISTINCT = 4  # ranks that are recorded; the others are copies of them
 
 
@@ -80,16 +74,12 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
             made = backtest(path, 2 * TARGET * sections)  # half of a target is kept for first occurrences
             for size, found in zip(SIZES, made["answers"], strict=True):
                 answers[size] += found
-        yield from floor([path for path, _ in sets], answers[None], tables)
     for size in SIZES:
         found = answers[size]
         rated = [each for each in found if each["status"] in ("ok", "tentative")]
         name = "all data" if size is None else f"n = {size}"
         exposure, exceeded = sum(each["exposure"] for each in rated), sum(each["exceeded"] for each in rated)
         five = sum(each["nvrx_exceeded"] for each in rated)
-        of_all, any_exceeded, any_five = (
-            sum(each[what] for each in found) for what in ("exposure", "exceeded", "nvrx_exceeded")
-        )
         deadlines = {(each["configuration"], each["deadline"]) for each in found}
         share = sum(
             sum(_rated(each) for each in found if (each["configuration"], each["deadline"]) == deadline)
@@ -103,7 +93,6 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
         if size is None:
             yield Bar("rated, exceedances per 1e6", 1e6 * exceeded / exposure if exposure else None, 1.0)
             yield Bar("rated, exceedances beyond those of 5 x max", float(max(0, exceeded - five)), 0.0)
-            yield Bar("all limits, exceedances beyond those of 5 x max", float(max(0, any_exceeded - any_five)), 0.0)
         ratio = geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in found])
         rated_ratio = geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in rated])
         bars = {None: (0.60, 0.90, 0.33), 20_000: (0.70, None, 0.60), 1000: (None, 1.10, 0.10), 100: (None, None, 0.0)}
@@ -126,8 +115,6 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
                 "-" if ratio is None else f"{ratio:.2f}",
                 f"{exceeded} of {exposure:,}",
                 str(five),
-                f"{any_exceeded} of {of_all:,}",
-                str(any_five),
             )
         )
     header = (
@@ -137,8 +124,6 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
         "rated / 5 × max",
         "all / 5 × max",
         "over a rated limit",
-        "over 5 × max",
-        "over any limit",
         "over 5 × max",
     )
     tables["real"] = _table(header, rows)
@@ -163,13 +148,7 @@ def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
         each["healthy_max"] = each["outside_max_s"] or each["max_s"]
     known = [each for each in answers if each["status"] in RATED or each["outside_status"] in RATED]
     tame = [each for each in answers if each["healthy_max"] <= 5 * each["median_s"]]
-    counted = [each for each in tame if each["status"] in RATED or each["outside_s"] is not None]
-    near = [each for each in counted if each["limit"] <= 5 * each["median_s"]]
-    soon = [each for each in answers if _is_soon(each)]
-    false_alarms = sum(each["exceeded"] + each["outside_exceeded"] for each in soon)
-    months = sum(each["exposure"] * each["median_s"] for each in soon) / MONTH
-    rated = [each for each in answers if _rated(each)]
-    suspected, unseen = (sum(each[what] for each in answers) for what in ("suspected", "exposure"))
+    near = [each for each in tame if each["limit"] <= 5 * each["median_s"]]
     of_all = _ratio(answers, "limit", "nvrx_s")
     in_phases = _ratio(phased, "limit", "nvrx_s")
     to_median = f"{_ratio(known, 'limit', 'median_s'):.1f}"
@@ -182,97 +161,17 @@ def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
         ),
         ("limit / median, a rate or counting claimed", to_median, _share(known, answers)),
         ("healthy maximum outside phases ≤ 5 × median", "-", _share(tame, answers)),
+        ("… and limit ≤ 5 × median", f"{_share(near, tame)} of these", _share(near, answers)),
         (
-            "… and a limit with a rate, with counting or outside phases ≤ 5 × median",
-            f"{_share(near, tame)} of these",
-            _share(near, answers),
-        ),
-        ("hang found within 15 s or 5 × median, p90", "-", _share(soon, answers)),
-        (
-            "… false alarms of these limits",
-            f"{false_alarms} in {months * 720:.0f} h, so ≤ {upper_rate(false_alarms, 1) / months:.2g} a month (95 %)",
-            _share(soon, answers),
-        ),
-        ("false alarms a month that a limit with a rate allows its deadline", f"≤ {TARGET:g}", _share(rated, answers)),
-        (
-            "unseen durations late enough for a suspicion: the most that early kills may end",
-            f"{suspected} of {unseen:,}",
-            "100%",
+            "hang found within 15 s or 5 × median, p90",
+            "-",
+            _share([each for each in answers if _is_soon(each)], answers),
         ),
         ("unseen durations over a limit outside phases", f"{exceeded} of {exposure:,}", _share(phased, answers)),
     )
-    tables["goals"] = f"Measured on {date.today()}.\n\n" + _table(("", "value", "share of the series"), rows)
+    tables["goals"] = _table(("", "value", "share of the series"), rows)
     yield Bar("outside known phases: unseen durations over the limit", float(exceeded), 0.0)
     yield Bar("all limits, shorter outside phases / (5 x max)", of_all, 0.75)
-
-
-def floor(sets: Sequence[Path], answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
-    """What the least limit of the command protects from, and what it costs."""
-    found = [
-        (sum(map(len, runs)), excess)
-        for path in sets
-        for runs in few_durations.series(path)
-        if (excess := _excess(runs)) is not None
-    ]
-    least = DEFAULT.min_timeout
-    floored = [each | {"floored": max(each["timeout_s"], least)} for each in answers]
-    is_bound = [each for each in answers if each["timeout_s"] < least]
-    load = os.getloadavg()[0]
-    rows = (
-        ("series with a median below 0.25 s; their durations", f"{len(found)}; {sum(n for n, _ in found):,}"),
-        *(
-            (
-                f"… with healthy durations {more:g} s above the median: anywhere; outside the phases of the other runs",
-                "; ".join(f"{sum(excess[where] >= more for _, excess in found)} of {len(found)}" for where in (0, 1)),
-            )
-            for more in (0.3, least)
-        ),
-        (f"{SLEEPS:,} sleeps of 20 ms at a load of {load:.0f} on {os.cpu_count()} cores, latest", f"{_latest():.2f} s"),
-        ("all limits / (5 × max), without a least limit", f"{_ratio(answers, 'timeout_s', 'nvrx_s'):.2f}"),
-        (f"all limits / (5 × max), at least {least:g} s", f"{_ratio(floored, 'floored', 'nvrx_s'):.2f}"),
-        ("share of the series whose limit that lengthens", _share(is_bound, answers)),
-    )
-    tables["floor"] = _table(("", "value"), rows)
-    far = sum(anywhere >= least for _, (anywhere, _) in found)
-    yield Bar("fast series with healthy durations a least limit above the median", float(far), 1.0, at_most=False)
-
-
-def _excess(runs: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Return by how much durations exceeded the median of their run: anywhere, and outside the phases on which all
-    other runs agree. None for a single run, and for a series of another speed."""
-    medians = [statistics.median(run) for run in runs]
-    if len(runs) < 2 or statistics.median(medians) >= FAST:
-        return None
-    slow = [
-        {i: value for i, value in enumerate(run) if value >= SLOW * usual}
-        for run, usual in zip(runs, medians, strict=True)
-    ]
-    anywhere = outside = 0.0
-    for number, usual in enumerate(medians):
-        others = [each for each in range(len(runs)) if each != number]
-        reach = max(len(runs[other]) for other in others)
-        reached = Counter(i for other in others for i in slow[other])
-        phases = {i for i, count in reached.items() if count == sum(len(runs[other]) > i for other in others)}
-        for i, value in slow[number].items():
-            anywhere = max(anywhere, value - usual)
-            if i < reach and phases.isdisjoint((i - 1, i, i + 1)):
-                outside = max(outside, value - usual)
-    return anywhere, outside
-
-
-def _latest() -> float:
-    """Return how much too late the latest of many sleeps ended, in seconds."""
-    with ProcessPoolExecutor(SLEEPERS) as pool:
-        return max(pool.map(_sleep, [SLEEPS // SLEEPERS] * SLEEPERS))
-
-
-def _sleep(number: int) -> float:
-    latest = 0.0
-    for _ in range(number):
-        began = time.monotonic()
-        time.sleep(0.02)
-        latest = max(latest, time.monotonic() - began - 0.02)
-    return latest
 
 
 def _ratio(answers: Sequence[dict[str, Any]], what: str, of: str) -> float:
@@ -517,7 +416,7 @@ def censoring() -> Iterator[Bar]:
     yield Bar("  … (below)", mixed.timeout_s / plain.timeout_s, 0.9, at_most=False)
 
 
-def cost(tables: Tables) -> Iterator[Bar]:
+def cost() -> Iterator[Bar]:
     """Merging and fitting 1024 ranks x 8 sections with full files; what recording leaves on disk."""
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "timings"
@@ -541,9 +440,6 @@ def cost(tables: Tables) -> Iterator[Bar]:
         seconds = time.process_time() - began
         assert len(answers) >= 8
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    load = f"{os.cpu_count()} cores at a load of {os.getloadavg()[0]:.0f}"
-    rows = ((f"{seconds:.1f} s", f"{grown:.0f} MB", f"{size / 2**20:.2f} MiB", f"{date.today()}, {load}"),)
-    tables["cost"] = _table(("CPU", "memory", "largest file of a rank", "measured"), rows)
     yield Bar("merge and fit of 1024 ranks x 8 sections with full files, s of CPU", seconds, 10.0)
     yield Bar("  … memory above what was used before, MB", grown, 500.0)
     yield Bar("largest file of a rank, MiB", size / 2**20, 1.0)
@@ -560,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars: list[Bar] = []
     tables: Tables = {}
     for group in (
-        cost(tables),  # first, for the memory of a process is measured by its peak
+        cost(),  # first, for the memory of a process is measured by its peak
         real(read.data, tables),
         synthetic(read.trials),
         stated(read.trials),
