@@ -134,18 +134,7 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
         output += table(header, rows, width, 0)
     elif summary.n is not None:
         output += _indented(NOT_TESTED, "dim", width)
-    sums = (
-        f"{count(summary.answers, 'limit')} tested, {summary.rated} with a rate; {summary.exceeded} of "
-        f"{count(summary.exposure, 'duration')} exceeded their limit, "
-        f"{count(summary.worse, 'limit')} did worse than stated"
-    )
-    output += [(), *_indented(sums, "red" if summary.worse else "", width)]
-    if summary.outside_exposure:
-        sums = (
-            f"outside known phases {summary.outside_exceeded} of {count(summary.outside_exposure, 'duration')} "
-            f"exceeded the shorter limit, {count(summary.outside_worse, 'limit')} did worse than stated"
-        )
-        output += _indented(sums, "red" if summary.outside_worse else "", width)
+    output += [(), *_sums(summary, width)]
     is_too_little = summary.says_too_little
     share = f"{summary.exposure} of {summary.recorded} recorded durations were tested"
     output += _indented(
@@ -154,6 +143,23 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     for name, reason in summary.untested.items():
         output += _indented(f"{name} was not tested: {reason}", "yellow", width)
     return [*output, ()]
+
+
+def _sums(summary: Summary, width: int) -> list[Line]:
+    """Return how many durations exceeded their limits, in all."""
+    sums = (
+        f"{count(summary.answers, 'limit')} tested, {summary.rated} with a rate; {summary.exceeded} of "
+        f"{count(summary.exposure, 'duration')} exceeded their limit, "
+        f"{count(summary.worse, 'limit')} did worse than stated"
+    )
+    output = _indented(sums, "red" if summary.worse else "", width)
+    if summary.outside_exposure:
+        sums = (
+            f"outside known phases {summary.outside_exceeded} of {count(summary.outside_exposure, 'duration')} "
+            f"exceeded the shorter limit, {count(summary.outside_worse, 'limit')} did worse than stated"
+        )
+        output += _indented(sums, "red" if summary.outside_worse else "", width)
+    return output
 
 
 def _outside_row(group: Sequence[TestedLimit]) -> list[tuple[str, ...]]:

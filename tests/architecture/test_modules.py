@@ -20,6 +20,7 @@ LONG = {
     "resilience/inprocess/_runtime/call.py": "one call of a wrapped function, from its entry to its end",
     "resilience/system/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
     "resilience/calibrate/limits.py": "the way from runs to a file of limits: pooled, fitted, merged, tested",
+    "resilience/history/cycles.py": "what is known of a cycle, on each node and of all of them, record by record",
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
 }
 
