@@ -58,7 +58,7 @@ def test_lost_monitor_of_another_rank_is_no_cause_of_a_hang(start: Start, capsys
     named = [(culprit["rank"], culprit["what"]) for culprit in incident["verdict"]["culprits"]]
     assert (named, incident["verdict"].get("candidates", [])) == ([(2, WHAT["lock"])], [])
     assert incident["verdict"]["first"] == 2
-    lost = [note["ranks"] for note in told["notes"] if note["what"].startswith("continued without a monitor")]
+    lost = [note["ranks"] for note in told["notes"] if note["what"].startswith("a rank lost its monitor")]
     assert lost == [[3]]
 
 
