@@ -87,7 +87,7 @@ def differences(before: dict[str, Any], monitors: list[int]) -> dict[str, Any]:
 
 
 def settled(tasks: int) -> dict[str, Any]:
-    """Wait until no more threads are left than before the first call; answers everything that is there then."""
+    """Wait until the process has no more threads than before the first call, and return what is there then."""
     deadline = time.monotonic() + SETTLE_LIMIT
     while threads.count() > tasks and time.monotonic() < deadline:
         time.sleep(0.02)

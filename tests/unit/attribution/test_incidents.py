@@ -780,7 +780,7 @@ def test_third_identical_failure_advises_against_another_restart(kind: Kind, pro
 def test_without_a_step_only_an_exception_soon_after_the_last_one_advises_against_another_restart(
     kind: Kind, slower: int, is_repetition: bool
 ) -> None:
-    """As the restart budget has it: whoever ran for 10 minutes has made progress."""
+    """The restart budget counts a cycle that ran for 10 minutes as progress."""
     told = job([Fault(kind, rank, rank) for rank in range(3)], world=6).records
     began = min(record.wall_ns for record in told)
     records = []

@@ -1,4 +1,4 @@
-"""A job that restarts in place again and again costs its live views no more memory."""
+"""The memory of live views does not grow with the number of restarts in place."""
 
 from __future__ import annotations
 
