@@ -67,16 +67,16 @@ from tests.unit.restart_simulation import test_launcher_simulation
 # Mutants that nobody can tell from the original, each with the reason. What is not needed should go instead.
 EQUIVALENT = {
     (
-        "Rendezvous._await_formation",
+        "Rendezvous._await_membership",
         "without condition is_time or now >= deadline",
     ): "it looks at the last cycle more often, to no other end",
     (
-        "Rendezvous._await_formation",
+        "Rendezvous._await_membership",
         "without condition now >= deadline",
     ): "no look is later than the deadline, unless the limit is shorter than an interval",
     (
         "Rendezvous._is_spare",
-        "without condition self.gathering.last.rank_of(self.id) is not None",
+        "without condition self.arrivals.last.rank_of(self.id) is not None",
     ): "a node of the last cycle waits again only once that has ended",
     (
         "weighed_silence",
@@ -126,7 +126,7 @@ EQUIVALENT = {
     ("Supervision._weigh", "if nodes.waiting > 1 -> False"): "it is said to a person only",
     ("_is_continued", "without yield from ()"): "it is asked for no operation, and what it returns is false",
     (
-        "Rendezvous._await_formation",
+        "Rendezvous._await_membership",
         "if self._notices == heard -> False",
     ): "it is how soon an agent looks for the first time",
     (

@@ -74,12 +74,12 @@ class Interruptions:
             case events.IterationStarted():
                 self._here.add((origin.node, origin.initial_rank))
                 self._last[origin.node, cycle] = max(place, self._last.get((origin.node, cycle), place))
-            case events.Interrupted(seen):
+            case events.RankInterrupted(seen):
                 place = place if seen.iteration is None else (*place[:3], seen.iteration)
                 self._seen[origin.node, place].append(_seen(seen))
             case events.InterruptionArrived(iteration=iteration, fault_of=int(fault_of)):
                 self._by[origin.node, (*place[:3], iteration)] = fault_of, True
-            case events.OutcomeSeen(by=int(by), is_own=is_own):
+            case events.IterationDecided(by=int(by), is_own=is_own):
                 self._by.setdefault((origin.node, place), (by, is_own))
             case events.MonitorEnded() | events.MonitorLost() if origin.initial_rank is not None:
                 self._over.add((cycle, origin.initial_rank))

@@ -29,22 +29,22 @@ def note(event: events.Event) -> str | None:
             where, longest = _place(event.limit), seconds(event.longest_s)
             was = "waited in a collective" if event.hang == "in_collective" else "was late"
             return f"a rank {was} in {where}: longer than ever before ({longest}); limit {seconds(event.allowed_s)}"
-        case events.SuspicionCompared():
+        case events.RankSuspicionCompared():
             return _compared(event)
-        case events.TimeoutExceededInShadow():
+        case events.TimeoutsShadowAlarm():
             where = _place(event.limit)
             return f"a shadow limit would have ended a rank in {where}: {seconds(event.allowed_s)} (nothing was done)"
         case events.TimeoutsUnlearned():
             return unlearned_in_words(event)
-        case events.ProgressUnknown():
+        case events.RankProgressUnknown():
             return "no limit on progress was armed: a loop that makes no progress would go unnoticed"
         case events.AbortFailed():
             return f"the abort hook raised: {event.error}"
-        case events.GroupAborted(outcome="timed out"):
+        case events.AbortGroup(outcome="timed out"):
             return f"the abort of group {event.group} ({event.backend}) was given up after {seconds(event.duration_s)}"
-        case events.GroupAborted(outcome="failed"):
+        case events.AbortGroup(outcome="failed"):
             return f"the abort of group {event.group} ({event.backend}) failed: {event.error}"
-        case events.GroupAborted(note=note) if note:
+        case events.AbortGroup(note=note) if note:
             return note
         case events.MonitorLost():
             return f"a rank lost its monitor: {event.reason}"
@@ -85,7 +85,7 @@ def note(event: events.Event) -> str | None:
     return None
 
 
-def _compared(event: events.SuspicionCompared) -> str | None:
+def _compared(event: events.RankSuspicionCompared) -> str | None:
     where, others = _place(event.limit), len(event.waiting) + len(event.busy)
     if event.is_confirmed:
         waited = "the other rank" if others == 1 else f"all {others} others"
@@ -107,12 +107,12 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.HangsWatched,
         events.HangSuspected,
         events.RankSuspected,
-        events.SuspicionCompared,
-        events.TimeoutExceededInShadow,
+        events.RankSuspicionCompared,
+        events.TimeoutsShadowAlarm,
         events.TimeoutsUnlearned,
-        events.ProgressUnknown,
+        events.RankProgressUnknown,
         events.AbortFailed,
-        events.GroupAborted,
+        events.AbortGroup,
         events.MonitorLost,
         events.StoreLost,
         events.NodeFellSilent,

@@ -167,11 +167,11 @@ def begin(last: Membership) -> Arrivals:
     )
 
 
-def fold(gathering: Arrivals, entries: Sequence[Entry]) -> Arrivals:
+def fold(arrivals: Arrivals, entries: Sequence[Entry]) -> Arrivals:
     """Return the arrivals after further entries of the log, in order."""
-    arrived, gone, excluded = dict(gathering.arrived), set(gathering.gone), set(gathering.excluded)
-    last, left, lost = gathering.last, set(gathering.left), dict(gathering.lost)
-    for place, entry in enumerate(entries, gathering.entries):
+    arrived, gone, excluded = dict(arrivals.arrived), set(arrivals.gone), set(arrivals.excluded)
+    last, left, lost = arrivals.last, set(arrivals.left), dict(arrivals.lost)
+    for place, entry in enumerate(entries, arrivals.entries):
         match entry:
             case Arrived(seat, known):
                 is_used_up = known < last.cycle and last.rank_of(seat.id) is not None  # it led to a seat in that cycle
@@ -192,31 +192,31 @@ def fold(gathering: Arrivals, entries: Sequence[Entry]) -> Arrivals:
             case Nothing():
                 pass
     return Arrivals(
-        last=gathering.last,
+        last=arrivals.last,
         arrived=arrived,
         gone=frozenset(gone),
         left=frozenset(left),
         excluded=frozenset(excluded),
-        entries=gathering.entries + len(entries),
+        entries=arrivals.entries + len(entries),
         lost=lost,
     )
 
 
-def is_due(gathering: Arrivals, least: int, most: int, last_call_is_over: bool) -> bool:
+def is_due(arrivals: Arrivals, least: int, most: int, last_call_is_over: bool) -> bool:
     """Return True if the cycle can be formed now.
 
     The first cycle waits for a last call, because its nodes start at different times. Later cycles do not: all former
     nodes have already arrived again, and a later node causes another cycle."""
-    count = len(gathering.arrived)
-    if gathering.missing or count < least:
+    count = len(arrivals.arrived)
+    if arrivals.missing or count < least:
         return False
-    return count >= most or gathering.last.cycle != FIRST or last_call_is_over
+    return count >= most or arrivals.last.cycle != FIRST or last_call_is_over
 
 
-def form(gathering: Arrivals, most: int, assign: Assign) -> Membership:
+def form(arrivals: Arrivals, most: int, assign: Assign) -> Membership:
     """Return the next cycle. Raises: what `assign` raises: ConfigurationError for impossible ranks."""
-    last = gathering.last
-    candidates = gathering.candidates
+    last = arrivals.last
+    candidates = arrivals.candidates
     chosen, spares = candidates[:most], candidates[most:]
     ranks = assign(_with_previous(last, chosen))
     seats = tuple(sorted(chosen, key=lambda seat: ranks[seat.id]))
@@ -226,8 +226,8 @@ def form(gathering: Arrivals, most: int, assign: Assign) -> Membership:
         seats=seats,
         spares=tuple(spares),
         holders=holders,
-        excluded=tuple(sorted(gathering.excluded)),
-        entries=gathering.entries,
+        excluded=tuple(sorted(arrivals.excluded)),
+        entries=arrivals.entries,
     )
 
 
@@ -272,19 +272,19 @@ def changed(last: Membership, change: Change) -> Membership | None:
     )
 
 
-def present(gathering: Arrivals, formation: Membership) -> set[str]:
-    """Return the ids of agents that could take part in the next cycle: agents of `formation` that are not gone, and
+def present(arrivals: Arrivals, membership: Membership) -> set[str]:
+    """Return the ids of agents that could take part in the next cycle: agents of `membership` that are not gone, and
     waiting agents."""
-    return {seat.id for seat in formation.seats if not gathering.is_gone(seat)} | set(gathering.arrived)
+    return {seat.id for seat in membership.seats if not arrivals.is_gone(seat)} | set(arrivals.arrived)
 
 
-def neighbour(gathering: Arrivals, formation: Membership, id: str) -> NodeSeat | None:
+def neighbour(arrivals: Arrivals, membership: Membership, id: str) -> NodeSeat | None:
     """Return the nearest node before this agent's node that is not gone."""
-    seats, rank = formation.seats, formation.rank_of(id)
+    seats, rank = membership.seats, membership.rank_of(id)
     if rank is None:
         return None
     before = (seats[rank - back] for back in range(1, len(seats)))
-    return next((seat for seat in before if not gathering.is_gone(seat)), None)
+    return next((seat for seat in before if not arrivals.is_gone(seat)), None)
 
 
 def _with_previous(last: Membership, chosen: Sequence[NodeSeat]) -> list[Assignment]:
@@ -318,7 +318,7 @@ def decode_entry(text: str) -> Entry:
     return cast(Entry, _entry(text))
 
 
-def decode_formation(text: str) -> Membership:
+def decode_membership(text: str) -> Membership:
     """Read a membership. Raises: DecodeError."""
     return _formation(text)
 

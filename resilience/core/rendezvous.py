@@ -74,8 +74,8 @@ class Rendezvous:
         self.id = id
         self.node = node
         self.terms = terms
-        self.formation = Membership()  # of the cycle that this agent takes or took part in
-        self.gathering = membership.begin(self.formation)
+        self.membership = Membership()  # of the cycle that this agent takes or took part in
+        self.arrivals = membership.begin(self.membership)
         self._log = RendezvousLog()
         self._silences = Silences(terms.interval, terms.lost_after)
         self._duplicates: dict[str, Seconds] = {}  # id -> since when another node has the same rank
@@ -90,7 +90,7 @@ class Rendezvous:
     @property
     def cycle(self) -> int:
         """Return the cycle that this agent takes or took part in, counted from 0 for the job; -1 before the first."""
-        return self.formation.cycle
+        return self.membership.cycle
 
     # -- joining ----------------------------------------------------------------------------------
 
@@ -116,27 +116,27 @@ class Rendezvous:
             return self._told_to_stop(last.cycle + 1)  # the others need not wait for this node
         self._arrived_at = yield from self._log.append(Arrived(seat, last.cycle))
         self._seat = seat
-        if self.gathering.last.cycle != last.cycle:
-            self.gathering = membership.begin(last)
+        if self.arrivals.last.cycle != last.cycle:
+            self.arrivals = membership.begin(last)
         while True:
-            formation = yield from self._await_formation(why_not_continued)
-            if isinstance(formation, Refusal):
-                return formation
-            if formation.closed:
-                return _closed(formation)
-            former = self.gathering.last.entries
-            self.gathering = membership.begin(formation)
+            next_membership = yield from self._await_membership(why_not_continued)
+            if isinstance(next_membership, Refusal):
+                return next_membership
+            if next_membership.closed:
+                return _closed(next_membership)
+            former = self.arrivals.last.entries
+            self.arrivals = membership.begin(next_membership)
             yield from self._log.forget(former)
-            if formation.rank_of(self.id) is not None:
-                self.formation = formation
-                return formation
+            if next_membership.rank_of(self.id) is not None:
+                self.membership = next_membership
+                return next_membership
             yield from self._arrive_again()
 
-    def _await_formation(
+    def _await_membership(
         self, why_not_continued: Question[More]
     ) -> Generator[Operation | More, Any, Membership | Refusal]:
         """Wait for the next cycle's membership. Lead if no other agent does."""
-        number = self.gathering.last.cycle + 1
+        number = self.arrivals.last.cycle + 1
         epoch, leader = 0, (yield from self._take_lead(number, 0))
         last_call = Timer(self.terms.last_call)
         began = now = yield ReadClock()
@@ -150,14 +150,16 @@ class Rendezvous:
             if is_time:
                 look_at, looks = now + self.terms.interval, looks + 1
             leads = leader == self.id
-            formation = None
+            next_membership = None
             if is_told or (is_time and (leads or looks % ASK_EVERY == 0)):
-                formation = yield from self._log.following(self.gathering.last)
-            if formation is None and leads:
-                formation = yield from self._lead(number, last_call, is_told or is_time, is_time, why_not_continued)
-            if formation is not None:
+                next_membership = yield from self._log.following(self.arrivals.last)
+            if next_membership is None and leads:
+                next_membership = yield from self._lead(
+                    number, last_call, is_told or is_time, is_time, why_not_continued
+                )
+            if next_membership is not None:
                 self._lease = None
-                return formation
+                return next_membership
             if now >= deadline:  # not before the look: a leader that stood still may find that the cycle is due
                 break
             if is_time:
@@ -172,7 +174,7 @@ class Rendezvous:
                         yield from self._tell_lost([former])  # before the lost leader gets a place
             awaited = f"cycle/{number}"
             if leader == self.id:
-                awaited = self._log.next_key(self.gathering)
+                awaited = self._log.next_key(self.arrivals)
                 yield Sleep(min(LONGEST_PAUSE, max(0.001, (now - began) / 10)))
             is_told = yield AwaitKey(awaited, min(NOTICE, look_at - now))
             now = yield ReadClock()
@@ -180,19 +182,19 @@ class Rendezvous:
 
     def _is_spare(self) -> Protocol[bool]:
         """Return True if the last cycle still runs, and this agent is none of its nodes."""
-        if self.gathering.last.rank_of(self.id) is not None or not self.gathering.last.seats:
+        if self.arrivals.last.rank_of(self.id) is not None or not self.arrivals.last.seats:
             return False
         yield from self.read()
-        return bool(self.gathering.missing) and (yield from self.cycle_end(self.gathering.last.cycle)) is None
+        return bool(self.arrivals.missing) and (yield from self.cycle_end(self.arrivals.last.cycle)) is None
 
     def _stop_waiting(self, number: int) -> Protocol[Membership | Refusal]:
         """Leave, unless the cycle has been formed. If it is formed at the same moment, the others read from the log
         that this node has left."""
-        terms, known = self.terms, self.gathering
-        formation = yield from self._log.following(known.last)
-        if formation is not None:
+        terms, known = self.terms, self.arrivals
+        next_membership = yield from self._log.following(known.last)
+        if next_membership is not None:
             self._lease = None
-            return formation
+            return next_membership
         is_late = not (yield IsInterrupted())
         reason = f"found no place within {terms.join_limit:g} s (join_timeout)" if is_late else "was told to stop"
         yield from self._log.append(Left(self.id, reason))
@@ -246,7 +248,7 @@ class Rendezvous:
 
     def _arrive_again(self) -> Protocol[bool]:
         """Arrive again if this agent waits and the others declared it lost. Return True if they did."""
-        known = self.gathering
+        known = self.arrivals
         if self._seat is None or known.entries <= self._arrived_at or self.id in known.arrived:
             return False
         self._arrived_at = yield from self._log.append(Arrived(self._seat, known.last.cycle))
@@ -268,7 +270,7 @@ class Rendezvous:
         terms = self.terms
         if is_new:
             yield from self.read()
-        known = self.gathering
+        known = self.arrivals
         if known.last.cycle >= number:
             return known.last  # this agent was stopped, and the others continued
         if (yield from self._arrive_again()):
@@ -287,17 +289,17 @@ class Rendezvous:
             if why_not:
                 return (yield from self._write(known.last, Membership(cycle=number, closed=why_not)))
         try:
-            formation = membership.form(known, terms.most, group_ranks.assign)
+            next_membership = membership.form(known, terms.most, group_ranks.assign)
             self._wrong.has_run_out(False, now)
         except ConfigurationError as error:
             if not self._wrong.has_run_out(True, now):
                 return None  # the node whose rank is missing may only be late
-            formation = Membership(cycle=number, closed="the ranks of nodes are wrong", error=str(error))
-        return (yield from self._write(known.last, formation))
+            next_membership = Membership(cycle=number, closed="the ranks of nodes are wrong", error=str(error))
+        return (yield from self._write(known.last, next_membership))
 
-    def _write(self, last: Membership, formation: Membership) -> Protocol[Membership]:
+    def _write(self, last: Membership, next_membership: Membership) -> Protocol[Membership]:
         """Write the membership of a cycle unless another agent has. Return the one that counts, or a later one."""
-        return (yield from self._log.write(last, msgspec.structs.replace(formation, by=self.id, before=last.by)))
+        return (yield from self._log.write(last, msgspec.structs.replace(next_membership, by=self.id, before=last.by)))
 
     def _tell_lost(self, ids: Iterable[str]) -> Protocol[bool]:
         """Log which of these agents are lost. Return True if any is."""
@@ -314,7 +316,7 @@ class Rendezvous:
         """Notify each waiting agent that was declared lost: it must arrive again. It may only have been stopped for a
         while, and it does not read the log. Each leader does this for the whole log, because the agent that wrote the
         entry may have died."""
-        for id, place in self.gathering.lost.items():
+        for id, place in self.arrivals.lost.items():
             if self._announced.get(id) != place:
                 yield Set(f"lost/{id}", "1")
                 yield Add(NOTICES, 1)
@@ -326,7 +328,7 @@ class Rendezvous:
         claims: dict[int, NodeSeat] = {}
         now = yield ReadClock()
         is_any = False
-        for seat in self.gathering.candidates:
+        for seat in self.arrivals.candidates:
             if seat.infra is None or claims.setdefault(seat.infra, seat) is seat:
                 continue
             is_any = True
@@ -345,16 +347,16 @@ class Rendezvous:
     def look(self, counter: str = "log/count") -> Protocol[Around]:
         """Return what is new around an agent of the running cycle. counter: the key of a number in the store, read at
         the same time. If nothing is new, this costs one operation."""
-        neighbour = membership.neighbour(self.gathering, self.formation, self.id)
+        neighbour = membership.neighbour(self.arrivals, self.membership, self.id)
         watched = () if neighbour is None else (agent_liveness.key(neighbour.id),)
         count, asked, *beat = yield Counts(("log/count", counter, *watched))
-        self.gathering = yield from self._log.read(self.gathering, count)
+        self.arrivals = yield from self._log.read(self.arrivals, count)
         if neighbour is not None:
             now = yield ReadClock()
             if self._silences.hear(neighbour.id, beat[0], now) >= self.terms.lost_after:
                 yield from self.tell_lost(neighbour.id)
                 yield from self.read()
-        known = self.gathering
+        known = self.arrivals
         self._looks_since_asked += 1
         if known.entries != self._asked_at or known.arrived or known.gone or self._looks_since_asked >= ASK_EVERY:
             self._asked_at, self._looks_since_asked = known.entries, 0
@@ -362,7 +364,7 @@ class Rendezvous:
         else:
             is_over = False  # an agent writes to the log before it forms a cycle or closes the rendezvous
         # An agent that was declared lost ends its workers and waits for the next cycle: this cycle has lost it.
-        lost = frozenset(seat.id for seat in self.formation.seats if known.is_gone(seat) or seat.id in known.arrived)
+        lost = frozenset(seat.id for seat in self.membership.seats if known.is_gone(seat) or seat.id in known.arrived)
         # The others do not wait for an agent that they declared lost: a next cycle may begin at any moment.
         is_over |= self.id in lost
         return Around(0 if is_over else known.waiting(self.terms.most), lost, is_over, asked)
@@ -384,26 +386,26 @@ class Rendezvous:
     def others(self, leaving: Collection[str]) -> Protocol[int]:
         """Return how many nodes could take part in the next cycle, without this node and without leaving agents."""
         yield from self.read()
-        return min(self.terms.most, len(membership.present(self.gathering, self.formation) - {self.id, *leaving}))
+        return min(self.terms.most, len(membership.present(self.arrivals, self.membership) - {self.id, *leaving}))
 
     def is_taken_for_lost(self) -> Protocol[bool]:
         """Return True if others declared this agent lost or continued without it, for example because it was stopped
         for a while."""
         yield from self.read()
-        return self.id in self.gathering.gone or (yield from self.newest()).cycle > self.cycle
+        return self.id in self.arrivals.gone or (yield from self.newest()).cycle > self.cycle
 
     def waiting(self) -> Protocol[int]:
         """Return how many nodes would take part if a new cycle began now, 0 once the rendezvous is closed."""
         if (yield from self.newest()).closed:
             return 0
         yield from self.read()
-        return self.gathering.waiting(self.terms.most)
+        return self.arrivals.waiting(self.terms.most)
 
     # -- the end ----------------------------------------------------------------------------------
 
     def newest(self) -> Protocol[Membership]:
         """Return the last membership of the job."""
-        return (yield from self._log.newest(self.formation))
+        return (yield from self._log.newest(self.membership))
 
     def close(self, reason: str) -> Protocol[str]:
         """Close the rendezvous: there will be no further cycle. Return the reason that was given first."""
@@ -431,7 +433,7 @@ class Rendezvous:
         if newest.cycle != membership.FIRST and (yield from self.cycle_end(newest.cycle)) is None:
             return False  # it runs, or the rendezvous is closed
         yield from self.read()
-        known = self.gathering
+        known = self.arrivals
         return len(membership.present(known, known.last) - {self.id}) < self.terms.least
 
     def exclude(self, node: str, reason: str) -> Protocol[None]:
@@ -451,13 +453,13 @@ class Rendezvous:
         must have left, even if they have not arrived yet. While the job runs the wait is unbounded; once the job is
         over, it lasts at most `limit` seconds. If too few nodes for a cycle are left for `join_limit`, the job ends.
         Otherwise nodes that wait in vain, leave and come again would keep a store alive in which no cycle begins."""
-        if not is_host and (yield Add("left", 1)) < len(membership.present(self.gathering, self.gathering.last)):
+        if not is_host and (yield Add("left", 1)) < len(membership.present(self.arrivals, self.arrivals.last)):
             return False  # others are present; only an agent that may be the last one reads the log
         closed_at: Seconds | None = None
         stuck = Timer(self.terms.join_limit)
         while True:
             yield from self.read()
-            known = self.gathering
+            known = self.arrivals
             living = sorted(membership.present(known, known.last))
             now = yield ReadClock()
             newest = yield from self.newest()
@@ -481,7 +483,7 @@ class Rendezvous:
 
     def read(self) -> Protocol[None]:
         """Read new entries of the log."""
-        self.gathering = yield from self._log.read(self.gathering)
+        self.arrivals = yield from self._log.read(self.arrivals)
 
 
 def _is_continued(cycle: int) -> Protocol[str]:
@@ -489,8 +491,8 @@ def _is_continued(cycle: int) -> Protocol[str]:
     return ""
 
 
-def _closed(formation: Membership) -> Refusal:
+def _closed(next_membership: Membership) -> Refusal:
     """Return why there is no next cycle. Raises: ConfigurationError if the job is misconfigured."""
-    if formation.error:
-        raise ConfigurationError(formation.error)
-    return Refusal("closed", formation.closed)
+    if next_membership.error:
+        raise ConfigurationError(next_membership.error)
+    return Refusal("closed", next_membership.closed)

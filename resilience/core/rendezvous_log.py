@@ -68,8 +68,8 @@ class RendezvousLog:
         (text,) = yield Read((_cycle_key(known.cycle + 1),))
         if text is None:
             return None
-        formation = membership.changed(known, membership.decode_change(text))
-        return (yield from self._whole(known.cycle + 1)) if formation is None else formation
+        next_membership = membership.changed(known, membership.decode_change(text))
+        return (yield from self._whole(known.cycle + 1)) if next_membership is None else next_membership
 
     def newest(self, known: Membership) -> Protocol[Membership]:
         """Return the last membership. known: any membership that was read before."""
@@ -92,25 +92,25 @@ class RendezvousLog:
             change = membership.decode_change(text)
             if change.closed:
                 return cast(Membership, membership.changed(Membership(), change))
-            (text,) = yield Read((_formation_key(cycle, change.by),))
+            (text,) = yield Read((_membership_key(cycle, change.by),))
             if text is not None:
-                return membership.decode_formation(text)
+                return membership.decode_membership(text)
             cycle += 1  # it was deleted because there are later ones
 
-    def write(self, last: Membership, formation: Membership) -> Protocol[Membership]:
+    def write(self, last: Membership, next_membership: Membership) -> Protocol[Membership]:
         """Write a membership unless its cycle has one. Return the cycle's membership, or a later one. last: that of the
         previous cycle."""
-        own = _formation_key(formation.cycle, formation.by)
-        if not formation.closed:
-            yield Set(own, membership.encode(formation))  # written before the cycle's key, so all can read it
-        text = membership.encode(membership.difference(last, formation))
-        standing = yield CompareSet(_cycle_key(formation.cycle), text)
+        own = _membership_key(next_membership.cycle, next_membership.by)
+        if not next_membership.closed:
+            yield Set(own, membership.encode(next_membership))  # written before the cycle's key, so all can read it
+        text = membership.encode(membership.difference(last, next_membership))
+        standing = yield CompareSet(_cycle_key(next_membership.cycle), text)
         if standing == text:
-            yield Set("newest", str(formation.cycle))  # may lag behind, but always names an existing cycle
+            yield Set("newest", str(next_membership.cycle))  # may lag behind, but always names an existing cycle
             if last.before:  # another agent may be reading the last cycle's membership
-                yield Delete(_formation_key(last.cycle - 1, last.before))
-            return formation
-        if membership.decode_change(standing).by != formation.by:
+                yield Delete(_membership_key(last.cycle - 1, last.before))
+            return next_membership
+        if membership.decode_change(standing).by != next_membership.by:
             yield Delete(own)
         return cast(Membership, (yield from self.following(last)))
 
@@ -127,6 +127,6 @@ def _cycle_key(cycle: int) -> str:
     return f"cycle/{cycle}"
 
 
-def _formation_key(cycle: int, by: str) -> str:
+def _membership_key(cycle: int, by: str) -> str:
     """Return the key of a whole membership, for agents that do not know the previous one."""
-    return f"formation/{cycle}/{by}"
+    return f"membership/{cycle}/{by}"

@@ -88,7 +88,7 @@ class Supervision:
         """Begin a cycle. Return its verdict if it is already over, for example because this agent was stopped for a
         while: its workers must not start besides those of the next cycle. Return None if they may start."""
         yield from self._nodes.forget()
-        self._forget([(seat.id, seat.node) for seat in self._rendezvous.formation.seats])
+        self._forget([(seat.id, seat.node) for seat in self._rendezvous.membership.seats])
         self._began_at = yield ReadClock()
         yield from self._nodes.open()
         self.restarts_used = yield from self.budget.used()
@@ -169,7 +169,7 @@ class Supervision:
         """End the job for all nodes because this agent itself failed, unless the job has already ended. Return the
         verdict that it ends with. An agent that waits for a place in a running job only leaves."""
         verdict = CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=error)
-        if self._rendezvous.formation.rank_of(self._rendezvous.id) is not None:
+        if self._rendezvous.membership.rank_of(self._rendezvous.id) is not None:
             standing = yield from self.agree(verdict)
             if standing.again is None:
                 return standing
@@ -183,7 +183,7 @@ class Supervision:
         themselves."""
         verdict = yield from self.standing(former)
         if verdict is None:
-            known = self._rendezvous.gathering
+            known = self._rendezvous.arrivals
             seats = [seat for seat in known.last.seats if seat.id not in known.left]
             lost = [seat.node for seat in seats if seat.id not in known.arrived] or [seat.node for seat in seats]
             if lost:
@@ -211,7 +211,7 @@ class Supervision:
         """Return whether this node leaves or the job stops. An agent that leaves a cycle appends itself to a list. So
         each agent knows those that leave before it, even if they are signalled at the same time."""
         rendezvous = self._rendezvous
-        if rendezvous.formation.rank_of(rendezvous.id) is None:  # it waits for a place
+        if rendezvous.membership.rank_of(rendezvous.id) is None:  # it waits for a place
             newest = yield from rendezvous.newest()
             is_needed = newest.cycle == FIRST or newest.rank_of(rendezvous.id) is not None  # it does not know yet
             return "stop" if self._hosts_store and is_needed else "leave"
@@ -359,7 +359,7 @@ class Supervision:
             return (yield from self._spend(verdict, failure))
         if not nodes.lost:
             return None  # the agent of the failed node knows the failure and decides at once
-        left = self._rendezvous.gathering.left
+        left = self._rendezvous.arrivals.left
         lost = [self._ids[id] for id in nodes.lost - left]
         if not lost:
             return (yield from self._agree_on_leaving([self._ids[id] for id in nodes.lost], self._rendezvous.cycle))

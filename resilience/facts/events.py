@@ -134,7 +134,7 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
     step: int | None = None
 
 
-class FirstStepTaken(Event, frozen=True, tag="restart.step"):
+class RestartStep(Event, frozen=True, tag="restart.step"):
     """This rank reported its first step after a restart that had ended with another signal, such as a section in which
     the function loaded its checkpoint. step: the step with which the function continued."""
 
@@ -142,7 +142,7 @@ class FirstStepTaken(Event, frozen=True, tag="restart.step"):
     step: int
 
 
-class Interrupted(Event, frozen=True, tag="rank.interrupted"):
+class RankInterrupted(Event, frozen=True, tag="rank.interrupted"):
     """A rank's iteration was interrupted; the record says what this process knows about it."""
 
     level: ClassVar[Level] = "error"
@@ -161,7 +161,7 @@ class InterruptionArrived(Event, frozen=True, tag="interruption.arrived"):
     fault_of: int | None = None
 
 
-class OutcomeSeen(Event, frozen=True, tag="iteration.decided"):
+class IterationDecided(Event, frozen=True, tag="iteration.decided"):
     """This rank learned that its iteration was decided as interrupted. `stack`: its main thread's stack at that moment,
     innermost frame last, which shows which rank waited for which. `silent_for_s`: how long the rank of the first record
     had been silent, if it hung; all ranks that were at work lost that time. `sections`: the open sections, outermost
@@ -253,7 +253,7 @@ class RankSuspected(Event, frozen=True, tag="rank.suspected"):
     look_s: Seconds = 0.0
 
 
-class SuspicionCompared(Event, frozen=True, tag="rank.suspicion_compared"):
+class RankSuspicionCompared(Event, frozen=True, tag="rank.suspicion_compared"):
     """A rank is suspected and waits for nobody, so the other ranks of its node were looked at.
 
     limit: the learned limit that it approaches. waiting: ranks that waited in a collective. busy: ranks that did not.
@@ -271,7 +271,7 @@ class SuspicionCompared(Event, frozen=True, tag="rank.suspicion_compared"):
     duration_s: Seconds = 0.0
 
 
-class ProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
+class RankProgressUnknown(Event, frozen=True, tag="rank.progress_unknown"):
     """The function runs, but no limit on progress is armed: no ping, heartbeat or section with a limit, and no step
     limit. A loop without progress would go unnoticed."""
 
@@ -332,7 +332,7 @@ class EvidenceCaptured(Event, frozen=True, tag="evidence.captured"):
     path: str = ""
 
 
-class CollectivesCut(Event, frozen=True, tag="abort.cut"):
+class AbortCut(Event, frozen=True, tag="abort.cut"):
     """The abort shut this rank's own collective connections, which frees blocked threads."""
 
     sockets: int
@@ -349,7 +349,7 @@ class AbortStuck(Event, frozen=True, tag="abort.stuck"):
     where: str
 
 
-class GroupAborted(Event, frozen=True, tag="abort.group"):
+class AbortGroup(Event, frozen=True, tag="abort.group"):
     """The abort of an accelerator's process group ended, failed, or was given up after RESILIENCE_ABORT_WAIT.
 
     A group whose abort was given up is abandoned, and its abort continues in a thread."""
@@ -777,7 +777,7 @@ class TimeoutsLoaded(Event, frozen=True, tag="timeouts.loaded"):
     note: str = ""
 
 
-class TimeoutExceededInShadow(Event, frozen=True, tag="timeouts.shadow_alarm"):
+class TimeoutsShadowAlarm(Event, frozen=True, tag="timeouts.shadow_alarm"):
     """A learned limit was exceeded. In force it would have ended the rank; in shadow mode it is only recorded."""
 
     level: ClassVar[Level] = "warning"
@@ -816,26 +816,26 @@ AnyEvent = (
     | StageStarted
     | StageEnded
     | RestartEnded
-    | FirstStepTaken
-    | Interrupted
+    | RestartStep
+    | RankInterrupted
     | InterruptionArrived
-    | OutcomeSeen
+    | IterationDecided
     | RankFellSilent
     | HangsWatched
     | HangSuspected
     | RankSuspected
-    | SuspicionCompared
-    | ProgressUnknown
+    | RankSuspicionCompared
+    | RankProgressUnknown
     | RankSignalled
     | RankExited
     | LoaderWorkersKilled
     | RankLeft
     | RankStoodInFor
     | EvidenceCaptured
-    | CollectivesCut
+    | AbortCut
     | GarbageCollected
     | AbortStuck
-    | GroupAborted
+    | AbortGroup
     | AbortDelayed
     | AbortFailed
     | InterruptDelivered
@@ -880,7 +880,7 @@ AnyEvent = (
     | ElasticMeasured
     | ElasticTold
     | TimeoutsLoaded
-    | TimeoutExceededInShadow
+    | TimeoutsShadowAlarm
     | TimeoutsStale
     | TimeoutsUnlearned
 )

@@ -203,7 +203,7 @@ class CycleHistory:
             part = self.nodes.get(origin.node, {}).get((origin.attempt, origin.cycle))
             if part is not None and part.agent is agent:
                 part.last_ns = max(part.last_ns, record.mono_ns)
-        if isinstance(event, events.Interrupted):
+        if isinstance(event, events.RankInterrupted):
             self._part(record).seen.append(Seen(record.mono_ns, _read(event.record, record, at_ns)))
         elif origin.initial_rank is not None:
             self._take_of_monitor(record, origin.initial_rank, at_ns)
@@ -216,7 +216,7 @@ class CycleHistory:
                 worker.called_ns = worker.called_ns or record.mono_ns
             case events.StageStarted(stage="run"):
                 self._part(record).worker(rank).progressed(record.mono_ns, at_ns, "entry")
-            case events.Interrupted(seen) if seen.interruption is Interruption.TERMINATED:
+            case events.RankInterrupted(seen) if seen.interruption is Interruption.TERMINATED:
                 self._part(record).handled[seen.rank, seen.pid] = -1 if seen.iteration is None else seen.iteration
 
     def parts(self, place: Cycle) -> dict[str, NodeCycle]:

@@ -305,7 +305,7 @@ _OF_RANKS = frozenset(
         events.IterationStarted,
         events.IterationEnded,
         events.StageStarted,
-        events.Interrupted,
+        events.RankInterrupted,
     )
 )
 

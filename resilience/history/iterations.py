@@ -136,10 +136,10 @@ class IterationHistory:
             events.StageStarted: self._stage_started,
             events.StageEnded: self._stage_ended,
             events.RestartEnded: self._continued,
-            events.FirstStepTaken: self._continued,
-            events.Interrupted: self._interrupted,
+            events.RestartStep: self._continued,
+            events.RankInterrupted: self._interrupted,
             events.InterruptionArrived: self._arrived,
-            events.OutcomeSeen: self._outcome_seen,
+            events.IterationDecided: self._outcome_seen,
             events.RankSignalled: self._rank_signalled,
             events.IncidentJudged: self._incident_judged,
             **dict.fromkeys(_RARE, self._rare),
@@ -221,13 +221,13 @@ class IterationHistory:
                 self._ended_restart[who] = began
 
     def _continued(
-        self, place: Place, who: _Call, record: Record, event: events.RestartEnded | events.FirstStepTaken, at_ns: int
+        self, place: Place, who: _Call, record: Record, event: events.RestartEnded | events.RestartStep, at_ns: int
     ) -> None:
         restarts = self._at(self._ended_restart.get(who, place)).restarts
         if (restart := restarts.get(who[3])) is not None and restart.step is None:
             restarts[who[3]] = msgspec.structs.replace(restart, step=event.step)
 
-    def _interrupted(self, place: Place, who: _Call, record: Record, event: events.Interrupted, at_ns: int) -> None:
+    def _interrupted(self, place: Place, who: _Call, record: Record, event: events.RankInterrupted, at_ns: int) -> None:
         self.seen.add(who)
         interruption = event.record
         if interruption.iteration is not None:
@@ -253,7 +253,9 @@ class IterationHistory:
         key = (event.initial_rank, event.interruption)
         arrivals[key] = min(event.position, arrivals.get(key, event.position))
 
-    def _outcome_seen(self, place: Place, who: _Call, record: Record, event: events.OutcomeSeen, at_ns: int) -> None:
+    def _outcome_seen(
+        self, place: Place, who: _Call, record: Record, event: events.IterationDecided, at_ns: int
+    ) -> None:
         iteration, rank = self._at(place), who[3]
         iteration.noticed(at_ns)
         iteration.answered.setdefault(rank, record.mono_ns)

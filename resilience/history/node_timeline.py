@@ -36,7 +36,7 @@ class NodeTimeline:
     def take(self, record: Record) -> list[Interval]:
         origin, event = record.origin, record.event
         place = (origin.attempt, origin.cycle)
-        if isinstance(event, events.Interrupted):
+        if isinstance(event, events.RankInterrupted):
             return [self._interrupted(record, event.record)]
         if origin.role != "agent":
             return self._of_monitor(record, place)

@@ -112,10 +112,10 @@ class WrappedRank:
         else:
             self._went_on(event.step)
 
-    def _first_step_taken(self, event: events.FirstStepTaken, at: int) -> None:
+    def _first_step_taken(self, event: events.RestartStep, at: int) -> None:
         self._went_on(event.step)
 
-    def _outcome_seen(self, event: events.OutcomeSeen, at: int) -> None:
+    def _outcome_seen(self, event: events.IterationDecided, at: int) -> None:
         self._forget_unknown()
         self._reached = event.step if event.step is not None else self._reached
         self._interrupted(at, event.silent_for_s)
@@ -205,8 +205,8 @@ _TAKEN_BY: dict[type[events.Event], Callable[[WrappedRank, Any, int], None]] = {
     events.StageStarted: WrappedRank._stage_started,
     events.StageEnded: WrappedRank._stage_ended,
     events.RestartEnded: WrappedRank._restart_ended,
-    events.FirstStepTaken: WrappedRank._first_step_taken,
-    events.OutcomeSeen: WrappedRank._outcome_seen,
+    events.RestartStep: WrappedRank._first_step_taken,
+    events.IterationDecided: WrappedRank._outcome_seen,
     events.RankFellSilent: WrappedRank._fell_silent,
     events.IterationStarted: WrappedRank._iteration_started,
     events.CallStarted: WrappedRank._call_started,

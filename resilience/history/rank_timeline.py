@@ -51,7 +51,7 @@ class RankTimeline:
                     return [before.closed(record, "lost", "reader")]
             case events.StageEnded():
                 return [self._stage_ended(record, event)]
-            case events.Interrupted():
+            case events.RankInterrupted():
                 return [self._interrupted(record, event.record)]
             case events.RankFellSilent():
                 parent = iteration_key(self._call, record.origin.iteration or 0, self._rank)
@@ -72,7 +72,7 @@ class RankTimeline:
 
     def _note(self, record: Record) -> None:
         event, iteration = record.event, record.origin.iteration or 0
-        if isinstance(event, events.OutcomeSeen):
+        if isinstance(event, events.IterationDecided):
             if event.by is not None and record.origin.iteration is not None:
                 self._first[iteration] = event.by
         elif iteration in self._iterations:

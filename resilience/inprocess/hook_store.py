@@ -202,7 +202,7 @@ class IterationStore(_SaysInstead, PrefixStore):
             detector=reported.detector or Detector("record_interrupted"),
             detected_wall_ns=reported.detected_wall_ns or time.time_ns(),
         )
-        emit(events.Interrupted(record))
+        emit(events.RankInterrupted(record))
         fault_of = record.rank if symptom(record).is_own else None
         protocol = restart.report(self._keys, encode(record), fault_of)
         drive(protocol, store, lambda operation: note_arrival(operation, store, record, emit))

@@ -126,7 +126,7 @@ class Agent(LocalElasticAgent):
     ) -> list[Worker]:
         """Compute the ranks from the seats. Every agent knows all seats, so it need not wait for any other agent, which
         may be lost by now."""
-        seats = self._supervisor.handler.formation.seats
+        seats = self._supervisor.handler.membership.seats
         ranks = worker_ranks(seats, group_rank)
         return [
             Worker(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from resilience.launcher.event_reporter import NodeEvents
     from resilience.launcher.monitors import Monitors
     from resilience.launcher.output.destinations import DrainProcess
-    from resilience.launcher.preflight import Gate, PeriodicCheck, PreflightFailure
+    from resilience.launcher.preflight import PeriodicCheck, Preflight, PreflightFailure
     from resilience.launcher.rendezvous.handler import Handler
     from resilience.launcher.signals import Signals
     from resilience.launcher.worker.worker_processes import EndedWorker, RunningWorkers
@@ -61,7 +61,7 @@ class CycleSupervisor:
         zygote: Zygote | None,
         drain: DrainProcess | None,
         signals: Signals,
-        preflight: Gate,
+        preflight: Preflight,
         periodic_check: PeriodicCheck,
         options: Options,
         limits: Limits,
@@ -210,7 +210,7 @@ class CycleSupervisor:
             verdict = self._run(self._supervision.agree(again))
         if verdict is not None:
             return verdict
-        seats = self.handler.formation.seats
+        seats = self.handler.membership.seats
         nodes = {seat.node for seat in seats}
         self.witnesses.is_cold = not self._known_nodes.issuperset(nodes)
         self._known_nodes |= nodes

@@ -50,7 +50,7 @@ from resilience.launcher.output.destinations import (
     NamedLogs,
     RunFolderLogs,
 )
-from resilience.launcher.preflight import Devices, Gate, PeriodicCheck, checks
+from resilience.launcher.preflight import Devices, PeriodicCheck, Preflight, checks
 from resilience.launcher.rendezvous.conf import keys_without_effect
 from resilience.launcher.rendezvous.handler import Handler
 from resilience.launcher.rendezvous.job_store import KINDS, kind_of
@@ -139,7 +139,7 @@ def launch(command: Command) -> int:
             zygote,
             drain,
             signals,
-            Gate(checks(folder, handler.probe, command.options)),
+            Preflight(checks(folder, handler.probe, command.options)),
             PeriodicCheck(Devices(), command.config.node_health_check_interval),
             command.options,
             limits_of(command, settings, folder, reporter),

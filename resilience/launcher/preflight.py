@@ -74,7 +74,7 @@ class PreflightCheck(Protocol):
         """Stop what can be stopped: the answer is no longer needed. Runs in the main thread and must not wait."""
 
 
-class Gate:
+class Preflight:
     """The checks of one node. Main thread only."""
 
     def __init__(self, checks: Sequence[PreflightCheck]) -> None:
@@ -138,7 +138,7 @@ class _CheckRun:
         self._has_answered = threading.Event()
         self.has_thread = True
         try:
-            threading.Thread(target=self._work, name=f"resilience-gate-{check.name}", daemon=True).start()
+            threading.Thread(target=self._work, name=f"resilience-preflight-{check.name}", daemon=True).start()
         except RuntimeError as error:
             self.has_thread = False
             self._answer = error_in_words(error)

@@ -238,7 +238,7 @@ class Witnesses:
             detected_wall_ns=time.time_ns(),
         )
         self._records[ended.pid] = record
-        self._reporter.emit(events.Interrupted(record))
+        self._reporter.emit(events.RankInterrupted(record))
         return record
 
     def unkillable(self, pids: Sequence[int]) -> list[int]:

@@ -1,9 +1,9 @@
 """Watches one rank from another process.  A short loop around `core.watch`.
 
 The monitor sleeps until the next deadline, a message from its rank, or the rank's death. It then reads the page, calls
-`core.watch.decide`, emits the events, and performs the commands. An `Outlet` passes findings on to the job: through the
-shared store in a Wrapper, to the agent under the launcher. The loop is the same for both. Telemetry never steers it:
-records that cannot be written are counted."""
+`core.watch.decide`, emits the events, and performs the commands. A `FindingsReceiver` passes findings on to the job:
+through the shared store in a Wrapper, to the agent under the launcher. The loop is the same for both. Telemetry never
+steers it: records that cannot be written are counted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NAMES_FULL = (
 )
 
 
-class Outlet(Protocol):
+class FindingsReceiver(Protocol):
     """The receiver of a monitor's findings. Only `finish` blocks, and no method raises."""
 
     @property
@@ -94,7 +94,7 @@ class RankMonitor:
         page: MonitorSide,
         channel: Channel | None,
         rank: processes.Process,
-        outlet: Outlet,
+        receiver: FindingsReceiver,
         dump: stacks.Dump | None,
         selector: selectors.BaseSelector | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class RankMonitor:
         self._page = page
         self._channel = channel
         self._rank = rank
-        self._outlet = outlet
+        self._receiver = receiver
         self._dump = dump
         self._witness = Witness(page, rank, dump)
         self._witness.ask = self._ask_for_stacks
@@ -113,7 +113,7 @@ class RankMonitor:
         self._origin: Origin | None = None
         self._recorder: DurationRecorder | None = None
         self._is_cold: bool | None = None  # None: unknown
-        self.suspicions = Suspicions(self._look, outlet.seek_others, self.emit)
+        self.suspicions = Suspicions(self._look, receiver.seek_others, self.emit)
         self._listener = Listener()
         self._observation = Observation()
         self._flush_at = time.monotonic() + FLUSH_EVERY
@@ -270,7 +270,7 @@ class RankMonitor:
         """Close the channel after the rank. If the rank has not begun a call, it could not, and needs no monitor."""
         assert self._channel is not None
         self._pace = self._pace.asked()
-        self._outlet.hung_up()
+        self._receiver.hung_up()
         self._selector.unregister(self._channel)
         self._channel.close()  # the rank waits for this
         self._channel = None
@@ -302,12 +302,12 @@ class RankMonitor:
         match message:
             case messages.Begin():
                 if self._has_left() and not self._watch.is_represented:
-                    self._represent()  # in the previous call, while the outlet still knows it
+                    self._represent()  # in the previous call, while the receiver still knows it
                 self._own_record, self._has_completed = None, False
                 self.open(message.origin, Path(os.fsdecode(message.folder)), message.limits, message.job)
-                self._outlet.begin(message)
+                self._receiver.begin(message)
             case messages.HostStore(iteration):
-                self._outlet.host(iteration)
+                self._receiver.host(iteration)
             case messages.LeftCall():
                 pass  # the page shows it too; this message wakes the loop
             case messages.Emitted(record):
@@ -376,11 +376,11 @@ class RankMonitor:
         """Write a record of the rank, with additions that only its monitor can make."""
         event = record.event
         match event:
-            case events.Interrupted(interruption) if interruption.rank == self._initial_rank:
+            case events.RankInterrupted(interruption) if interruption.rank == self._initial_rank:
                 self._own_record = interruption
-                event = events.Interrupted(self._enrich(interruption, process="none"))
+                event = events.RankInterrupted(self._enrich(interruption, process="none"))
                 record = msgspec.structs.replace(record, event=event)
-            case events.OutcomeSeen():
+            case events.IterationDecided():
                 view = self._page.read()
                 if view.iteration == record.origin.iteration:
                     sections = tuple(section.name for section in view.open_sections)
@@ -399,7 +399,7 @@ class RankMonitor:
             case events.StageStarted(stage):
                 self._open[stage] = record
                 if stage == "run":
-                    self._outlet.started(record.origin)
+                    self._receiver.started(record.origin)
             case events.StageEnded(stage):
                 self._open.pop(stage, None)
             case events.IterationStarted():
@@ -478,7 +478,7 @@ class RankMonitor:
         """Return True if this rank may be signalled: the other ranks' state is on record, or there are none."""
         is_alone = self._origin is None or self._origin.world_size == 1
         has_finding = self._watch.finding is not None
-        return is_alone or (has_finding and self._outlet.are_others_seen)
+        return is_alone or (has_finding and self._receiver.are_others_seen)
 
     def _ended(self, deadline: str) -> int:
         """Return how many occurrences have ended since the last start."""
@@ -504,7 +504,7 @@ class RankMonitor:
                 case watch.AskRestart(finding):
                     self._ask_restart(finding)
                 case watch.NoteUnknown(running_for):
-                    self.emit(events.ProgressUnknown(running_for))
+                    self.emit(events.RankProgressUnknown(running_for))
                 case watch.SendSignal(finding, name):
                     self._signal(finding, (name,) if name == "SIGKILL" else (name, "SIGCONT"))
                 case watch.Kill(finding):
@@ -558,8 +558,8 @@ class RankMonitor:
         hang = self._witness.hang(main_stack(record), self._stacks.is_gil_held)
         if hang is not None:
             record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hang_kind.WORDS[hang]}")
-        self.emit(events.Interrupted(record))
-        self._outlet.interrupt(record)
+        self.emit(events.RankInterrupted(record))
+        self._receiver.interrupt(record)
 
     def _signal(self, finding: Finding, names: tuple[str, ...]) -> None:
         self.emit(events.RankSignalled(names, finding.limit))
@@ -588,9 +588,9 @@ class RankMonitor:
             exception = tracebacks.parse(record.log_tail)
             if exception is not None:
                 record = msgspec.structs.replace(record, exception=exception, interruption=Interruption.EXCEPTION)
-        self.emit(events.Interrupted(record))
+        self.emit(events.RankInterrupted(record))
         self._close_open_spans()
-        self._outlet.stand_in(record)
+        self._receiver.stand_in(record)
         self._is_over = True
 
     def _has_left(self) -> bool:
@@ -612,9 +612,9 @@ class RankMonitor:
                 )
             )
             if not self._has_completed:
-                self.emit(events.Interrupted(record))
+                self.emit(events.RankInterrupted(record))
         self._close_open_spans()
-        self._outlet.stand_in(record)
+        self._receiver.stand_in(record)
 
     def _exit_status(self) -> Exit:
         """Return how the rank ended. Out of memory: it got SIGKILL, and the count of OOM kills has just risen."""
@@ -701,7 +701,7 @@ class RankMonitor:
                 position.step,
             )
             self.emit(suspected)
-            self._outlet.suspect(self._initial_rank, suspected)
+            self._receiver.suspect(self._initial_rank, suspected)
         return None
 
     def _replace_stale_limits(self) -> None:
@@ -731,7 +731,7 @@ class RankMonitor:
         self._snapshots.write(self._folder, origin, view, self._observe(view), self._watch.limits, now, is_last)
 
     def _close(self) -> None:
-        result = self._outlet.finish()
+        result = self._receiver.finish()
         if result is not None:
             self.emit(result)
         self._fold_timings(time.monotonic())

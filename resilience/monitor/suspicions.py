@@ -59,7 +59,7 @@ class Suspicions:
         limits: those in force. is_ending: the rank is gone, or it is being ended."""
         self._on_trial, exceeded = shadow.weigh(limits.shadow, seen, self._on_trial, now)
         for finding in exceeded:
-            self._emit(events.TimeoutExceededInShadow(finding.limit, finding.allowed, finding.silent_for))
+            self._emit(events.TimeoutsShadowAlarm(finding.limit, finding.allowed, finding.silent_for))
         if is_ending:
             return
         self._late, findings = shadow.weigh(self._thresholds, seen, self._late, now)
@@ -89,7 +89,7 @@ class Suspicions:
         busy = tuple(sorted(hangs.keys() - set(waiting)))
         is_confirmed, took = self._suspect.is_confirmed, now - self._sought_at
         positions = (waiting, busy, missing, elsewhere)
-        self._emit(events.SuspicionCompared(suspect.limit, *positions, suspect.looks, is_confirmed, took))
+        self._emit(events.RankSuspicionCompared(suspect.limit, *positions, suspect.looks, is_confirmed, took))
 
     def _suspected(self, finding: Finding, learned: Learned, began: float) -> None:
         """Record the rank's position, long before its learned limit. began: of the silence."""

@@ -54,7 +54,7 @@ class _Note(msgspec.Struct, frozen=True):
 _note = encoding.reader(_Note, "msgpack")
 
 
-class AgentOutlet:
+class AgentReceiver:
     """Sends findings to the agent."""
 
     def __init__(self, tell: Tell, pid: int) -> None:
@@ -108,7 +108,7 @@ class WorkerMonitor(RankMonitor):
         """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: silences
         that earlier workers of this rank have shown. raised: learned limits that did not fit them."""
         unattached_page = Page.create()  # until a program attaches
-        self._agent = AgentOutlet(tell, rank.pid)
+        self._agent = AgentReceiver(tell, rank.pid)
         self._agent.are_others_seen = assigned.is_adopted  # no agent can observe them
         super().__init__(MonitorSide(unattached_page), None, rank, self._agent, None, selector)
         self._raised = dict(raised)

@@ -14,11 +14,11 @@ MORE = 8  # factor by which TAIL grows
 _UNSHOWN = beginnings(
     events.StageStarted,
     events.StageEnded,
-    events.OutcomeSeen,
-    events.CollectivesCut,
+    events.IterationDecided,
+    events.AbortCut,
     events.InterruptDelivered,
     events.RestartEnded,
-    events.FirstStepTaken,
+    events.RestartStep,
 )
 """Most records are of these kinds. None of them changes the state shown here."""
 _TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.CycleStarted))

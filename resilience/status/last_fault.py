@@ -59,7 +59,7 @@ class LastFault:
     def take(self, record: Record) -> None:
         """Add a record."""
         origin, event = record.origin, record.event
-        if isinstance(event, events.Interrupted) and symptom(event.record).is_own:
+        if isinstance(event, events.RankInterrupted) and symptom(event.record).is_own:
             self._add(record, event)
         elif isinstance(event, events.InterruptionArrived):
             place: Place = (origin.attempt, origin.cycle), origin.call, event.iteration
@@ -68,7 +68,7 @@ class LastFault:
             if len(self._arrived) > KEPT:
                 del self._arrived[min(self._arrived, key=_order)]
 
-    def _add(self, record: Record, event: events.Interrupted) -> None:
+    def _add(self, record: Record, event: events.RankInterrupted) -> None:
         origin, seen = record.origin, event.record
         what = seen.message if seen.exception is None else seen.exception.in_words
         cycle = origin.attempt, origin.cycle
@@ -92,13 +92,13 @@ class LastFault:
         before = (*present[:3], present[3] - 1)
         if before[3] < 0 or before in self._iterations:
             return
-        decided = next(filter(None, (_find(path, events.OutcomeSeen, before) for path in files[:ASKED])), None)
-        if decided is None or not isinstance(decided.event, events.OutcomeSeen):
+        decided = next(filter(None, (_find(path, events.IterationDecided, before) for path in files[:ASKED])), None)
+        if decided is None or not isinstance(decided.event, events.IterationDecided):
             return
         for path in files:
             if path.stem.endswith(f"-{decided.event.by}"):
-                first = _find(path, events.Interrupted, before)
-                if first is not None and isinstance(first.event, events.Interrupted):
+                first = _find(path, events.RankInterrupted, before)
+                if first is not None and isinstance(first.event, events.RankInterrupted):
                     self._add(first, first.event)
 
     def newest(self, cycles: CycleHistory) -> SeenFault | None:
@@ -149,6 +149,6 @@ def _age(fault: SeenFault) -> int:
 
 def _place(record: Record) -> Iteration | None:
     origin, event = record.origin, record.event
-    iteration = event.record.iteration if isinstance(event, events.Interrupted) else None
+    iteration = event.record.iteration if isinstance(event, events.RankInterrupted) else None
     iteration = origin.iteration if iteration is None else iteration
     return None if iteration is None else (origin.attempt, origin.cycle, origin.call, iteration)

@@ -394,7 +394,7 @@ class Watcher:
 
 _SHOWN = frozenset(
     (
-        events.Interrupted,
+        events.RankInterrupted,
         events.InterruptionArrived,
         events.WorkerStarted,
         events.MonitorStarted,

@@ -60,10 +60,10 @@ _STATE_EVENTS = (
 _WORK_EVENTS = (
     _E.StageStarted,
     _E.StageEnded,
-    _E.OutcomeSeen,
+    _E.IterationDecided,
     _E.RankFellSilent,
     _E.RankExited,
-    _E.Interrupted,
+    _E.RankInterrupted,
     _E.CyclePhaseEnded,
 )
 _LOSS_EVENTS = (
@@ -72,8 +72,8 @@ _LOSS_EVENTS = (
     _E.StageStarted,
     _E.StageEnded,
     _E.RestartEnded,
-    _E.FirstStepTaken,
-    _E.OutcomeSeen,
+    _E.RestartStep,
+    _E.IterationDecided,
     _E.RankFellSilent,
     _E.RankExited,
     _E.WorkerStarted,
@@ -179,7 +179,7 @@ METRICS: tuple[Metric, ...] = (
         "Interruptions. origin: first (at most one per failed iteration or cycle, the first fault in the store) or "
         "cascade (a consequence).",
         ("interruption", "category", "origin"),
-        (_E.Interrupted, _E.InterruptionArrived, _E.OutcomeSeen, _E.MonitorEnded, _E.CycleEnded),
+        (_E.RankInterrupted, _E.InterruptionArrived, _E.IterationDecided, _E.MonitorEnded, _E.CycleEnded),
     ),
     Metric(
         "resilience_hangs_detected_total",
@@ -380,7 +380,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Learned limits on trial that would have ended a rank, by detector and section.",
         ("detector", "section"),
-        (_E.TimeoutExceededInShadow,),
+        (_E.TimeoutsShadowAlarm,),
     ),
     Metric(
         "resilience_calibration_stale",

@@ -201,7 +201,7 @@ class MetricView:
         match event:
             case events.RankFellSilent():
                 self._count("resilience_hangs_detected_total", self._sections.take_limit(event.limit))
-            case events.RankSuspected() | events.TimeoutExceededInShadow():
+            case events.RankSuspected() | events.TimeoutsShadowAlarm():
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
                 self._count(f"resilience_{name}_total", self._sections.take_limit(event.limit))
             case events.MonitorStarted():

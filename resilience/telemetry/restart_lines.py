@@ -145,7 +145,7 @@ def _files_of_first(files: Iterable[Path], records: Iterable[Iterable[Record]]) 
     ranks: set[str] = set()
     for record in itertools.chain.from_iterable(records):
         match record.event:
-            case events.OutcomeSeen(by=int(rank)):
+            case events.IterationDecided(by=int(rank)):
                 ranks.add(str(rank))
             case events.WorkerExited(worker_rank=rank, expected=False) | events.OthersSeen(rank=rank):
                 ranks.add(str(rank))

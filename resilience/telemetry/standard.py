@@ -41,9 +41,9 @@ class StandardLog:
     def take(self, record: Record) -> bool:
         """Log a restart when this rank is about to regroup for it. Always return True."""
         match record.event:
-            case events.Interrupted(interruption) if interruption.rank == record.origin.initial_rank:
+            case events.RankInterrupted(interruption) if interruption.rank == record.origin.initial_rank:
                 self._failure = interruption.message
-            case events.OutcomeSeen(by=int(by), is_own=is_own):
+            case events.IterationDecided(by=int(by), is_own=is_own):
                 self._first = f"rank {by} failed" if is_own else f"rank {by} was reported first"
             case events.IterationEnded("interrupted"):
                 LOGGER.warning("%s", self._sentence(record))

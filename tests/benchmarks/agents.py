@@ -222,7 +222,7 @@ def measure(lines: list[Any], store: int, board: Any, options: argparse.Namespac
     is_running = False
     for cycle in range(options.cycles):
         if cycle == 0:
-            phase("first formation", all_in(0), start)
+            phase("first membership", all_in(0), start)
             is_running = True
         else:
 

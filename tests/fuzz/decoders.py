@@ -64,7 +64,7 @@ def _records() -> list[Row]:
 def _messages() -> list[Row]:
     msgpack = encoding.to_msgpack
     records = corpus.records()
-    told = [record.event.record for record in records if isinstance(record.event, events.Interrupted)]
+    told = [record.event.record for record in records if isinstance(record.event, events.RankInterrupted)]
     suspicions = [record.event for record in records if isinstance(record.event, events.HangSuspected)]
     limits = messages.NewLimits(corpus.LIMITS)
     link = messages.Attachment(7, True, 1.5, corpus.LIMITS)
@@ -127,7 +127,7 @@ def _store_entries() -> list[Row]:
     rows: list[tuple[str, float, Sequence[Any], Callable[[str], object]]] = [
         ("verdict in the store", 50, [verdict, cycle.COMPLETED], cycle.decode),
         ("arrival in the store", 50, arrivals, membership.decode_entry),
-        ("formation in the store", 30, [last, *following], membership.decode_formation),
+        ("membership in the store", 30, [last, *following], membership.decode_membership),
         ("change in the store", 40, changes, lambda text: membership.changed(last, membership.decode_change(text))),
         ("member in the store", 30, [Member(1, (2, 3), (4, 5))], encoding.reader(Member)),
         ("seat in the store", 30, [Seat(1, 1, 4, 4, 0)], encoding.reader(Seat)),

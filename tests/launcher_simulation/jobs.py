@@ -511,7 +511,7 @@ class Job:
         if agent.workers is not crew or not crew.is_living or crew.cycle in self.broken_cycles:
             return None
         is_alone = self.schedule.rules.policy == "min-healthy"
-        if not is_alone and len(self.crews[crew.cycle]) < len(agent.rendezvous.formation.seats):
+        if not is_alone and len(self.crews[crew.cycle]) < len(agent.rendezvous.membership.seats):
             if waited >= HANG_LIMIT:
                 return self._fails(agent, crew)
             return self.after(1.0, self._may_be_through, agent, crew, waited + 1.0)

@@ -3,7 +3,7 @@
 The referee is told what each agent really does, and reads the store over their shoulder: as text, with a reader of its
 own. It shares no decision with the protocol. It knows what must never be:
 
-- *one formation, one verdict*: a key that decides for all is never overwritten, and all agents of a cycle obey it;
+- *one membership, one verdict*: a key that decides for all is never overwritten, and all agents of a cycle obey it;
 - *no split brain*: workers of two cycles are never at work at once, unless an agent was stopped that should end them;
 - *seats are for those who came*: whoever has a seat or waits for one has arrived since its last cycle, and has neither
   left nor been excluded; nobody who arrived is forgotten;
@@ -61,7 +61,7 @@ class Referee:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._formations: dict[int, dict[str, Any]] = {}  # by cycle
+        self._memberships: dict[int, dict[str, Any]] = {}  # by cycle
         self._log: dict[int, dict[str, Any]] = {}  # by place
         self._schedule = job.schedule
         self._stalls: dict[Agent, list[tuple[Seconds, Seconds, bool]]] = defaultdict(list)  # from, until, stops
@@ -125,9 +125,9 @@ class Referee:
             raise broken("nothing is overwritten", f"{agent} overwrites {key}: {before} becomes {after}")
         if kind == "cycle":
             change = json.loads(after)
-            whole = self._job.store.data.get(f"formation/{rest}/{change['by']}")
-            self._formations[int(rest)] = formation = change if change.get("closed") else json.loads(str(whole))
-            self._formed(int(rest), formation)
+            whole = self._job.store.data.get(f"membership/{rest}/{change['by']}")
+            self._memberships[int(rest)] = membership = change if change.get("closed") else json.loads(str(whole))
+            self._formed(int(rest), membership)
         elif kind == "log":
             self._log[int(rest)] = entry = json.loads(after)
             if entry.get("reason", "").startswith("found no place"):
@@ -146,7 +146,7 @@ class Referee:
     def _gives_up(self, agent: Agent, place: int) -> None:
         """An agent that has waited for a place in vain writes that at a place of the log: the others knew of it."""
         known = next(known for known in range(place + 1) if known not in self._log or known == place)
-        last = self._formations[max(self._formations)] if self._formations else {}
+        last = self._memberships[max(self._memberships)] if self._memberships else {}
         former = [seat[0] for seat in last.get("seats", [])]
         has_seat = agent.id in former  # and does not know, for its answers come late
         if last.get("closed") or has_seat or known < last.get("entries", 0) or self._was_stalled(agent, GRACE):
@@ -155,17 +155,17 @@ class Referee:
         if agent.id not in arrived and agent.id.rpartition("/")[0] not in excluded:
             raise broken("nobody is forgotten", f"{agent} waits for a place, and the others do not know")
 
-    def _formed(self, number: int, formation: dict[str, Any]) -> None:
-        """A formation stands: hold it against the log."""
-        if number > 0 and number - 1 not in self._formations:
+    def _formed(self, number: int, membership: dict[str, Any]) -> None:
+        """A membership stands: hold it against the log."""
+        if number > 0 and number - 1 not in self._memberships:
             raise broken("cycles follow one another", f"cycle {number} is formed and there is no cycle {number - 1}")
-        if formation.get("closed"):
+        if membership.get("closed"):
             return
-        last = self._formations[number - 1] if number else {}
-        seats = [seat[0] for seat in formation["seats"]]
-        spares = [seat[0] for seat in formation.get("spares", [])]
+        last = self._memberships[number - 1] if number else {}
+        seats = [seat[0] for seat in membership["seats"]]
+        spares = [seat[0] for seat in membership.get("spares", [])]
         former = [seat[0] for seat in last.get("seats", [])]
-        arrived, excluded, left = self._replay(formation.get("entries", 0), last)
+        arrived, excluded, left = self._replay(membership.get("entries", 0), last)
         came = [id for id in arrived if id.rpartition("/")[0] not in excluded]
         terms = self._schedule.terms
         if sorted(seats + spares) != sorted(came):
@@ -179,8 +179,8 @@ class Referee:
         if forgotten:
             raise broken("the last cycle is heard", f"cycle {number} is formed without a word of {forgotten}")
         if self._schedule.ranks:
-            if [seat[4] for seat in formation["seats"]] != list(range(len(seats))):
-                raise broken("ranks are the infrastructure's", f"cycle {number} has {formation['seats']}")
+            if [seat[4] for seat in membership["seats"]] != list(range(len(seats))):
+                raise broken("ranks are the infrastructure's", f"cycle {number} has {membership['seats']}")
             former = []
         for rank, id in enumerate(former):
             if id in came and (id not in seats or (rank < len(seats) and seats[rank] != id)):
@@ -225,10 +225,10 @@ class Referee:
 
     def started(self, agent: Agent, cycle: int) -> None:
         """Workers of an agent begin."""
-        formation = self._formations[cycle]
-        ids = [seat[0] for seat in formation["seats"]]
-        if ids != [seat.id for seat in agent.rendezvous.formation.seats] or agent.id not in ids:
-            raise broken("one formation", f"{agent} starts workers of cycle {cycle} with other seats than {ids}")
+        membership = self._memberships[cycle]
+        ids = [seat[0] for seat in membership["seats"]]
+        if ids != [seat.id for seat in agent.rendezvous.membership.seats] or agent.id not in ids:
+            raise broken("one membership", f"{agent} starts workers of cycle {cycle} with other seats than {ids}")
         for other, older in self._living.items():
             if older < cycle and not self._may_be_late(other):
                 raise broken(
@@ -276,7 +276,7 @@ class Referee:
 
     def _closing(self) -> dict[str, Any]:
         """Return the verdict with which the rendezvous is closed."""
-        words = self._formations[max(self._formations)].get("closed", "") if self._formations else ""
+        words = self._memberships[max(self._memberships)].get("closed", "") if self._memberships else ""
         return dict(json.loads(words)) if words.startswith("{") else {}
 
     def _completes(self, cycle: int) -> None:

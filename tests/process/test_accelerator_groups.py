@@ -31,7 +31,7 @@ def happened(rank: Finished) -> list[str]:
 
 def outcomes(job: Job, rank: int) -> Counter[str]:
     """How the aborts of a rank's groups ended."""
-    return Counter(record.event.outcome for record in job.of(events.GroupAborted, rank=rank))  # type: ignore[attr-defined]
+    return Counter(record.event.outcome for record in job.of(events.AbortGroup, rank=rank))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("frees_first", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -43,7 +43,7 @@ def test_abort_of_every_group_is_waited_for_before_groups_are_built_again(start:
     for number, rank in enumerate(ranks):
         assert happened(rank)[:9] == ["built"] * 3 + ["abort began"] * 3 + ["abort ended"] * 3
         assert "refused" not in happened(rank)
-        told = [record.event for record in job.of(events.GroupAborted, rank=number)]
+        told = [record.event for record in job.of(events.AbortGroup, rank=number)]
         assert [(event.backend, event.outcome, event.duration_s >= LONG) for event in told] == [
             ("asynchronous", "aborted", True)
         ] * 3
@@ -80,7 +80,7 @@ def test_group_whose_abort_hangs_or_fails_is_left_behind(start: Start, kind: str
     for number, rank in enumerate(ranks):
         assert outcomes(job, number) == {"aborted": 2, outcome: 1}
         assert "shut down while it was being aborted" not in happened(rank)
-    [error] = {record.event.error for record in job.of(events.GroupAborted) if record.event.outcome == outcome}  # type: ignore[attr-defined]
+    [error] = {record.event.error for record in job.of(events.AbortGroup) if record.event.outcome == outcome}  # type: ignore[attr-defined]
     assert ("unhandled cuda error" in error) is (outcome == "failed")
 
 
@@ -99,7 +99,7 @@ def test_rank_that_an_abort_past_its_limit_does_not_free_has_until_hard_timeout(
     assert outcomes(job, 0) == {"aborted": 2, "timed out": 1}
     signalled = job.of(events.RankSignalled, rank=0)[0]
     assert signalled.event.reason in ("leave", "watchdog")  # type: ignore[attr-defined]
-    interrupted = job.of(events.OutcomeSeen, rank=0)[0]
+    interrupted = job.of(events.IterationDecided, rank=0)[0]
     assert (signalled.mono_ns - interrupted.mono_ns) / 1e9 > SHORT["hard_timeout"] - SHORT["soft_timeout"]
 
 

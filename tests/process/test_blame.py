@@ -72,7 +72,7 @@ def test_two_ranks_that_fail_at_the_same_moment_are_both_at_fault(start: Start) 
     try:
         job.let_on("ready")
         for rank in (1, 2):
-            job.await_record(events.Interrupted, rank=rank, role="rank")
+            job.await_record(events.RankInterrupted, rank=rank, role="rank")
     finally:
         os.kill(store_host, signal.SIGCONT)
     assert [rank.value for rank in job.wait()] == [0, 1, 1]

@@ -232,7 +232,7 @@ def test_rank_that_is_late_below_its_limit_is_suspected_and_lives_unless_suspect
     job = launch(LATE, "--timeouts", "auto", RESILIENCE_JOB_ID="third", PATIENT="yes")
     assert job.wait() == [0]
     assert job.of(events.RankFellSilent) == []
-    first_look = next(record.event for record in job.of(events.SuspicionCompared) if record.origin.rank == 1)
+    first_look = next(record.event for record in job.of(events.RankSuspicionCompared) if record.origin.rank == 1)
     assert (first_look.limit, first_look.waiting, first_look.busy, first_look.missing) == (
         "section:train",
         (0,),
@@ -251,7 +251,7 @@ def test_rank_that_is_late_below_its_limit_is_suspected_and_lives_unless_suspect
     (ended,) = [record.event for record in hung.of(events.RankFellSilent)]
     assert (ended.limit, ended.severity) == ("section:train", "hard")
     assert ended.allowed_s == pytest.approx(3.0) and ended.silent_for_s >= 4.0
-    compared = [record.event for record in hung.of(events.SuspicionCompared) if record.origin.rank == 1]
+    compared = [record.event for record in hung.of(events.RankSuspicionCompared) if record.origin.rank == 1]
     assert [(event.look, event.waiting, event.is_confirmed) for event in compared] == [
         (1, (0,), False),
         (2, (0,), True),
@@ -413,7 +413,7 @@ def test_shadow_mode_tells_and_does_nothing(launch: Launch, tmp_path: Path) -> N
     limits = str(tmp_path / "limits.yaml")
     job = launch(TRAIN, "--timeouts", limits, "--timeouts-shadow")
     assert job.wait() == [0]
-    alarms = [(record.origin.rank, record.event.limit) for record in job.of(events.TimeoutExceededInShadow)]
+    alarms = [(record.origin.rank, record.event.limit) for record in job.of(events.TimeoutsShadowAlarm)]
     assert sorted(alarms) == [(0, "section:checkpoint"), (1, "section:checkpoint")]
     assert job.of(events.RankFellSilent) == []
     acting = launch(TRAIN, "--timeouts", limits, "--max-restarts", "0", RESILIENCE_JOB_ID="acting")
@@ -437,7 +437,7 @@ def test_shadow_mode_tries_the_limits_of_the_ranks_own_group_and_those_outside_k
     assert job.wait() == [0]
     alarms = {
         (record.origin.rank, record.event.limit, record.event.allowed_s)
-        for record in job.of(events.TimeoutExceededInShadow)
+        for record in job.of(events.TimeoutsShadowAlarm)
     }
     stood_still = {(1, "section:train", 2.0)}  # by a rank that gets no processor for so long
     assert alarms - stood_still == {(0, "section:train", 2.0), (1, "section:checkpoint", 0.05)}

@@ -325,7 +325,7 @@ def test_hook_at_the_end_of_a_call_that_hangs_is_ended_at_hard_timeout_and_named
     assert hung.signal is not None
     (silent,) = job.of(events.RankFellSilent)
     assert (silent.origin.initial_rank, silent.event.limit) == (1, f"hook:{hook}")
-    (late,) = [record for record in job.of(events.Interrupted) if record.event.record.stage == hook]
+    (late,) = [record for record in job.of(events.RankInterrupted) if record.event.record.stage == hook]
     assert "__call__" in [frame.function for frame in late.event.record.stacks[0].frames]
     assert len(job.of(events.RankStoodInFor)) == 0  # the store knew how the rank ended
 
@@ -344,7 +344,7 @@ def test_exception_in_abort_is_recorded_and_the_restart_goes_on_over_a_fresh_sto
 def test_rank_that_pinged_waits_for_completion_for_longer_than_its_soft_timeout(start: Start) -> None:
     job = start(2, f"{JOBS}:ping_and_return_long_before_the_other")
     assert [rank.value for rank in job.wait()] == [0, 0]
-    assert not job.of(events.Interrupted)
+    assert not job.of(events.RankInterrupted)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_ddp_over_nccl_ends_with_the_same_weights_after_six_restarts(
     assert [rank.value["iteration"] for rank in ranks] == [6] * world, ranks
     weights = [rank.value["weights"] for rank in (*undisturbed, *ranks)]
     assert weights == pytest.approx([weights[0]] * 2 * world)
-    told = [record.event for record in job.of(events.GroupAborted)]
+    told = [record.event for record in job.of(events.AbortGroup)]
     assert [(event.backend, event.outcome) for event in told] == [("nccl", "aborted")] * 6 * world
     longest = max(event.duration_s for event in told)
     record_testsuite_property(f"longest abort of an NCCL group of {world}, seconds", longest)

@@ -68,7 +68,7 @@ def test_evicted_node_leaves_and_the_others_form_the_next_cycle_at_once(launch: 
     assert job.wait() == [0, 0, 143]
     assert whys(job, 0, 1, 2) == [["first", "membership"], ["first", "membership"], ["first"]]
     assert outcomes(job) == {"node0": ("completed", 0), "node1": ("completed", 0), "node2": PREEMPTED}
-    assert (job.of(events.RestartDecided), job.of(events.Interrupted)) == ([], [])
+    assert (job.of(events.RestartDecided), job.of(events.RankInterrupted)) == ([], [])
     if script == LOOKS:
         assert {path.name for path in job.folder.glob("saved.*")} == {f"saved.0.{rank}" for rank in range(3)}
     found = told(job)
@@ -146,7 +146,7 @@ def test_agents_that_are_all_signalled_are_one_preemption(launch: Launch, script
         job.job.signal(number, signal.SIGCONT)
     assert job.wait() == [143] * 3
     assert set(outcomes(job).values()) == {PREEMPTED}
-    assert (job.of(events.RestartDecided), job.of(events.Interrupted)) == ([], [])
+    assert (job.of(events.RestartDecided), job.of(events.RankInterrupted)) == ([], [])
     found = told(job)
     assert found.launched is not None and found.incidents == ()
     assert (found.launched.outcome, found.launched.exit_code) == PREEMPTED

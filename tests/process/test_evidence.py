@@ -42,14 +42,14 @@ def test_all_ranks_are_seen_before_any_is_cut(start: Start, kind: str) -> None:
     survivors = [0, 2, 3] if kind == "stop" else [0, 1, 2, 3]
     values = [rank.value for rank in job.wait()]
     assert [values[rank] for rank in survivors] == [RESULT] * len(survivors)
-    first = [record for record in job.of(events.OutcomeSeen) if record.origin.iteration == 0]
+    first = [record for record in job.of(events.IterationDecided) if record.origin.iteration == 0]
     seen = {record.origin.initial_rank: record for record in first}
     told = [record for record in job.of(events.OthersSeen) if record.origin.iteration == 0]
     assert told
     assert not [record.event for record in told if record.event.missing]
     others = [seen[rank] for rank in (0, 2, 3)]
     assert {leaf(record) for record in others} == {"distributed_c10d.py"}
-    cuts = [record for record in job.of(events.CollectivesCut) if record.origin.iteration == 0]
+    cuts = [record for record in job.of(events.AbortCut) if record.origin.iteration == 0]
     first_cut = min(record.wall_ns - round(record.event.duration_s * 1e9) for record in cuts)
     # Ranks that wait for the one that hangs are silent too, and any may be the first to be noticed. The monitor of a
     # rank whose limit was exceeded has taken its stacks before it says so; then the rank's own look may come later.

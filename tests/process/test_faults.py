@@ -29,7 +29,7 @@ def fault(kind: str, rank: int = 1, iteration: int = 0, step: int = 5, **more: o
 def test_undisturbed_run_completes_with_one_iteration(start: Start) -> None:
     job = start(2, TRAIN)
     assert [rank.value for rank in job.wait()] == [RESULT] * 2
-    assert not job.of(events.Interrupted)
+    assert not job.of(events.RankInterrupted)
     assert [record.event.outcome for record in job.of(events.IterationEnded)] == ["completed"] * 2
 
 
@@ -140,7 +140,7 @@ def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: i
     assert all(record.stacks and record.stack_method == "own-thread" for record in stalled)
     if kind == "section":  # its limit is shorter than those of the ranks that wait for it
         assert [(record.rank, record.detector.name) for record in stalled if record.detector] == [(1, "section:data")]
-    seen = [record for record in job.of(events.OutcomeSeen) if record.origin.iteration == 0]
+    seen = [record for record in job.of(events.IterationDecided) if record.origin.iteration == 0]
     where = {record.origin.initial_rank: record.event.stack for record in seen}
     assert where.keys() == set(range(world))
     assert all(record.event.silent_for_s for record in seen)  # all have waited for the silent one
@@ -186,8 +186,8 @@ def test_loop_without_progress_is_called_unknown_and_nothing_restarts(start: Sta
         options=FAST,
     )
     for rank in (0, 1):
-        job.await_record(events.ProgressUnknown, rank=rank)
-    assert not job.of(events.Interrupted)
+        job.await_record(events.RankProgressUnknown, rank=rank)
+    assert not job.of(events.RankInterrupted)
 
 
 def test_loop_without_progress_is_found_by_the_rank_that_waits_for_it(start: Start) -> None:  # F18
@@ -357,7 +357,7 @@ def test_slow_ranks_within_their_limits_are_left_alone(start: Start) -> None:  #
     faults = [fault("half_a_second", rank=rank, step=step) for rank in (0, 1) for step in range(rank, 28, 2)]
     job = start(2, TRAIN, faults=faults, options=FAST | {"soft_timeout": 12.0, "hard_timeout": 40.0}, steps=28)
     assert [rank.value for rank in job.wait()] == [28.0] * 2  # the pauses together exceed the limit, none comes near it
-    assert not job.of(events.Interrupted)
+    assert not job.of(events.RankInterrupted)
 
 
 def test_folder_that_cannot_be_written_changes_nothing_for_the_job(start: Start) -> None:  # F30

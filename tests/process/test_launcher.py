@@ -52,7 +52,7 @@ def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> No
     assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
     ended = [record.event for record in job.of(events.CycleEnded)]
     assert [event.outcome for event in ended] == ["failed", "completed"]
-    interrupted = [record.event.record for record in job.of(events.Interrupted)]
+    interrupted = [record.event.record for record in job.of(events.RankInterrupted)]
     kind = Interruption.EXCEPTION if how.startswith("raise") else Interruption.TERMINATED
     assert [(record.rank, record.interruption) for record in interrupted] == [(1, kind)]
     exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
@@ -187,7 +187,7 @@ def test_sigterm_to_the_agent_gives_all_workers_time_for_a_checkpoint(launch: La
     assert job.wait() == [128 + signal.SIGTERM]
     assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
     assert [record.event.code for record in job.of(events.WorkerExited)] == [0, 0]
-    assert job.of(events.Interrupted) == []
+    assert job.of(events.RankInterrupted) == []
     (ended,) = job.of(events.JobEnded)
     assert ended.event.outcome == "preempted"
 

@@ -310,7 +310,7 @@ def test_sigterm_to_one_agent_gives_all_workers_time_for_a_checkpoint(launch: La
     assert {path.name for path in job.folder.glob("saved.*")} == {"saved.0.0", "saved.0.1"}
     assert set(outcomes(job).values()) == {("preempted", 143)}
     assert [record.event.code for record in job.of(events.WorkerExited)] == [0, 0]
-    assert job.of(events.RestartDecided) == job.of(events.Interrupted) == []
+    assert job.of(events.RestartDecided) == job.of(events.RankInterrupted) == []
 
 
 def test_sigterm_to_one_rank_is_a_failure_of_that_rank_on_all_nodes(launch: Launch) -> None:

@@ -83,7 +83,7 @@ def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_o
     assert whys(job, 0, 1, 2) == [["first", "failure"]] * 3
     (decided,) = job.of(events.RestartDecided)
     assert decided.event.restarts_used == 1
-    told = [(record.origin.layer, record.event.record.rank) for record in job.of(events.Interrupted)]
+    told = [(record.origin.layer, record.event.record.rank) for record in job.of(events.RankInterrupted)]
     assert {rank for layer, rank in told if layer == "launcher"} == {1, 2}
     found = report(load(job.job.run))
     assert [(each.verdict.first, each.kind) for each in found.incidents] == [(2, "terminated"), (1, "terminated")]

@@ -58,7 +58,7 @@ def test_forked_child_that_leaves_the_function_says_nothing_as_its_parent(start:
     job = start(2, f"{JOBS}:fork_and_leave", ending=ending)
     ranks = [rank.value for rank in job.wait()]
     assert ranks == [("parent 0", f"{got}, RANK={rank}, 1 thread") for rank in range(2)]
-    assert not job.of(events.Interrupted)
+    assert not job.of(events.RankInterrupted)
     assert [record.event.outcome for record in job.of(events.CallEnded)] == ["completed"] * 2
     assert len({record.origin.pid for record in job.records() if record.origin.role == "rank"}) == 2
 

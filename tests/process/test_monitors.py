@@ -63,7 +63,7 @@ def test_stopped_monitor_does_not_disturb_its_rank(start: Start) -> None:  # F25
         assert [rank.value for rank in job.wait_ranks()] == [0, 0]
     finally:
         os.kill(monitor, signal.SIGCONT)
-    assert not job.of(events.Interrupted)
+    assert not job.of(events.RankInterrupted)
 
 
 def test_stopped_monitor_of_a_node_does_not_make_the_node_look_lost(start: Start) -> None:
@@ -93,7 +93,7 @@ def test_stopped_monitor_of_a_node_does_not_make_the_node_look_lost(start: Start
     del store, tcp_store
     (job.folder / "go").touch()
     assert [rank.value for rank in job.wait()] == [0] * 4
-    assert not job.of(events.NodeFellSilent) and not job.of(events.Interrupted)
+    assert not job.of(events.NodeFellSilent) and not job.of(events.RankInterrupted)
 
 
 def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(start: Start) -> None:  # F24

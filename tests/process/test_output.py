@@ -353,7 +353,7 @@ def test_drain_process_that_does_not_read_is_replaced(launch: Launch) -> None:
 def test_last_lines_of_a_killed_worker_are_on_record(launch: Launch) -> None:
     job = launch("if cycle == 0: print('the last words'); os.kill(os.getpid(), 9)", nproc=1, PATIENT="yes")
     assert job.wait() == [0]
-    (found,) = job.job.of(events.Interrupted)
+    (found,) = job.job.of(events.RankInterrupted)
     assert found.event.record.log_tail[-1:] == ("the last words",)
 
 
@@ -367,7 +367,7 @@ def test_last_lines_of_a_worker_whose_file_was_just_rotated_are_on_record(launch
     )
     assert job.wait() == [0]
     assert (job.job.run / "output" / "0" / "0.out").read_bytes() == b"after\n"
-    (found,) = job.job.of(events.Interrupted)
+    (found,) = job.job.of(events.RankInterrupted)
     tail = found.event.record.log_tail
     assert tail[-1] == "after" and tail[-2].startswith("000015 1023")
 
@@ -386,7 +386,7 @@ def test_exception_is_on_record_though_the_drain_process_is_slow_to_keep_what_th
     time.sleep(0.2)  # as a rule its monitor has asked for the last lines
     assert libc.ptrace(PTRACE_DETACH, drain.pid, None, None) == 0
     assert job.wait() == [0], job.job.output()
-    (found,) = job.job.of(events.Interrupted)
+    (found,) = job.job.of(events.RankInterrupted)
     assert found.event.record.interruption is Interruption.EXCEPTION
     assert found.event.record.exception.type == "ValueError"
     # Outside this test, the monitor waits for a disk that is slow but answers, and the agent waits for the monitor.

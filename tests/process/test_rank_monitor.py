@@ -119,7 +119,9 @@ def test_hang_is_found_at_its_limit_and_told_apart(one: Node, tmp_path: Path, ho
         assert record.stacks[0].frames[-1].function == "stuck"
     assert (record.process.state == "T") is (how == "stopped")
     names = [type(record.event) for record in one.account.records()]
-    assert names.index(events.EvidenceCaptured) < names.index(events.Interrupted) < names.index(events.RankSignalled)
+    assert (
+        names.index(events.EvidenceCaptured) < names.index(events.RankInterrupted) < names.index(events.RankSignalled)
+    )
 
 
 def test_gravest_of_all_open_sections_is_found(one: Node) -> None:
@@ -217,7 +219,7 @@ def test_dismissed_worker_is_no_interruption(one: Node) -> None:
     one.monitors.limit(Limits(step=Limit(None, 0.1)))
     worker.kill()
     assert one.hear(messages.Gone).goodbye
-    assert one.said(messages.Found) == [] and one.records(events.Interrupted) == []
+    assert one.said(messages.Found) == [] and one.records(events.RankInterrupted) == []
 
 
 def test_monitor_outlives_its_workers_and_stays_lean(tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_end_of_its_output_is_in_the_record(one: Node, tmp_path: Path) -> None:
     await_line(worker)
     worker.kill()
     one.hear(messages.Gone)
-    (record,) = [record.event.record for record in one.records(events.Interrupted)]
+    (record,) = [record.event.record for record in one.records(events.RankInterrupted)]
     assert len(record.log_tail) == 200
     assert record.log_tail[-3:] == ("step 499", "Traceback", "ValueError: no")
 

@@ -91,6 +91,6 @@ def test_handler_that_raises_while_an_error_is_printed_hides_it_from_nobody(laun
         PATIENT="yes",
     )
     assert job.wait() == [0], job.job.output()
-    (error,) = [each.event.record.exception for each in job.job.of(events.Interrupted)]
+    (error,) = [each.event.record.exception for each in job.job.of(events.RankInterrupted)]
     assert (error.type, error.message) == ("ValueError", "the first error")
     assert [frame.function for frame in error.stack] == ["<module>"]

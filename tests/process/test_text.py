@@ -100,7 +100,7 @@ def _check(run: Path, script: Path) -> None:
     assert not found.missing, found.missing
     assert found.job is not None
     assert found.job.command[-1] == f"--data={ESCAPED}"
-    told = [record.event.record for record in found.records if isinstance(record.event, events.Interrupted)]
+    told = [record.event.record for record in found.records if isinstance(record.event, events.RankInterrupted)]
     (own,) = [each for each in told if each.rank == 1 and each.exception and each.exception.type == "ValueError"]
     assert own.exception is not None
     assert own.exception.message == f"cannot read --data={ESCAPED}"

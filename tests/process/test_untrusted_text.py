@@ -56,7 +56,7 @@ def test_job_shows_hostile_text_as_escapes_and_keeps_no_secret(tmp_path: Path) -
     assert found.job is not None
     assert tuple(found.job.command)[-7:-1] == SHOWN
     assert stat.S_IMODE((run / "job.json").stat().st_mode) == 0o600
-    assert [record for record in found.records if isinstance(record.event, events.Interrupted)]
+    assert [record for record in found.records if isinstance(record.event, events.RankInterrupted)]
     for verb in ("report", "logs", "status", "trace"):
         told = subprocess.run(
             [sys.executable, "-m", "resilience.cli", verb, str(run)], capture_output=True, timeout=120, check=False

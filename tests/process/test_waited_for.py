@@ -79,7 +79,7 @@ def test_walk_over_transfers_ends_at_the_stage_that_hangs(start: Start) -> None:
     assert culprits(incident) == [(1, "waits_for_lock")]
     assert cleared(incident) == [0, 2, 3]
     # Of any rank: a monitor that comes late, when its rank has already restarted, adds none.
-    waits = [each for seen in job.of(events.OutcomeSeen) for each in seen.event.collectives]
+    waits = [each for seen in job.of(events.IterationDecided) for each in seen.event.collectives]
     assert {each.op for each in waits if each.is_transfer} == {"transfer"}
 
 
@@ -168,6 +168,6 @@ def test_what_a_rank_does_after_its_peer_was_ended_is_no_fault(launch: Callable[
     incident = only_incident(job)
     # The time in which the monitor stood still is no silence of rank 0. A busy machine may be so late that it is ended
     # for what it does afterwards, or that it heeds SIGTERM too late: a record of that end has no hang.
-    hangs = [record.event.record.hang for record in job.job.of(events.Interrupted, rank=0)]
+    hangs = [record.event.record.hang for record in job.job.of(events.RankInterrupted, rank=0)]
     assert {hang for hang in hangs if hang is not None} <= {"runs_again"}
     assert not {0, 2} & {rank for rank, _ in culprits(incident)}

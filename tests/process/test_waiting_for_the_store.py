@@ -156,7 +156,7 @@ def test_store_process_of_the_launcher_that_goes_on_in_time_costs_nobody(start: 
     assert job.wait(120.0) == [0]
     for rank in range(2):
         assert (tmp_path / f"done.0.{rank}").exists()
-    assert told(job, events.RankSignalled) == told(job, events.Interrupted) == []
+    assert told(job, events.RankSignalled) == told(job, events.RankInterrupted) == []
 
 
 @pytest.mark.slow

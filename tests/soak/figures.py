@@ -101,12 +101,12 @@ def restarts_of(number: int, records: list[Record], strikes: list[dict[str, Any]
         iteration, rank, event = record.origin.iteration, record.origin.initial_rank, record.event
         if iteration is None or rank is None:
             continue
-        if isinstance(event, events.Interrupted):
+        if isinstance(event, events.RankInterrupted):
             # A rank that has left before may still be represented: that interrupts nobody.
             is_member = event.record.rank in members[iteration]
             if is_member and event.record.interruption.value != "monitor_process_exception":
                 detected[iteration] = min(detected.get(iteration, record.mono_ns), record.mono_ns)
-        elif isinstance(event, events.OutcomeSeen):
+        elif isinstance(event, events.IterationDecided):
             detected[iteration] = min(detected.get(iteration, record.mono_ns), record.mono_ns)
         elif isinstance(event, events.StageStarted) and event.stage == "run":
             entered[iteration] = max(entered.get(iteration, record.mono_ns), record.mono_ns)

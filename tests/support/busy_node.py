@@ -86,7 +86,7 @@ def _silence_and_loss(view: MetricView) -> None:
         for words in ("CUDA error", "No space left", "Address already in use", "MemoryError", "Broken pipe", "mine"):
             error = ExceptionInfo("RuntimeError", words, "f")
             seen = InterruptionRecord(0, interruption, exception=error, detector=Detector("peer"), iteration=0)
-            _tell(view, events.Interrupted(seen))
+            _tell(view, events.RankInterrupted(seen))
 
 
 def _elastic(view: MetricView) -> None:

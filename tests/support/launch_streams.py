@@ -276,7 +276,7 @@ class _Teller:
             stacks=(ThreadStack("MainThread", LOADS[1:]),),
             stack_method="faulthandler",
         )
-        self._monitor(rank, events.Interrupted(record))
+        self._monitor(rank, events.RankInterrupted(record))
         self._monitor(rank, events.RankSignalled(("SIGKILL",), "heartbeat"))
         self._wait(0.01)
 
@@ -299,7 +299,7 @@ class _Teller:
             step=self._first_step + LAST_STEP if self._signs else None,
             log_tail=tail,
         )
-        self._monitor(rank, events.Interrupted(record))
+        self._monitor(rank, events.RankInterrupted(record))
         self._monitor(rank, events.MonitorEnded())
         exited = events.WorkerExited(rank % self._per, rank, self._pid(rank), end.code, end.signal, False)
         self._agent(self._place(rank), exited)

@@ -186,7 +186,7 @@ class Job:
 
     def interruptions(self, iteration: int | None = None) -> list[InterruptionRecord]:
         """The interruption records, in the order in which they were made."""
-        found = [record.event.record for record in self.records() if isinstance(record.event, events.Interrupted)]
+        found = [record.event.record for record in self.records() if isinstance(record.event, events.RankInterrupted)]
         return [told for told in found if iteration is None or told.iteration == iteration]
 
     def kinds(self, iteration: int) -> dict[int, set[Interruption]]:

@@ -308,8 +308,8 @@ class _Teller:
         if rank not in self._active:
             stack = (WRAPPED,)
         silent = 3.01 if fault.kind in SILENT else None
-        self._emit(rank, events.OutcomeSeen(first, stack, fault.step, silent), after=0.002)
-        self._emit(rank, events.CollectivesCut(3, 1, "epoll", 0.001))
+        self._emit(rank, events.IterationDecided(first, stack, fault.step, silent), after=0.002)
+        self._emit(rank, events.AbortCut(3, 1, "epoll", 0.001))
         took = (self._now[rank] - self._run_began[rank]) / 1e9
         self._emit(rank, events.StageEnded("run", "failed" if rank == first else "interrupted", took))
         if rank not in self._began:
@@ -322,7 +322,7 @@ class _Teller:
         at = self._started_ns + self._now[rank]
         known = {"rank": rank, "pid": 100 + rank, "node": "node", "iteration": self._iteration, "detected_wall_ns": at}
         values = {name: getattr(record, name) for name in record.__struct_fields__} | known
-        self._emit(rank, events.Interrupted(InterruptionRecord(**values)), role)
+        self._emit(rank, events.RankInterrupted(InterruptionRecord(**values)), role)
         if role == "rank" and rank not in self._began:
             self._began[rank] = self._now[rank]
             self._kind[rank] = record.interruption.value
@@ -395,4 +395,4 @@ class _Teller:
         self._emit(rank, events.MonitorLost(500 + rank, "its channel closed"))
         values = {name: getattr(record, name) for name in record.__struct_fields__}
         values |= {"iteration": self._iteration, "detected_wall_ns": self._started_ns + self._now[rank]}
-        self._emit(rank, events.Interrupted(InterruptionRecord(**values)))
+        self._emit(rank, events.RankInterrupted(InterruptionRecord(**values)))

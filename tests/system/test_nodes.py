@@ -47,7 +47,7 @@ def test_nodes_complete_together(start: Start) -> None:
     job.let_on("mid")
     assert [rank.value for rank in job.wait()] == [RESULT] * 4
     assert {record.origin.node.rpartition("-")[2] for record in job.records()} == {"g0", "g1"}
-    assert not job.of(events.Interrupted)
+    assert not job.of(events.RankInterrupted)
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
@@ -62,7 +62,7 @@ def test_lost_node_is_noticed_by_another_and_its_ranks_excluded(start: Start, no
     assert silent.silent_node.endswith(f"-g{nodes - 1}")
     assert silent.silent_for_s >= silent.allowed_s
     for rank in lost:
-        job.await_record(events.Interrupted, where=lambda event, rank=rank: event.record.rank == rank)
+        job.await_record(events.RankInterrupted, where=lambda event, rank=rank: event.record.rank == rank)
     told = {(record.rank, record.interruption) for record in job.interruptions() if record.rank in lost}
     assert told == {(rank, Interruption.UNRESPONSIVE) for rank in lost}
 

@@ -359,7 +359,7 @@ class CallWrapper:
                 self._session.page.doing(Doing.WAITING)
             case restart.SetRecord(_, value) if self._failure_record is None:
                 # The protocol wrote this record: some rank missed the completion barrier.
-                self._session.emit(events.Interrupted(decode(value)))
+                self._session.emit(events.RankInterrupted(decode(value)))
         if self._failure_record is not None:
             return note_arrival(operation, self._session.store, self._failure_record, self._session.emit)
         return NotImplemented

@@ -17,13 +17,13 @@ import msgspec
 
 from resilience.facts.events import (
     Event,
-    FirstStepTaken,
-    Interrupted,
     IterationEnded,
     IterationStarted,
     Outcome,
     ProgressSign,
+    RankInterrupted,
     RestartEnded,
+    RestartStep,
     StageEnded,
     StageName,
     StageStarted,
@@ -101,7 +101,7 @@ class RankEvents:
             self._end_restart(sign, self._restart_began, self._entered_at)
         elif sign == "step" and self._is_awaiting_step and (step := self._step()) is not None:
             self._is_awaiting_step = False
-            self._emit(FirstStepTaken(step))
+            self._emit(RestartStep(step))
         return self._is_awaiting_step
 
     def _end_restart(self, sign: ProgressSign, restart_began: float, entered_at: float) -> None:
@@ -127,18 +127,18 @@ class RankEvents:
         self.progressed("entry")  # ends the previous restart, if it has shown none
         self.settled("communication")  # an earlier failure, if it is still unsettled
         if record.origin == "consequence":
-            self._emit(Interrupted(record))
+            self._emit(RankInterrupted(record))
             return
         self._begin_restart(record.interruption.value, time.monotonic())
         if record.origin == "communication":
             self._unsettled_failure = record
         else:
-            self._emit(Interrupted(record))
+            self._emit(RankInterrupted(record))
 
     def settled(self, origin: FaultOrigin) -> None:
         """Report whose fault the failure of this rank is."""
         if self._unsettled_failure is not None:
-            self._emit(Interrupted(msgspec.structs.replace(self._unsettled_failure, origin=origin)))
+            self._emit(RankInterrupted(msgspec.structs.replace(self._unsettled_failure, origin=origin)))
             self._unsettled_failure = None
             if origin == "consequence":
                 self._interruption = "peer"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import msgspec
 
 from resilience.errors import ConfigurationError, DecodeError, MonitorError, error_in_words
-from resilience.facts.events import Interrupted
+from resilience.facts.events import RankInterrupted
 from resilience.facts.printable import printable
 from resilience.facts.records import Record
 from resilience.inprocess._runtime.monitor_store import MonitorStore
@@ -342,7 +342,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
     def ready(error: str) -> None:
         channel.send(messages.encode(messages.Ready(error)))
 
-    outlet = MonitorStore(
+    receiver = MonitorStore(
         plan.store_factory,
         plan.store_kwargs,
         plan,
@@ -353,8 +353,8 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         alert=lambda line: channel.send(messages.encode(messages.TerminalLine(line))),
         terminal=plan.terminal,
     )
-    monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), outlet, dump)
-    outlet.start()
+    monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), receiver, dump)
+    receiver.start()
     monitor.run()
     WRITER.flush()
 
@@ -390,8 +390,8 @@ def _redirect_output(logfile: str) -> None:
 def shortened(record: Record) -> Record:
     """Return the record, shortened so that it fits one message."""
     event = record.event
-    if isinstance(event, Interrupted):
-        return msgspec.structs.replace(record, event=Interrupted(messages.shortened(event.record)))
+    if isinstance(event, RankInterrupted):
+        return msgspec.structs.replace(record, event=RankInterrupted(messages.shortened(event.record)))
     return record
 
 

@@ -433,7 +433,7 @@ class Session:
             pid=os.getpid(),
             detected_wall_ns=time.time_ns(),
         )
-        self.emit(events.MonitorLost(self._monitor.pid, "its channel closed"), events.Interrupted(record))
+        self.emit(events.MonitorLost(self._monitor.pid, "its channel closed"), events.RankInterrupted(record))
 
 
 def _failed_to_start(function: str, number: int, state: State, error: Exception, duration: float) -> None:

@@ -248,7 +248,7 @@ class Supervisor:
             self._represented.add(member.initial_rank)
 
     def _stand_in(self, record: InterruptionRecord) -> None:
-        self._emit(events.Interrupted(record))
+        self._emit(events.RankInterrupted(record))
         self._represent(record)
 
     def _note_unstarted(self, record: InterruptionRecord, error: RuntimeError) -> None:

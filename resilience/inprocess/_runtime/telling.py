@@ -90,7 +90,7 @@ def _by_a_launcher(folder: Path, origin: Origin, hurry: Hurry, emit: Emit) -> st
 
     def is_complete(records: list[Record]) -> bool:
         """Return True once all ends are on record. A monitor writes how its rank ended after the rank is gone."""
-        known = {record.event.record.rank for record in records if isinstance(record.event, events.Interrupted)}
+        known = {record.event.record.rank for record in records if isinstance(record.event, events.RankInterrupted)}
         known |= {
             record.origin.initial_rank or 0 for record in records if isinstance(record.event, events.MonitorEnded)
         }

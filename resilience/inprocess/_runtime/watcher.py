@@ -20,14 +20,14 @@ from resilience.core.restart import COMPLETED, Keys, Read, witness
 from resilience.core.watch import EVIDENCE
 from resilience.errors import StoreError, error_in_words
 from resilience.facts.events import (
+    AbortCut,
     AbortDelayed,
     AbortFailed,
+    AbortGroup,
     AbortStuck,
     AnyEvent,
-    CollectivesCut,
-    GroupAborted,
     InterruptDelivered,
-    OutcomeSeen,
+    IterationDecided,
 )
 from resilience.facts.interruptions import HANGS, Frame, Interruption, InterruptionRecord, decode, load_decoder
 from resilience.facts.seats import Seat
@@ -160,7 +160,7 @@ class IterationWatcher:
         is_own = first is not None and (first.interruption is Interruption.TERMINATED or first.origin == "own")
         if is_hang:
             collective_calls.note_recorded()
-        self._emit(OutcomeSeen(by, stack, silent_for_s=silent_for_s, waits_in=waits_in, is_own=is_own))
+        self._emit(IterationDecided(by, stack, silent_for_s=silent_for_s, waits_in=waits_in, is_own=is_own))
         if is_hang:
             self._await_witnesses()
 
@@ -210,7 +210,7 @@ class IterationWatcher:
         self._report_group_aborts()
         cut = collectives.last_cut()
         self._emit(
-            CollectivesCut(
+            AbortCut(
                 sockets=cut.sockets,
                 store_connections=store_connections,
                 method=cut.method,
@@ -228,7 +228,7 @@ class IterationWatcher:
     def _report_group_aborts(self) -> None:
         for done in group_aborts.last():
             note = NVLS_NOTE if "nccl" in done.backend and nvls_may_be_used() else ""
-            self._emit(GroupAborted(done.group, done.backend, done.duration, done.outcome, done.error[:500], note))
+            self._emit(AbortGroup(done.group, done.backend, done.duration, done.outcome, done.error[:500], note))
 
     def _cut_store(self) -> int:
         ended = store_constructor.cut(places.awaited_port(places.place_of(self._main)))

@@ -186,9 +186,9 @@ class Handler(RendezvousHandler):
         return self.rendezvous.cycle
 
     @property
-    def formation(self) -> Membership:
+    def membership(self) -> Membership:
         """Return the members of the cycle."""
-        return self.rendezvous.formation
+        return self.rendezvous.membership
 
     def run(self, protocol: Protocol[T]) -> T:
         """Run a protocol of this agent on the job's store. Raises: StoreError."""
@@ -236,7 +236,7 @@ class Handler(RendezvousHandler):
 
         An agent checks only its nearest neighbour that is not known to be gone, and reports to all agents.
         Raises: StoreError."""
-        return [seat.node for seat in self.formation.seats if seat.id in self.look().lost]
+        return [seat.node for seat in self.membership.seats if seat.id in self.look().lost]
 
     def look(self, counter: str = "log/count") -> Around:
         """Return what has changed around this agent, which has a place in the cycle. counter: a key of the store that
@@ -322,7 +322,7 @@ class Handler(RendezvousHandler):
         """Return True if this agent has a place in the cycle, or if there was none yet."""
         with _as_torch():
             newest = self.run(self.rendezvous.newest())
-        return newest.cycle == FIRST or self.formation.rank_of(self.id) is not None
+        return newest.cycle == FIRST or self.membership.rank_of(self.id) is not None
 
     def _join(self) -> Membership:
         """Wait until this agent has a place in a cycle. Raises: RendezvousClosedError, RendezvousTimeoutError,

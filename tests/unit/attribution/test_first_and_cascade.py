@@ -26,8 +26,8 @@ def test_error_is_first_unless_another_nodes_rank_is_known_to_have_failed_before
     interruptions = Interruptions()
     for event in (
         events.IterationStarted(2, "active"),
-        events.Interrupted(failed),
-        events.OutcomeSeen(by, is_own=is_own),
+        events.RankInterrupted(failed),
+        events.IterationDecided(by, is_own=is_own),
     ):
         interruptions.take(Record(0, 5, 5, origin, event))
     ((labels, count),) = interruptions.counted({}).items()
@@ -44,7 +44,7 @@ def test_death_is_first_unless_the_store_had_the_fault_of_another_nodes_rank_bef
     of_monitor = Origin("job", "node1", "monitor", 8, iteration=0, initial_rank=1)
     interruptions.take(Record(0, 5, 5, of_rank, events.IterationStarted(2, "active")))
     for event in (
-        events.Interrupted(InterruptionRecord(1, Interruption.TERMINATED, pid=7)),
+        events.RankInterrupted(InterruptionRecord(1, Interruption.TERMINATED, pid=7)),
         events.InterruptionArrived(1, Interruption.TERMINATED, 0, 2, fault_of),
         events.MonitorEnded(0),
     ):
@@ -66,9 +66,9 @@ def test_launchers_record_of_a_counted_fault_stays_a_cascade_in_a_job_of_many_cy
             (of_agent, events.CycleStarted("failure", cycle, 1000)),
             (of_agent, events.WorkerStarted(0, 0, 70, "cold")),
             (of_rank, events.IterationStarted(1, "active")),
-            (of_rank, events.Interrupted(raised)),
-            (of_rank, events.OutcomeSeen(0, is_own=True)),
-            (of_monitor, events.Interrupted(ended)),
+            (of_rank, events.RankInterrupted(raised)),
+            (of_rank, events.IterationDecided(0, is_own=True)),
+            (of_monitor, events.RankInterrupted(ended)),
             (of_agent, events.WorkerExited(0, 0, 70, 1, None, False)),
             (of_agent, DECIDED),
             (of_agent, events.CycleEnded("failed", 1.0)),
@@ -92,7 +92,7 @@ def test_death_on_record_in_two_iterations_stays_one_in_a_job_of_many_iterations
         rank = int(iteration <= CYCLES - KEPT)  # the last iteration that is settled and the next one have one death
         died = InterruptionRecord(rank, Interruption.TERMINATED, pid=70 if rank else iteration)
         origin = Origin("job", "node", "monitor", 8, iteration=iteration, initial_rank=rank)
-        for event in (events.Interrupted(died), events.MonitorEnded(0)):
+        for event in (events.RankInterrupted(died), events.MonitorEnded(0)):
             interruptions.take(Record(0, 5, 5, origin, event))
     for _ in range(2):
         assert sum(interruptions.counted({}).values()) == KEPT

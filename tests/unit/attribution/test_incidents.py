@@ -118,7 +118,7 @@ def test_error_of_a_rank_that_takes_long_to_end_is_read_from_its_last_lines(stag
     lines = ("Traceback (most recent call last):", '  File "/home/me/train.py", line 3, in train', "ValueError: bad")
     hung = InterruptionRecord(1, Interruption.HARD_TIMEOUT, stage=stage, log_tail=lines)
     origin = Origin("job", "node", "monitor", 7, initial_rank=1, layer="launcher")
-    history = History().take_all([Record(0, 5, 5, origin, events.Interrupted(hung))])
+    history = History().take_all([Record(0, 5, 5, origin, events.RankInterrupted(hung))])
     ((seen,),) = [part.seen for parts in history.cycles.nodes.values() for part in parts.values()]
     assert (seen.record.exception.type if seen.record.exception is not None else None) == type_
 
@@ -138,10 +138,10 @@ def two_limits(word: Hang, answered_ns: int, looked_ns: int) -> Incident:
     writes what it saw before it takes the message in which rank 0 answers."""
     origins = [Origin("job", "node", "monitor", 7, initial_rank=rank, rank=rank, iteration=0) for rank in (0, 1)]
 
-    def silent(rank: int, word: Hang, state: str, stack: tuple[Frame, ...] = ()) -> events.Interrupted:
+    def silent(rank: int, word: Hang, state: str, stack: tuple[Frame, ...] = ()) -> events.RankInterrupted:
         stacks = (ThreadStack("MainThread", stack),) if stack else ()
         process = ProcessInfo(state, 0.0, 0.1)
-        return events.Interrupted(
+        return events.RankInterrupted(
             InterruptionRecord(
                 rank,
                 Interruption.SOFT_TIMEOUT,
@@ -154,7 +154,7 @@ def two_limits(word: Hang, answered_ns: int, looked_ns: int) -> Incident:
             )
         )
 
-    answer = events.OutcomeSeen(by=1, stack=WAITS, hang="in_collective")
+    answer = events.IterationDecided(by=1, stack=WAITS, hang="in_collective")
     stream: list[tuple[int, int, events.Event]] = [
         (0, 1, events.IterationStarted(2, "active")),
         (1, 1, events.IterationStarted(2, "active")),
@@ -211,11 +211,11 @@ def test_rank_that_runs_again_is_cleared_if_the_signal_to_a_hung_one_may_have_fr
     stream: list[tuple[int, int, events.Event]] = [
         (0, 1, events.IterationStarted(2, "active")),
         (1, 1, events.IterationStarted(2, "active")),
-        (1, 100, events.Interrupted(record)),
+        (1, 100, events.RankInterrupted(record)),
         (1, 101, events.InterruptionArrived(1, record.interruption, 0, 1)),
-        (0, 110, events.Interrupted(again)),
+        (0, 110, events.RankInterrupted(again)),
         (0, 111, events.InterruptionArrived(0, again.interruption, 0, 2)),
-        (0, 112, events.OutcomeSeen(by=1, stack=(TRAIN,), hang="runs_again")),
+        (0, 112, events.IterationDecided(by=1, stack=(TRAIN,), hang="runs_again")),
     ]
     if is_ended:
         stream.append((1, 105, events.RankSignalled(("SIGTERM", "SIGCONT"), "watchdog")))
@@ -303,7 +303,7 @@ def test_first_mover_is_the_dead_rank_though_another_one_reported_first() -> Non
 
 
 def _by(record: Record, first: int) -> Record:
-    if isinstance(record.event, events.OutcomeSeen):
+    if isinstance(record.event, events.IterationDecided):
         return msgspec.structs.replace(record, event=msgspec.structs.replace(record.event, by=first))
     return record
 
@@ -383,9 +383,9 @@ def test_rank_that_alone_was_active_is_blamed_for_an_error_of_a_communication_ca
     error = ExceptionInfo("RuntimeError", GONE, "f", WAITS)
     told = [
         msgspec.structs.replace(
-            record, event=events.Interrupted(msgspec.structs.replace(record.event.record, exception=error))
+            record, event=events.RankInterrupted(msgspec.structs.replace(record.event.record, exception=error))
         )
-        if isinstance(record.event, events.Interrupted)
+        if isinstance(record.event, events.RankInterrupted)
         else record
         for record in job([Fault("exception", 0, 0)], world=1, spares=spares).records
     ]
@@ -402,7 +402,7 @@ def test_places_told_by_the_store_win_over_what_ranks_saw_first() -> None:
         error = ExceptionInfo("ValueError", "mine", f"of rank {rank}", LOADS)
         seen = InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, iteration=0)
         arrived = events.InterruptionArrived(rank, Interruption.EXCEPTION, 0, position)
-        records += [Record(1, 2, 2, place(rank), events.Interrupted(seen)), Record(2, 3, 3, place(rank), arrived)]
+        records += [Record(1, 2, 2, place(rank), events.RankInterrupted(seen)), Record(2, 3, 3, place(rank), arrived)]
     (incident,) = fold(records)
     assert (culprits(incident), incident.reported_first) == ({1}, 1)
     assert {record.rank: record.arrival_order for record in incident.records} == {0: 2, 1: 1}
@@ -520,8 +520,8 @@ def test_nobody_is_blamed_where_it_is_not_known_who_did_not_come() -> None:
 def test_incident_without_a_report_has_the_time_at_which_a_rank_learned_of_it() -> None:
     """The records of the rank that reported it are lost."""
     told = job([Fault("exception", 1, 0)])
-    left = [record for record in told.records if not isinstance(record.event, events.Interrupted)]
-    seen = min(record.wall_ns for record in left if isinstance(record.event, events.OutcomeSeen))
+    left = [record for record in told.records if not isinstance(record.event, events.RankInterrupted)]
+    seen = min(record.wall_ns for record in left if isinstance(record.event, events.IterationDecided))
     (incident,) = fold(left)
     assert (incident.records, incident.detected_wall_ns, incident.since_wall_ns) == ((), seen, seen)
 
@@ -548,14 +548,14 @@ def test_store_that_died_with_the_monitor_that_hosted_it_is_lost_though_ranks_ha
     """One rank notices only the end of its monitor. All ranks leave, because the store does not answer."""
     told = job([Fault("monitor", 0, 0)], world=2)
     where = {rank: next(r for r in told.files[rank] if isinstance(r.event, events.StageStarted)) for rank in (0, 1)}
-    until = next(n for n, r in enumerate(told.files[0]) if isinstance(r.event, events.Interrupted))
+    until = next(n for n, r in enumerate(told.files[0]) if isinstance(r.event, events.RankInterrupted))
     broken = list(told.files[0][: until + 1])
     broken += [record for record in told.files[1] if record.mono_ns <= broken[-1].mono_ns]
     for rank, at in where.items():
         error = ExceptionInfo("resilience.errors.StoreError", "the store did not answer", "feed")
         left = InterruptionRecord(rank, Interruption.BASE_EXCEPTION, "the store did not answer", error, iteration=0)
         after = msgspec.structs.replace(at, wall_ns=at.wall_ns + 10**9, mono_ns=at.mono_ns + 10**9)
-        for number, event in enumerate((events.OutcomeSeen(by=0), events.Interrupted(left))):
+        for number, event in enumerate((events.IterationDecided(by=0), events.RankInterrupted(left))):
             broken.append(msgspec.structs.replace(after, sequence=1000 + number, event=event))
     (incident,) = fold(broken)
     assert (incident.verdict.what, incident.verdict.culprits) == ("store_lost", ())
@@ -603,15 +603,15 @@ def test_death_between_two_iterations_is_told_once_where_it_interrupted() -> Non
 
 
 def _moved(record: Record) -> Record:
-    if isinstance(record.event, events.Interrupted) and record.event.record.exit is not None:
+    if isinstance(record.event, events.RankInterrupted) and record.event.record.exit is not None:
         moved = msgspec.structs.replace(record.event.record, iteration=0)
-        return msgspec.structs.replace(record, event=events.Interrupted(moved))
+        return msgspec.structs.replace(record, event=events.RankInterrupted(moved))
     return record
 
 
 def test_rank_ended_by_its_monitor_that_dies_an_iteration_later_is_no_fault_of_its_own() -> None:
     told = job([Fault("exception", 0, 0), Fault("kill", 2, 1, 20)])
-    seen = next(record for record in told.files[2] if isinstance(record.event, events.OutcomeSeen))
+    seen = next(record for record in told.files[2] if isinstance(record.event, events.IterationDecided))
     told.files[2].append(msgspec.structs.replace(seen, event=events.RankSignalled(("SIGTERM", "SIGCONT"), "watchdog")))
     first, second = fold(told.records)
     assert any("SIGTERM, SIGCONT sent to rank 2" in action for action in first.actions)
@@ -623,7 +623,7 @@ def test_hung_rank_that_dies_one_iteration_after_its_hang_explains_both_restarts
     """Its monitor had it ended for the hang; it went on into iteration 1 and died there, before the monitor knew."""
     told = job([Fault("hang", 2, 0), Fault("kill", 2, 1, 20)])
     records = [_moved(record) for record in told.files[2]]
-    hung = next(record for record in records if isinstance(record.event, events.Interrupted))
+    hung = next(record for record in records if isinstance(record.event, events.RankInterrupted))
     for event in (
         events.RankSignalled(("SIGTERM", "SIGCONT"), "watchdog"),
         events.InterruptionArrived(2, Interruption.SOFT_TIMEOUT, 0, 1),
@@ -641,7 +641,7 @@ def test_death_that_arrives_in_two_iterations_counts_where_it_interrupted() -> N
     was listed as terminated. So they took it along, and its stand-in interrupted iteration 1."""
     told = job([Fault("exception", 0, 0), Fault("kill", 2, 1, 20)])
     records = [_moved(record) for record in told.files[2]]
-    seen = next(record for record in records if isinstance(record.event, events.Interrupted))
+    seen = next(record for record in records if isinstance(record.event, events.RankInterrupted))
     for iteration, position in ((0, 2), (1, 1)):
         arrived = events.InterruptionArrived(2, Interruption.TERMINATED, iteration, position)
         records.append(msgspec.structs.replace(seen, event=arrived))
@@ -652,7 +652,7 @@ def test_death_that_arrives_in_two_iterations_counts_where_it_interrupted() -> N
 
 def test_death_seen_by_two_monitors_is_one_record() -> None:
     told = job([Fault("kill", 2, 0)])
-    seen = next(record for record in told.files[2] if isinstance(record.event, events.Interrupted))
+    seen = next(record for record in told.files[2] if isinstance(record.event, events.RankInterrupted))
     neighbour = msgspec.structs.replace(seen, origin=told.files[0][0].origin)
     (incident,) = fold([*told.records, neighbour])
     assert [record.rank for record in incident.records if record.exit is not None] == [2]
@@ -663,7 +663,7 @@ def test_death_before_ranks_have_met_is_an_incident_of_its_own() -> None:
     death = InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(code=1), pid=7, iteration=AT_ENTRY)
     started = msgspec.structs.replace(origin, initial_rank=0, iteration=0, role="rank")
     records = [
-        Record(0, 1, 1, origin, events.Interrupted(death)),
+        Record(0, 1, 1, origin, events.RankInterrupted(death)),
         Record(0, 2, 2, started, events.IterationStarted(1, "active")),
     ]
     (incident,) = fold(records)
@@ -719,7 +719,7 @@ def test_steps_done_again_are_known_if_the_function_loads_its_checkpoint_before_
         if isinstance(record.event, events.RestartEnded) and record.event.step is not None:
             loaded = msgspec.structs.replace(record.event, sign="section", step=None)
             records[-1] = msgspec.structs.replace(record, event=loaded)
-            stepped = events.FirstStepTaken(record.event.step)
+            stepped = events.RestartStep(record.event.step)
             records.append(msgspec.structs.replace(record, event=stepped))
     assert [incident.cost.lost_steps for incident in fold(records)] == whole == [0, 3]
 
@@ -756,7 +756,7 @@ def test_actions_tell_who_left_and_who_stepped_in() -> None:
 
 def test_actions_name_the_ranks_that_were_not_looked_at_before_a_cut() -> None:
     told = job([Fault("hang", 1, 0)])
-    hung = next(record for record in told.files[1] if isinstance(record.event, events.Interrupted))
+    hung = next(record for record in told.files[1] if isinstance(record.event, events.RankInterrupted))
     looked = msgspec.structs.replace(hung, event=events.OthersSeen(1, missing=(2, 3)))
     (incident,) = fold([*told.records, looked])
     assert "not looked at before anything was stopped: ranks 2-3" in incident.actions
@@ -786,9 +786,9 @@ def test_without_a_step_only_an_exception_soon_after_the_last_one_advises_agains
     records = []
     for record in told:
         event = record.event
-        if isinstance(event, events.Interrupted):
+        if isinstance(event, events.RankInterrupted):
             at = began + slower * ((event.record.detected_wall_ns or began) - began)
-            event = events.Interrupted(msgspec.structs.replace(event.record, step=None, detected_wall_ns=at))
+            event = events.RankInterrupted(msgspec.structs.replace(event.record, step=None, detected_wall_ns=at))
         records.append(msgspec.structs.replace(record, event=event))
     *_, last = fold(records)
     assert last.same_as == (1, 2)
@@ -797,7 +797,7 @@ def test_without_a_step_only_an_exception_soon_after_the_last_one_advises_agains
 
 def test_swallowed_interruption_is_named_with_its_place() -> None:
     told = job([Fault("exception", 1, 0)])
-    seen = next(record for record in told.files[2] if isinstance(record.event, events.OutcomeSeen))
+    seen = next(record for record in told.files[2] if isinstance(record.event, events.IterationDecided))
     swallowed = events.InterruptSwallowed("/home/me/train.py", 7, "loop")
     (incident,) = fold([*told.records, msgspec.structs.replace(seen, event=swallowed)])
     assert any("/home/me/train.py:7 (loop)" in advice for advice in incident.advice)

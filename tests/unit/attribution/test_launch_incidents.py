@@ -95,9 +95,9 @@ def with_tail(told: Launched, rank: int, lines: tuple[str, ...], end: Exit | Non
     changed: list[Record] = []
     for record in told.records:
         event = record.event
-        if isinstance(event, events.Interrupted) and event.record.rank == rank:
+        if isinstance(event, events.RankInterrupted) and event.record.rank == rank:
             ended = msgspec.structs.replace(event.record, log_tail=lines, exit=end or event.record.exit)
-            event = events.Interrupted(ended)
+            event = events.RankInterrupted(ended)
         elif isinstance(event, events.WorkerExited) and event.worker_rank == rank and not event.expected and end:
             event = msgspec.structs.replace(event, code=end.code, signal=end.signal)
         changed.append(msgspec.structs.replace(record, event=event))
@@ -126,7 +126,7 @@ def test_hang_that_is_older_than_the_death_which_ended_the_cycle_is_its_cause() 
     monitor = told.files["node0", 1]
     at = next(number for number, record in enumerate(monitor) if isinstance(record.event, events.WorkerProgressed))
     hung = InterruptionRecord(1, Interruption.SOFT_TIMEOUT, detector=Detector("step", 2.0), hang="on_lock")
-    monitor.insert(at + 1, msgspec.structs.replace(monitor[at], event=events.Interrupted(hung)))
+    monitor.insert(at + 1, msgspec.structs.replace(monitor[at], event=events.RankInterrupted(hung)))
     incident = only(told)
     assert [culprit.rank for culprit in incident.verdict.culprits] == [1, 0]
     assert incident.chief is not None
@@ -269,9 +269,9 @@ def test_steps_that_only_the_end_of_the_cycle_tells_are_done_again_too() -> None
     told = launched([Fault("kill", 1)])
     records = [
         msgspec.structs.replace(
-            record, event=events.Interrupted(msgspec.structs.replace(record.event.record, step=None))
+            record, event=events.RankInterrupted(msgspec.structs.replace(record.event.record, step=None))
         )
-        if isinstance(record.event, events.Interrupted)
+        if isinstance(record.event, events.RankInterrupted)
         else record
         for record in told.records
     ]
@@ -306,10 +306,10 @@ def test_torn_records_raise_nothing() -> None:
 def test_death_that_a_wrapper_coped_with_is_its_incident_alone() -> None:
     told = launched(ranks=4)
     wrapped = record_streams.job([record_streams.Fault("kill", 1, 0)], world=3, spares=1)
-    died = next(record.event for record in wrapped.files[1] if isinstance(record.event, events.Interrupted))
+    died = next(record.event for record in wrapped.files[1] if isinstance(record.event, events.RankInterrupted))
     monitor, agent = told.files["node0", 1], told.files["node0", None]
     seen = msgspec.structs.replace(died.record, iteration=None)
-    monitor.insert(2, msgspec.structs.replace(monitor[1], event=events.Interrupted(seen)))
+    monitor.insert(2, msgspec.structs.replace(monitor[1], event=events.RankInterrupted(seen)))
     at = next(n for n, record in enumerate(agent) if isinstance(record.event, events.WorkerExited))
     killed = events.WorkerExited(1, 1, 101, None, "SIGKILL", False)
     agent.insert(at, msgspec.structs.replace(agent[at], event=killed))
@@ -325,7 +325,7 @@ def test_wrapper_that_was_cut_off_by_the_launcher_belongs_to_its_incident() -> N
         started = (n for n, r in enumerate(records) if isinstance(r.event, events.IterationStarted))
         at = max(started)
         stopped = InterruptionRecord(rank, Interruption.TERMINATED, exit=Exit(signal="SIGTERM"), pid=1000 + rank)
-        lost = (events.Interrupted(stopped), events.IterationEnded("lost", 1.0, "monitor"))
+        lost = (events.RankInterrupted(stopped), events.IterationEnded("lost", 1.0, "monitor"))
         cut += [*records[: at + 1], *(msgspec.structs.replace(records[at], event=event) for event in lost)]
     incidents = fold([*of_node(cut), *told.records])
     assert [(incident.layer, incident.verdict.first) for incident in incidents] == [("inprocess", 2), ("launcher", 1)]
@@ -358,9 +358,9 @@ def waited(told: Launched, looks: dict[int, events.WorkerSeen]) -> list[Record]:
     made: list[Record] = []
     for record in told.records:
         event = record.event
-        if isinstance(event, events.Interrupted) and event.record.interruption is Interruption.HARD_TIMEOUT:
+        if isinstance(event, events.RankInterrupted) and event.record.interruption is Interruption.HARD_TIMEOUT:
             stack = (ThreadStack("MainThread", WAITS),)
-            event = events.Interrupted(
+            event = events.RankInterrupted(
                 msgspec.structs.replace(event.record, stacks=stack, open_sections=(), hang="in_collective")
             )
         made.append(msgspec.structs.replace(record, event=event))
@@ -416,7 +416,7 @@ def test_node_of_which_the_agent_is_gone_is_lost_though_its_monitors_have_ended_
             died = InterruptionRecord(
                 rank, Interruption.TERMINATED, "process ended (SIGTERM)", exit=Exit(signal="SIGTERM"), pid=pid
             )
-            for event in (events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"), events.Interrupted(died)):
+            for event in (events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"), events.RankInterrupted(died)):
                 made.append(Record(0, record.wall_ns, last + 1, origin, event))
     (incident,) = fold(made)
     assert (incident.kind, incident.verdict) == (lost.kind, lost.verdict)
@@ -540,7 +540,7 @@ def test_job_of_which_a_rank_and_the_agent_were_killed_together_has_ended() -> N
     told = launched(ranks=3, is_running=True)
     for rank, end in ((0, Exit(signal="SIGTERM")), (1, Exit(signal="SIGKILL", oom=True)), (2, Exit(signal="SIGTERM"))):
         died = InterruptionRecord(rank, Interruption.TERMINATED, "process ended", exit=end, pid=1000 + rank)
-        ended: list[events.Event] = [events.RankExited(False, signal=end.signal), events.Interrupted(died)]
+        ended: list[events.Event] = [events.RankExited(False, signal=end.signal), events.RankInterrupted(died)]
         if rank != 1:
             ended.insert(0, events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"))
         last = told.files["node0", rank][-1]

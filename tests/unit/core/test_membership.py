@@ -164,7 +164,7 @@ def test_every_formation_is_whole_and_nobody_is_forgotten(log: list[list[Entry]]
         assert len(made.seats) == most or not made.spares
         assert not any(each.node in made.excluded for each in made.seats)
         assert (made.cycle, made.entries) == (last.cycle + 1, last.entries + len(entries))
-        assert membership.decode_formation(membership.encode(made)) == made
+        assert membership.decode_membership(membership.encode(made)) == made
         last = made
 
 

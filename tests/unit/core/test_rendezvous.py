@@ -61,8 +61,8 @@ def running(run: Run, *ids: str, terms: Terms = TERMS) -> Rendezvous:
     own = agent(run, "own", terms)
     for id in ids:
         run.counts(id)
-    own.formation = formed(run, Membership(), *ids, "own")
-    own.gathering = membership.begin(own.formation)
+    own.membership = formed(run, Membership(), *ids, "own")
+    own.arrivals = membership.begin(own.membership)
     return own
 
 
@@ -168,7 +168,7 @@ def test_each_cycle_that_forms_without_a_spare_gives_it_its_whole_limit_again() 
     own = spare_of(run)
 
     def another_cycle() -> None:
-        formed(run, own.gathering.last, "a", "b", spares=(seat("own"),))
+        formed(run, own.arrivals.last, "a", "b", spares=(seat("own"),))
         led(run, 2)
         run.writes(Left("a"), Left("b"))
 
@@ -340,7 +340,7 @@ def test_leader_that_stood_still_takes_the_formation_that_another_one_has_writte
     at(run, 0.5, lambda: formed(run, Membership(), "a", "b", spares=(seat("own"),)))
     run.interrupted_at = 5.0
     assert isinstance(join(run, own), Refusal)
-    assert own.gathering.last.cycle == 0
+    assert own.arrivals.last.cycle == 0
 
 
 # -- an agent that stood still while it waits ---------------------------------------------------------
@@ -412,7 +412,7 @@ def test_agent_that_is_taken_for_lost_by_one_that_dies_at_once_hears_of_it_from_
 
     def before(operation: object) -> None:
         at_once(operation)
-        if run.now >= 5.0 and not other.gathering.entries:
+        if run.now >= 5.0 and not other.arrivals.entries:
             run.run(other.read())
             run.run(other._announce_losses())
 
@@ -513,8 +513,8 @@ def test_leader_that_is_overtaken_by_several_cycles_as_it_reads_takes_the_newest
     run.before = overtake
     run.interrupted_at = 5.0
     assert isinstance(join(run, own), Refusal)
-    assert own.gathering.last.cycle == 3
-    assert "formation/0/own" not in run.store.data
+    assert own.arrivals.last.cycle == 3
+    assert "membership/0/own" not in run.store.data
 
 
 def test_leader_that_has_not_read_its_own_arrival_yet_arrives_once() -> None:
@@ -659,7 +659,7 @@ def test_cycle_is_over_for_an_agent_that_the_others_took_for_lost_or_went_on_wit
     run = Run()
     own = running(run, "a")
     run.writes(Arrived(seat("new")))
-    formed(run, own.formation, "a", "new")
+    formed(run, own.membership, "a", "new")
     assert run.run(own.look()).is_over
     assert run.run(own.is_taken_for_lost())
 
@@ -672,7 +672,7 @@ def test_next_cycle_is_noticed_at_the_next_look_where_it_may_be_formed_without_a
     own = running(run, "a", terms=msgspec.structs.replace(TERMS, most=4))
     run.writes(entry)
     assert not run.run(own.look()).is_over
-    formed(run, own.formation, "a", "new")
+    formed(run, own.membership, "a", "new")
     assert run.run(own.look())[0::2] == (0, True)
 
 
@@ -696,7 +696,7 @@ def test_look_asks_for_the_next_formation_where_an_entry_is_new_and_now_and_then
     run.writes(Nothing())
     run.operations = 0
     run.run(own.look())
-    assert run.operations == 3  # the counts, the entry, the formation
+    assert run.operations == 3  # the counts, the entry, the membership
 
 
 def test_first_end_of_a_cycle_stands() -> None:
@@ -729,7 +729,7 @@ def test_nodes_that_could_go_on_are_counted_without_this_one_those_that_leave_an
 def test_rendezvous_is_closed_once_with_the_first_reason_also_where_another_cycle_was_just_formed() -> None:
     run = Run()
     own = running(run, "a")
-    at(run, 0.0, lambda: formed(run, own.formation, "a"))
+    at(run, 0.0, lambda: formed(run, own.membership, "a"))
     assert run.run(own.close("over")) == "over"
     assert run.run(own.newest()).cycle == 2
     entries = len(run.log())
@@ -740,7 +740,7 @@ def test_rendezvous_is_closed_once_with_the_first_reason_also_where_another_cycl
 
 def running_beside(run: Run, own: Rendezvous) -> Rendezvous:
     other = agent(run, "a")
-    other.formation, other.gathering = own.formation, membership.begin(own.formation)
+    other.membership, other.arrivals = own.membership, membership.begin(own.membership)
     return other
 
 

@@ -16,11 +16,11 @@ FOUR = tuple(map(seat, "abcd"))
 
 
 def formed(run: Run, last: Membership, by: str = "a", **changes: object) -> Membership:
-    """Write the next formation, as this agent does."""
-    formation = msgspec.structs.replace(
+    """Write the next next_membership, as this agent does."""
+    next_membership = msgspec.structs.replace(
         Membership(last.cycle + 1, FOUR, holders=tuple("abcd"), by=by, before=last.by), **changes
     )
-    return run.run(RendezvousLog().write(last, formation))
+    return run.run(RendezvousLog().write(last, next_membership))
 
 
 def test_place_whose_writer_does_not_write_is_waited_for_and_then_given_up() -> None:
@@ -134,7 +134,7 @@ def test_newcomer_finds_the_newest_formation_where_the_pointer_lags_behind_and_w
     for _ in range(3):
         last = formed(run, last)
     run.store.data["newest"] = "0"  # the agent that formed the later ones died before it wrote more
-    assert run.keys("formation/") == ["formation/1/a", "formation/2/a"]
+    assert run.keys("membership/") == ["membership/1/a", "membership/2/a"]
     assert run.run(RendezvousLog().newest(Membership())) == last
     run.run(RendezvousLog().write(last, Membership(cycle=3, closed="over", by="a")))
     assert run.run(RendezvousLog().newest(Membership())).closed == "over"
@@ -146,23 +146,23 @@ def test_first_formation_of_a_cycle_stands_and_only_what_is_needed_stays() -> No
     assert formed(run, Membership(), by="b", entries=9) == first
     assert formed(run, Membership(), by="a") == first  # its answer was lost, and it asks again
     assert run.run(RendezvousLog().write(Membership(), Membership(cycle=0, closed="over", by="a"))) == first
-    assert run.keys("formation/") == ["formation/0/a"]
+    assert run.keys("membership/") == ["membership/0/a"]
     assert run.store.data["newest"] == "0"
     second = formed(run, first, by="b")
-    assert run.keys("formation/") == ["formation/0/a", "formation/1/b"]  # the first one may be just being read
+    assert run.keys("membership/") == ["membership/0/a", "membership/1/b"]  # the first one may be just being read
     third = formed(run, second, by="c")
-    assert run.keys("formation/") == ["formation/1/b", "formation/2/c"]
+    assert run.keys("membership/") == ["membership/1/b", "membership/2/c"]
     assert run.run(RendezvousLog().write(third, Membership(cycle=3, closed="over", by="d"))).closed == "over"
-    assert run.keys("formation/") == ["formation/2/c"]
+    assert run.keys("membership/") == ["membership/2/c"]
     assert run.keys("cycle/") == [f"cycle/{number}" for number in range(4)]
     assert run.store.data["newest"] == "3"
 
 
 def test_formation_without_one_before_deletes_nothing() -> None:
     run = Run()
-    run.store.data["formation/-2/"] = "of another"
+    run.store.data["membership/-2/"] = "of another"
     formed(run, Membership())
-    assert "formation/-2/" in run.store.data
+    assert "membership/-2/" in run.store.data
 
 
 def test_agent_deletes_its_own_entries_below_a_place_and_each_once() -> None:

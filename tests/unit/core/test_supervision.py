@@ -42,9 +42,9 @@ class Agent:
         seats = tuple(NodeSeat(each, each, "here", 1) for each in NODES if has_seat or each != name)
         rendezvous = Rendezvous(name, name, Terms(least, len(NODES)))
         if has_begun:
-            rendezvous.formation = Membership(cycle=4, seats=seats)
-        rendezvous.gathering = membership.fold(
-            membership.begin(rendezvous.formation),
+            rendezvous.membership = Membership(cycle=4, seats=seats)
+        rendezvous.arrivals = membership.fold(
+            membership.begin(rendezvous.membership),
             [Arrived(NodeSeat(each, each, "here", 1), known=4) for each in NODES if each in back],
         )
         self.emitted: list[events.Event] = []
@@ -156,10 +156,10 @@ def test_job_that_has_not_begun_stops_with_the_agent_that_hosts_its_store(is_hos
 
 
 def test_job_stops_with_the_host_of_its_store_that_does_not_know_yet_that_a_cycle_has_a_place_for_it() -> None:
-    formation = Membership(cycle=0, seats=(seat("own"), seat("other")), by="other")
+    next_membership = Membership(cycle=0, seats=(seat("own"), seat("other")), by="other")
     for id, is_host, expected in (("own", True, "stop"), ("own", False, "leave"), ("late", True, "leave")):
         run = Run()
-        run.run(RendezvousLog().write(Membership(), formation))
+        run.run(RendezvousLog().write(Membership(), next_membership))
         supervision = Supervision(agent(run, id, TERMS), Rules("any-failed", Budget(3)), is_host)
         run.run(supervision.signalled(signal.SIGTERM, "SIGTERM"))
         assert what(supervision.stop) == expected
@@ -307,11 +307,11 @@ def supervise(run: Run, *others: str, policy: Policy = "any-failed", most: int =
     own = agent(run, id, FOUR)
     for other in others:
         run.counts(other)
-    formation = Membership(cycle=0, seats=(seat(id), *map(seat, others)), by="leader")
+    next_membership = Membership(cycle=0, seats=(seat(id), *map(seat, others)), by="leader")
     found = Supervision(own, Rules(policy, Budget(most), apart=30.0), hosts_store=False)
     run.run(found.budget.open())
-    run.run(own._log.write(Membership(), formation))
-    own.formation, own.gathering = formation, membership.begin(formation)
+    run.run(own._log.write(Membership(), next_membership))
+    own.membership, own.arrivals = next_membership, membership.begin(next_membership)
     assert run.run(found.began()) is None
     run.now += 10.0
     return found

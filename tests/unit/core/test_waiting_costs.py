@@ -39,10 +39,10 @@ def running(run: Run) -> Supervision:
     """Return an agent whose workers run, one of two nodes."""
     own = agent(run, "own")
     run.counts("other")
-    own.formation = Membership(cycle=0, seats=(seat("own"), seat("other")))
-    own.gathering = type(own.gathering)(last=own.formation)
+    own.membership = Membership(cycle=0, seats=(seat("own"), seat("other")))
+    own.arrivals = type(own.arrivals)(last=own.membership)
     supervision = Supervision(own, Rules("any-failed", Budget(3)), hosts_store=False)
-    run.run(own._log.write(Membership(), own.formation))
+    run.run(own._log.write(Membership(), own.membership))
     assert run.run(supervision.began()) is None
     run.operations = 0
     return supervision
@@ -86,7 +86,7 @@ def test_formation_that_nobody_told_is_found() -> None:
     waiting = agent(run, "waiting")
     run.counts("leader")
     run.store.data["leader/0/0"] = "leader"
-    formation = Membership(cycle=0, seats=(seat("leader"), seat("waiting")))
+    membership = Membership(cycle=0, seats=(seat("leader"), seat("waiting")))
     join = waiting.join(seat("waiting"))
     answer, found = None, None
     while found is None:
@@ -97,8 +97,8 @@ def test_formation_that_nobody_told_is_found() -> None:
             break
         answer = run.perform(operation)
         if run.now > 3.0 and "cycle/0" not in run.store.data:
-            run.run(Rendezvous("leader", "leader", TERMS)._log.write(Membership(), formation))
-    assert found == formation
+            run.run(Rendezvous("leader", "leader", TERMS)._log.write(Membership(), membership))
+    assert found == membership
     assert run.now < 3.0 + 10 * TERMS.interval + 1.0
 
 
@@ -114,7 +114,7 @@ def test_agent_that_was_taken_for_lost_ends_its_workers_though_no_next_cycle_is_
 
 
 def next_formation(last: Membership, rng: random.Random, number: int) -> Membership:
-    """Return a formation after `last`: some nodes left, some came, most are there again."""
+    """Return a membership after `last`: some nodes left, some came, most are there again."""
     known = membership.begin(last)
     gone = [each for each in last.seats if rng.random() < 0.1]
     back = [each for each in last.seats if each not in gone]
@@ -156,7 +156,7 @@ def test_node_reads_at_a_restart_what_has_changed_and_not_all_seats() -> None:
 
 
 def test_restarts_leave_what_decides_and_nothing_else() -> None:
-    """One small key for each cycle's formation, leader, verdict and counter, and for each failure."""
+    """One small key for each cycle's membership, leader, verdict and counter, and for each failure."""
     faults = tuple(Fails(1, cycle, 1.0) for cycle in range(4))
     left = {}
     for restarts in (2, 4):
@@ -169,5 +169,5 @@ def test_restarts_leave_what_decides_and_nothing_else() -> None:
         assert entries[0] >= 4 * (restarts - 1)  # of the last two cycles
         nodes = {key for key in job.store.data if key.startswith("job/nodes/") and key.count("/") > 2}
         assert {key.split("/")[2] for key in nodes} == {str(restarts)}
-        assert sum(key.startswith("formation/") for key in job.store.data) <= 2
+        assert sum(key.startswith("membership/") for key in job.store.data) <= 2
     assert len(left[4]) - len(left[2]) <= 2 * 5

@@ -34,7 +34,7 @@ def test_message_about_a_silent_rank_has_hours_and_minutes() -> None:
     [
         events.NodeFellSilent("node3", 5.0, HOURS),
         events.RankSuspected("section:train", HOURS, HOURS, 90_000.0),
-        events.TimeoutExceededInShadow("step", HOURS, HOURS),
+        events.TimeoutsShadowAlarm("step", HOURS, HOURS),
         events.HangSuspected("save", HOURS, 3.0, HOURS, False),
     ],
 )
@@ -48,7 +48,7 @@ def test_notes_have_hours_and_minutes(event: events.Event) -> None:
     ("others", "waited"), [((2,), "while the other rank of its node"), ((1, 2), "while all 2 others of its node")]
 )
 def test_note_on_a_suspect_counts_the_others(others: tuple[int, ...], waited: str) -> None:
-    assert waited in str(note(events.SuspicionCompared("step", others, is_confirmed=True)))
+    assert waited in str(note(events.RankSuspicionCompared("step", others, is_confirmed=True)))
 
 
 def test_suspicion_has_hours_and_minutes() -> None:

@@ -94,7 +94,7 @@ def test_last_line_that_is_torn_is_no_damage(folder: Path) -> None:
 def test_rank_is_not_blamed_for_an_answer_that_is_missing_in_its_records(tmp_path: Path) -> None:
     """All ranks wait in a collective. The disk of rank 3 was full when it learned of the interruption."""
     told = job([Fault("communication", 1, 0)])
-    answered = next(n for n, r in enumerate(told.files[3]) if isinstance(r.event, events.OutcomeSeen))
+    answered = next(n for n, r in enumerate(told.files[3]) if isinstance(r.event, events.IterationDecided))
     folder = told.write(tmp_path / "run")
     assert report(load(folder)).incidents[0].verdict.culprits == ()
     path = folder / "records" / "node-3.jsonl"

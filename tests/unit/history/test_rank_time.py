@@ -252,10 +252,10 @@ def test_rework_before_the_duration_of_a_step_is_known_counts_once_it_is() -> No
     seen: list[tuple[float, events.Event]] = [
         (0.0, events.IterationStarted(4, "active")),
         (0.0, events.StageStarted("run")),
-        (8.0, events.OutcomeSeen(0, step=108)),
+        (8.0, events.IterationDecided(0, step=108)),
         (9.0, events.RestartEnded("exception", 1.0, "step", 105)),
         (9.0, events.StageEnded("restart", "completed", 1.0)),
-        (17.0, events.OutcomeSeen(0, step=113)),
+        (17.0, events.IterationDecided(0, step=113)),
         (18.0, events.RestartEnded("exception", 1.0, "step", 110)),
         (18.0, events.StageEnded("restart", "completed", 1.0)),
     ]
@@ -268,7 +268,7 @@ def restarted(
     """An interruption at `began`, when `reached` was the step; the rank goes on a second later."""
     return [
         (began, events.StageStarted("restart")),
-        (began, events.OutcomeSeen(0, step=reached)),
+        (began, events.IterationDecided(0, step=reached)),
         (began + 1.0, events.StageEnded("restart", "completed", 1.0)),
         (began + 1.0, events.RestartEnded("exception", 1.0, sign, step)),
     ]
@@ -297,10 +297,10 @@ def test_restart_that_tells_no_step_leaves_no_wrong_speed_behind() -> None:
 
 
 def test_first_step_after_a_checkpoint_was_loaded_tells_the_rework() -> None:
-    seen = [*called(0.0), *restarted(100.0, 100, "section", None), (105.0, events.FirstStepTaken(0))]  # 100 steps
+    seen = [*called(0.0), *restarted(100.0, 100, "section", None), (105.0, events.RestartStep(0))]  # 100 steps
     seen += restarted(301.0, 200, "section", None)  # no step follows: the rework is not known
     seen += restarted(402.0, 250, "section", None)
-    assert rework_of([*seen, (405.0, events.FirstStepTaken(200))]) == pytest.approx(150.0)
+    assert rework_of([*seen, (405.0, events.RestartStep(200))]) == pytest.approx(150.0)
 
 
 def rework_of(seen: list[tuple[float, events.Event]]) -> float:

@@ -149,8 +149,8 @@ def test_counts_of_interruptions_never_fall_while_records_arrive(job: Recorded) 
 
 
 COUNTS = (
-    events.Interrupted,
-    events.OutcomeSeen,
+    events.RankInterrupted,
+    events.IterationDecided,
     events.IterationStarted,
     events.MonitorEnded,
     events.WorkerExited,

@@ -205,7 +205,7 @@ def gave_up() -> list[Record]:
         last = of_rank[entry]
         error = ExceptionInfo("resilience.errors.RestartAbort", "too few ranks are left", "f")
         ends = [
-            events.Interrupted(InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, iteration=1)),
+            events.RankInterrupted(InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, iteration=1)),
             events.StageEnded("restart", "failed", 0.01),
             events.CallEnded("failed", 2, 1.0, "RestartAbort: too few ranks are left"),
         ]

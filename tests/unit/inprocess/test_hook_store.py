@@ -108,7 +108,7 @@ def test_interruption_that_a_hook_records_restarts_all(ranks: Ranks) -> None:
     assert ranks.store.is_any_rank_iterrupted()
     assert ranks.outcome() == INTERRUPTED
     interrupted, arrived = ranks.emitted
-    assert isinstance(interrupted, events.Interrupted)
+    assert isinstance(interrupted, events.RankInterrupted)
     assert isinstance(arrived, events.InterruptionArrived)
     record = interrupted.record
     assert (record.rank, record.active_rank, record.iteration) == (5, 0, 3)

@@ -33,11 +33,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 def represent(factory: Callable[[], Any]) -> list[Any]:
     """Represent the only rank of a world; return the events."""
     emitted: list[Any] = []
-    outlet = MonitorStore(factory, {}, object(), False, Notice("test/"), lambda _: None, emitted.append, lambda _: None)  # type: ignore[arg-type]
-    outlet._call_begin = SimpleNamespace(  # type: ignore[assignment]
+    receiver = MonitorStore(
+        factory, {}, object(), False, Notice("test/"), lambda _: None, emitted.append, lambda _: None
+    )  # type: ignore[arg-type]
+    receiver._call_begin = SimpleNamespace(  # type: ignore[assignment]
         prefix="test/", waits=restart.WaitLimits(barrier=BARRIER), origin=SimpleNamespace(world_size=1)
     )
-    outlet._represent(RECORD)
+    receiver._represent(RECORD)
     return emitted
 
 

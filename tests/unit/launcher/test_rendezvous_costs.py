@@ -36,11 +36,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         handlers = [Handler(parameters, _NoStores(), f"node{number}") for number in range(count)]  # type: ignore[arg-type]
         made.extend(handlers)
         seats = tuple(NodeSeat(each.id, each.node, "here", 1) for each in handlers)
-        formation = Membership(cycle=0, seats=seats, entries=0)
+        membership = Membership(cycle=0, seats=seats, entries=0)
         store.add("log/count", 0)
-        handlers[0].run(RendezvousLog().write(Membership(), formation))
+        handlers[0].run(RendezvousLog().write(Membership(), membership))
         for each in handlers:
-            each.rendezvous.formation, each.rendezvous.gathering = formation, membership.begin(formation)
+            each.rendezvous.membership, each.rendezvous.arrivals = membership, membership.begin(membership)
         return store, handlers
 
     yield begin
@@ -93,7 +93,7 @@ def test_who_watches_is_the_nearest_that_is_not_gone(make: Make) -> None:
 
 def watched_by(handler: Handler) -> str | None:
     """Return the node that an agent watches now."""
-    seat = membership.neighbour(handler.rendezvous.gathering, handler.formation, handler.id)
+    seat = membership.neighbour(handler.rendezvous.arrivals, handler.membership, handler.id)
     return None if seat is None else seat.node
 
 

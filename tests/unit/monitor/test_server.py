@@ -169,11 +169,11 @@ def test_snapshot_is_of_one_look_at_the_page_and_no_older_than_it(monkeypatch: p
 def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
     """The rank restarts while its stacks are taken: else its next iteration would be ended for it."""
     shared = Page.create()
-    rank, outlet = RankSide(shared), Mock()
+    rank, receiver = RankSide(shared), Mock()
     rank.set_seat(Seat(3, 3, 4, 4, 0))
     rank.doing(Doing.FUNCTION)
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
-    monitor = RankMonitor(MonitorSide(shared), None, process, outlet, None)
+    monitor = RankMonitor(MonitorSide(shared), None, process, receiver, None)
     monitor._observation = monitor._observe()
 
     def stacks_taken(thorough: bool) -> Stacks:
@@ -184,7 +184,7 @@ def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: p
     monkeypatch.setattr(monitor._witness, "see", lambda silent_for: None)
     finding = Finding("step", "soft", 3.0, 3.1)
     monitor._perform(Decision(Watch(), (CaptureEvidence(finding), AskRestart(finding))))
-    (record,) = outlet.interrupt.call_args.args
+    (record,) = receiver.interrupt.call_args.args
     assert (record.iteration, record.active_rank) == (0, None)
 
 
@@ -283,7 +283,7 @@ def test_limit_on_trial_outside_known_phases_is_tried_and_replaces_none_that_hol
     )
     worker.close()
     told = [record.event for record in records(tmp_path)]
-    assert [event.allowed_s for event in told if isinstance(event, events.TimeoutExceededInShadow)] == [5.0]
+    assert [event.allowed_s for event in told if isinstance(event, events.TimeoutsShadowAlarm)] == [5.0]
     assert not any(isinstance(event, events.TimeoutsStale) for event in told)
     assert worker.monitor._watch.limits.sections["work"] == Limit(hard=100.0)
 
@@ -884,7 +884,7 @@ def test_section_in_which_a_wrapper_is_called_stays_open_over_an_interruption(pr
     program.page.leave("epoch")
 
 
-class Outlet:
+class FindingsReceiver:
     """Takes what the monitor has found."""
 
     def __init__(self) -> None:
@@ -906,7 +906,7 @@ class File:
 @pytest.fixture
 def monitor() -> Any:
     monitor: Any = RankMonitor.__new__(RankMonitor)
-    monitor._open, monitor._outlet, monitor._file, monitor._emitter = {}, Outlet(), File(), None
+    monitor._open, monitor._receiver, monitor._file, monitor._emitter = {}, FindingsReceiver(), File(), None
     monitor._origin = Origin("job", "node", "monitor", 2, initial_rank=3)
     monitor._recorder = monitor._own_record = monitor._unlearned = None
     monitor._most_active = 0
@@ -921,13 +921,13 @@ def of_rank(event: events.AnyEvent) -> Record:
 def test_restart_is_announced_once_the_function_is_entered(monitor: Any) -> None:
     for event in (events.IterationStarted(2, "active"), events.StageStarted("initialize")):
         monitor._take(of_rank(event))
-    assert monitor._outlet.started_by == []
+    assert monitor._receiver.started_by == []
     monitor._take(of_rank(events.StageStarted("run")))
-    assert monitor._outlet.started_by == [0]
+    assert monitor._receiver.started_by == [0]
 
 
 def test_state_of_this_rank_is_no_part_of_a_record_of_another_one(monitor: Any) -> None:
     for rank in (3, 5):
-        monitor._take(of_rank(events.Interrupted(InterruptionRecord(rank, Interruption.EXCEPTION))))
+        monitor._take(of_rank(events.RankInterrupted(InterruptionRecord(rank, Interruption.EXCEPTION))))
     assert [record.event.record.step for record in monitor._file.records] == [17, None]
     assert monitor._own_record.rank == 3

@@ -57,7 +57,7 @@ def test_losses_are_summed_over_the_incidents() -> None:
 def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
     told = job(world=3)
     for rank in (0, 2):
-        told.files[rank] += [noted(told.files[rank][-1], events.ProgressUnknown(3.0))] * 2
+        told.files[rank] += [noted(told.files[rank][-1], events.RankProgressUnknown(3.0))] * 2
     told.files[1].append(noted(told.files[1][-1], events.AbortFailed("ValueError: no")))
     told.files[1].append(noted(told.files[1][-1], events.ExportStarted("prometheus", "http://x", "port 9 is taken")))
     told.files[1].append(noted(told.files[1][-1], events.ExportStarted("prometheus", "http://x")))
@@ -66,7 +66,7 @@ def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
     told.files[2].append(noted(told.files[2][-1], events.RankSuspected("section:train", 2.0, 1.5, 9.0)))
     waits = events.RankSuspected("section:train", 2.0, 1.5, 9.0, "in_collective")
     told.files[1].append(noted(told.files[1][-1], waits))
-    told.files[2].append(noted(told.files[2][-1], events.TimeoutExceededInShadow("step", 3.0, 3.1)))
+    told.files[2].append(noted(told.files[2][-1], events.TimeoutsShadowAlarm("step", 3.0, 3.1)))
     assert report_of(told).notes == (
         Note("no limit on progress was armed: a loop that makes no progress would go unnoticed", (0, 2)),
         Note(

@@ -223,13 +223,13 @@ def logged(records: list[Record], culprit: int, has_own: bool) -> list[Record]:
     made: list[Record] = []
     for record in records:
         event = record.event
-        if isinstance(event, events.Interrupted):
+        if isinstance(event, events.RankInterrupted):
             own = msgspec.structs.replace(event.record, log_tail=(f"line of rank {event.record.rank}",))
-            record = msgspec.structs.replace(record, event=events.Interrupted(own))
+            record = msgspec.structs.replace(record, event=events.RankInterrupted(own))
         made.append(record)
     if has_own:
-        first = next(record for record in made if isinstance(record.event, events.Interrupted))
-        assert isinstance(first.event, events.Interrupted) and first.event.record.rank != culprit
+        first = next(record for record in made if isinstance(record.event, events.RankInterrupted))
+        assert isinstance(first.event, events.RankInterrupted) and first.event.record.rank != culprit
         own = msgspec.structs.replace(
             first.event.record,
             rank=culprit,
@@ -239,8 +239,8 @@ def logged(records: list[Record], culprit: int, has_own: bool) -> list[Record]:
             log_tail=(f"line of rank {culprit}",),
         )
         of_culprit = [record for record in made if record.origin.initial_rank == culprit]
-        before = next(record for record in of_culprit if isinstance(record.event, events.OutcomeSeen))
-        record = msgspec.structs.replace(before, mono_ns=before.mono_ns - 1, event=events.Interrupted(own))
+        before = next(record for record in of_culprit if isinstance(record.event, events.IterationDecided))
+        record = msgspec.structs.replace(before, mono_ns=before.mono_ns - 1, event=events.RankInterrupted(own))
         made.insert(made.index(before), record)
     return made
 

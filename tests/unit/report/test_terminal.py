@@ -297,9 +297,9 @@ def exits_with(code: int) -> Job:
     for records in told.files.values():
         for number, record in enumerate(records):
             event = record.event
-            if isinstance(event, events.Interrupted) and event.record.exit is not None:
+            if isinstance(event, events.RankInterrupted) and event.record.exit is not None:
                 ended = msgspec.structs.replace(event.record, exit=Exit(code=code))
-                records[number] = msgspec.structs.replace(record, event=events.Interrupted(ended))
+                records[number] = msgspec.structs.replace(record, event=events.RankInterrupted(ended))
     return told
 
 

@@ -73,7 +73,7 @@ def test_records_have_their_place_their_level_and_their_fields(run: Path) -> Non
     assert sorted(found) == sorted(
         (r.wall_ns, 0, r.origin.iteration, r.origin.initial_rank, "rank.interrupted", r.event.record.interruption.value)
         for r in told
-        if isinstance(r.event, events.Interrupted)
+        if isinstance(r.event, events.RankInterrupted)
     )
     assert answers(run, "SELECT count(*) FROM records") == [(len(job([Fault("kill", 1, 0)]).records),)]
 

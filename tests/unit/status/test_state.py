@@ -437,9 +437,9 @@ def test_last_fault_has_the_order_of_the_store_and_not_of_two_nodes_clocks(tmp_p
         )
         for event in (
             events.IterationStarted(2, "active"),
-            events.Interrupted(failed),
+            events.RankInterrupted(failed),
             events.InterruptionArrived(rank, Interruption.EXCEPTION, iteration, position),
-            events.OutcomeSeen(int(iteration == 0), is_own=True),
+            events.IterationDecided(int(iteration == 0), is_own=True),
         ):
             records.append(Record(number, wall_ns, wall_ns - STARTED_NS, origin, event))
     failure = now_of(written(records, tmp_path / "run"), 200.0).failure

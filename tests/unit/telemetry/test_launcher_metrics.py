@@ -89,7 +89,7 @@ def test_cycle_whose_agent_was_killed_counts_once_another_one_follows_on_the_nod
         if rank == 1 or not is_dead_before:
             told.monitor("a", rank, at, events.RankSignalled(("SIGTERM",), AGENT_LOST))
         killed = InterruptionRecord(rank, Interruption.TERMINATED, pid=1000 + rank, exit=Exit(signal="SIGKILL"))
-        told.monitor("a", rank, at, events.Interrupted(killed))
+        told.monitor("a", rank, at, events.RankInterrupted(killed))
     told.new_agent("a", 11)
     before = samples(told.of_node("a"))
     assert not counted_as(before) and RESTARTS not in before

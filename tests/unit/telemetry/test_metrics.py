@@ -90,7 +90,7 @@ def test_connection_errors_of_peers_are_cascade() -> None:
     for seed in range(20):
         told = job([Fault("exception", 1, 0)], seed=seed)
         found = samples(told.records)
-        echoes = sum(isinstance(record.event, events.Interrupted) for record in told.records) - 1
+        echoes = sum(isinstance(record.event, events.RankInterrupted) for record in told.records) - 1
         assert found.get(("resilience_interruptions_total", ("exception", "network", "cascade")), 0) == echoes
         assert ("resilience_interruptions_total", ("exception", "network", "first")) not in found
 
@@ -98,7 +98,7 @@ def test_connection_errors_of_peers_are_cascade() -> None:
 def test_interruption_of_a_node_that_died_whole_is_counted_in_the_end() -> None:
     """Nobody of the node lives to learn whose record was first: its monitors' end settles it."""
     told = job([Fault("kill", 1, 0)], world=2)
-    alone = [record for record in told.files[1] if not isinstance(record.event, events.OutcomeSeen)]
+    alone = [record for record in told.files[1] if not isinstance(record.event, events.IterationDecided)]
     assert samples(alone)["resilience_interruptions_total", ("terminated", "unknown", "first")] == 1
 
 
@@ -264,7 +264,7 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.MonitorEnded(dropped_records=2),
         events.TimeoutsStale("step", "it grew", 9.0),
         events.RankSuspected("section:train", 2.0, 1.5, 9.0),
-        events.TimeoutExceededInShadow("step", 3.0, 3.1),
+        events.TimeoutsShadowAlarm("step", 3.0, 3.1),
         events.ElasticMeasured("SimpleElasticAgent.run.success", 1.0),
         events.ElasticMeasured("SimpleElasticAgent.run.duration.ms", 20.0),
         events.ElasticMeasured("workers.default.flakiness", 3.0),
@@ -272,7 +272,7 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
         events.IncidentJudged("rank 1 failed first (SIGKILL)", "killed", 0, 0, 1, 0.95, ("node",)),
     ]
     alone = [
-        events.Interrupted(InterruptionRecord(0, Interruption.TERMINATED, pid=7)),
+        events.RankInterrupted(InterruptionRecord(0, Interruption.TERMINATED, pid=7)),
         events.InterruptionArrived(0, Interruption.TERMINATED, 0, 2, fault_of=0),
     ]
     for few in (extra, alone):
@@ -323,7 +323,7 @@ NOT_ALONE: dict[str, set[type]] = {
     "resilience_job_info": {events.RendezvousCompleted},
     "resilience_monitor_up": {events.CycleStarted},  # of monitors that were killed with their agent
     # rework: no step was reported when it began
-    "resilience_lost_seconds_total": {events.RestartEnded, events.FirstStepTaken},
+    "resilience_lost_seconds_total": {events.RestartEnded, events.RestartStep},
     "resilience_restart_iterations_total": {events.RankStoodInFor},  # the others follow, and count
 }
 
@@ -432,8 +432,8 @@ def on_two_nodes(records: list[Record]) -> list[Record]:
     moved = []
     for record in records:
         node, event = f"node{(record.origin.initial_rank or 0) // 2}", record.event
-        if isinstance(event, events.Interrupted):
-            event = events.Interrupted(msgspec.structs.replace(event.record, node=node))
+        if isinstance(event, events.RankInterrupted):
+            event = events.RankInterrupted(msgspec.structs.replace(event.record, node=node))
         origin = msgspec.structs.replace(record.origin, node=node)
         moved.append(msgspec.structs.replace(record, origin=origin, event=event))
     return moved

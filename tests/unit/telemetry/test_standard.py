@@ -13,13 +13,13 @@ from resilience.telemetry.standard import StandardLog
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
-        (events.OutcomeSeen(3, is_own=True), "rank 3 failed"),
-        (events.OutcomeSeen(3), "rank 3 was reported first"),  # perhaps it only waited for the one that failed
-        (events.OutcomeSeen(), "another rank failed"),
+        (events.IterationDecided(3, is_own=True), "rank 3 failed"),
+        (events.IterationDecided(3), "rank 3 was reported first"),  # perhaps it only waited for the one that failed
+        (events.IterationDecided(), "another rank failed"),
     ],
 )
 def test_first_record_names_the_rank_that_failed_only_if_it_shows_its_own_fault(
-    seen: events.OutcomeSeen, reason: str, caplog: pytest.LogCaptureFixture
+    seen: events.IterationDecided, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     origin = Origin("job", "node", "rank", 7, iteration=2, initial_rank=0)
     log = StandardLog()

@@ -51,7 +51,7 @@ def entered_again(first: Callable[[RankSide], object]) -> tuple[RankSide, RankEv
 
 
 def ends(emitted: Emitted) -> list[events.Event]:
-    return [event for event in emitted.events if isinstance(event, events.RestartEnded | events.FirstStepTaken)]
+    return [event for event in emitted.events if isinstance(event, events.RestartEnded | events.RestartStep)]
 
 
 @pytest.mark.parametrize("first", ["section", "heartbeat", "ping"])
@@ -64,7 +64,7 @@ def test_first_step_after_another_sign_of_progress_is_reported_once(first: str) 
     page.step(51)
     (ended, stepped) = ends(emitted)
     assert isinstance(ended, events.RestartEnded) and (ended.sign, ended.step) == (first, None)
-    assert stepped == events.FirstStepTaken(50)
+    assert stepped == events.RestartStep(50)
     assert page.on_progress is None  # further steps cost nothing
 
 
@@ -74,7 +74,7 @@ def test_step_that_ends_a_restart_is_reported_with_it() -> None:
     assert page.on_progress is None
     (ended,) = [event for event in emitted.events if isinstance(event, events.RestartEnded)]
     assert (ended.sign, ended.step) == ("step", 50)
-    assert not any(isinstance(event, events.FirstStepTaken) for event in emitted.events)
+    assert not any(isinstance(event, events.RestartStep) for event in emitted.events)
 
 
 def test_restart_of_a_function_that_never_shows_progress_ends_with_its_entry() -> None:
@@ -83,7 +83,7 @@ def test_restart_of_a_function_that_never_shows_progress_ends_with_its_entry() -
     assert isinstance(ended, events.RestartEnded) and ended.sign == "entry"
     page.step(50)
     reporter.left_function(is_interrupted=False, failed=False)
-    assert ends(emitted) == [ended, events.FirstStepTaken(50)]
+    assert ends(emitted) == [ended, events.RestartStep(50)]
 
 
 def test_restart_of_a_function_that_had_shown_progress_lasts_until_it_does_again_or_is_left() -> None:

@@ -27,12 +27,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
 def host(store: dist.Store) -> list[Any]:
     """Ask a monitor to host the store of iteration 1; return its events."""
     emitted: list[Any] = []
-    outlet = MonitorStore(lambda: store, {}, object(), False, Notice("test/"), lambda _: None, emitted.append, print)  # type: ignore[arg-type]
-    outlet._call_begin = SimpleNamespace(base_host="host")  # type: ignore[assignment]
-    outlet._store = store  # type: ignore[assignment]
-    outlet.host(1)
-    outlet._tasks.put(None)
-    outlet._perform_tasks()
+    receiver = MonitorStore(lambda: store, {}, object(), False, Notice("test/"), lambda _: None, emitted.append, print)  # type: ignore[arg-type]
+    receiver._call_begin = SimpleNamespace(base_host="host")  # type: ignore[assignment]
+    receiver._store = store  # type: ignore[assignment]
+    receiver.host(1)
+    receiver._tasks.put(None)
+    receiver._perform_tasks()
     return emitted
 
 

@@ -97,7 +97,7 @@ def test_rank_is_represented_once_a_thread_can_be_started_for_it(monkeypatch: py
     assert [record.rank for record in represented] == [3]
     failed, interrupted = emitted
     assert (failed.initial_rank, failed.result, failed.error) == (3, "failed", "RuntimeError: can't start new thread")
-    assert isinstance(interrupted, events.Interrupted)
+    assert isinstance(interrupted, events.RankInterrupted)
 
 
 def test_rank_of_another_pid_namespace_is_not_represented_because_its_pid_is_unknown_here(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from resilience.core.restart import COMPLETED, Keys, Read
 from resilience.errors import BarrierOverflow, StoreError
-from resilience.facts.events import AbortFailed, AnyEvent, GroupAborted, InterruptDelivered
+from resilience.facts.events import AbortFailed, AbortGroup, AnyEvent, InterruptDelivered
 from resilience.facts.interruptions import Interruption, InterruptionRecord, encode
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import watcher
@@ -41,7 +41,7 @@ def test_abort_of_an_nccl_group_notes_nvlink_sharp_unless_it_is_switched_off(
     monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
     if nvls is not None:
         monkeypatch.setenv("NCCL_NVLS_ENABLE", nvls)
-    (event,) = [event for event in events_of_an_interruption(backend, monkeypatch) if isinstance(event, GroupAborted)]
+    (event,) = [event for event in events_of_an_interruption(backend, monkeypatch) if isinstance(event, AbortGroup)]
     assert (event.group, event.outcome, event.note) == ("0", "aborted", note)
 
 

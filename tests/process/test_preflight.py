@@ -17,7 +17,7 @@ import pytest
 
 from resilience.launcher import preflight
 from resilience.launcher.arguments import Options
-from resilience.launcher.preflight import CommandCheck, Devices, Disk, Gate, PeriodicCheck, PreflightFailure, Store
+from resilience.launcher.preflight import CommandCheck, Devices, Disk, PeriodicCheck, Preflight, PreflightFailure, Store
 from resilience.system.health import nvml
 from tests.process.children import child
 from tests.support.pids import has_ended
@@ -89,14 +89,14 @@ def await_true(claim: Callable[[], bool], limit: float = 20.0) -> None:
 
 
 def test_node_is_fit_if_no_check_finds_anything() -> None:
-    assert Gate([]).refusals() == []
-    assert Gate([Checking("a", lambda: ""), Checking("b", lambda: "")]).refusals() == []
+    assert Preflight([]).refusals() == []
+    assert Preflight([Checking("a", lambda: ""), Checking("b", lambda: "")]).refusals() == []
 
 
 def test_every_reason_is_told_also_that_of_a_check_which_raises_or_hangs(hang: Callable[[], str]) -> None:
     hanging = Checking("hangs", hang, limit=0.05)
     well = Checking("well", lambda: "")
-    told = Gate([Checking("bad", lambda: "it is bad"), hanging, Checking("raises", fail), well]).refusals()
+    told = Preflight([Checking("bad", lambda: "it is bad"), hanging, Checking("raises", fail), well]).refusals()
     assert told == [
         PreflightFailure("bad", "it is bad"),
         PreflightFailure("hangs", "no answer within 0.05 s"),
@@ -112,12 +112,12 @@ def test_checks_run_at_the_same_time() -> None:
         both.wait()
         return ""
 
-    assert Gate([Checking("a", look), Checking("b", look)]).refusals() == []
+    assert Preflight([Checking("a", look), Checking("b", look)]).refusals() == []
 
 
 def test_request_to_stop_ends_the_wait_and_refuses_nobody(hang: Callable[[], str]) -> None:
     hanging = Checking("hangs", hang)
-    assert Gate([hanging]).refusals(lambda: True) == []
+    assert Preflight([hanging]).refusals(lambda: True) == []
     assert hanging.is_given_up
 
 
@@ -125,11 +125,11 @@ def test_request_to_stop_ends_the_wait_and_refuses_nobody(hang: Callable[[], str
 
 
 def test_disk_needs_the_space_that_is_asked_for(tmp_path: Path) -> None:
-    assert Gate([Disk(tmp_path, 1)]).refusals() == []
-    (refusal,) = Gate([Disk(tmp_path, 1 << 40)]).refusals()
+    assert Preflight([Disk(tmp_path, 1)]).refusals() == []
+    (refusal,) = Preflight([Disk(tmp_path, 1 << 40)]).refusals()
     assert refusal.check == "disk"
     assert f"expected {1 << 40} (--min-free-disk-mb)" in refusal.detail
-    (gone,) = Gate([Disk(tmp_path / "gone", 1)]).refusals()
+    (gone,) = Preflight([Disk(tmp_path / "gone", 1)]).refusals()
     assert "FileNotFoundError" in gone.detail
 
 
@@ -141,36 +141,36 @@ def test_disk_that_takes_no_file_is_refused(
 ) -> None:
     seen = {"f_bavail": 1 << 30, "f_frsize": 4096, "f_flag": 0, "f_files": 100, "f_favail": 5} | told
     monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(**seen))
-    refusals = Gate([Disk(tmp_path, 1)]).refusals()
+    refusals = Preflight([Disk(tmp_path, 1)]).refusals()
     assert [says in refusal.detail for refusal in refusals] == ([True] if says else [])
 
 
 def test_store_that_fails_or_hangs_is_refused(hang: Callable[[], str]) -> None:
-    assert Gate([Store(lambda: "an answer")]).refusals() == []
-    told = Gate([Store(fail), Store(hang, limit=0.05)]).refusals()
+    assert Preflight([Store(lambda: "an answer")]).refusals() == []
+    told = Preflight([Store(fail), Store(hang, limit=0.05)]).refusals()
     assert [refusal.check for refusal in told] == ["store", "store"]
 
 
 def test_devices_are_asked_only_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "find", lambda: None)
-    assert Gate([Devices()]).refusals() == []
+    assert Preflight([Devices()]).refusals() == []
     monkeypatch.setattr(nvml, "find", lambda: "a library")
     monkeypatch.setattr(nvml, "faults", lambda library: ["GPU 0: lost", "GPU 3: lost"])
-    assert Gate([Devices()]).refusals() == [PreflightFailure("gpu", "GPU 0: lost; GPU 3: lost")]
+    assert Preflight([Devices()]).refusals() == [PreflightFailure("gpu", "GPU 0: lost; GPU 3: lost")]
 
 
 # -- the user's command -------------------------------------------------------------------------------
 
 
 def test_command_says_why_by_its_status_and_last_words() -> None:
-    assert Gate([CommandCheck("true && test 'a b' = 'a b'")]).refusals() == []
-    (refusal,) = Gate([CommandCheck("echo fan is broken; echo really >&2; exit 3")]).refusals()
+    assert Preflight([CommandCheck("true && test 'a b' = 'a b'")]).refusals() == []
+    (refusal,) = Preflight([CommandCheck("echo fan is broken; echo really >&2; exit 3")]).refusals()
     assert refusal.detail.endswith("exited with 3 (--health-check): fan is broken really")
-    (secret,) = Gate([CommandCheck("API_TOKEN=abc; exit 1")]).refusals()
+    (secret,) = Preflight([CommandCheck("API_TOKEN=abc; exit 1")]).refusals()
     assert "API_TOKEN=***" in secret.detail
-    (killed,) = Gate([CommandCheck("kill -9 $$")]).refusals()
+    (killed,) = Preflight([CommandCheck("kill -9 $$")]).refusals()
     assert "was killed by signal 9" in killed.detail
-    (unknown,) = Gate([CommandCheck("no-such-command-here")]).refusals()
+    (unknown,) = Preflight([CommandCheck("no-such-command-here")]).refusals()
     assert "exited with 127" in unknown.detail
 
 
@@ -182,11 +182,11 @@ def test_command_runs_beside_files_with_names_of_pythons_own_modules(
     monkeypatch.setenv("PYTHONSAFEPATH", safe_path)  # an interpreter then leaves the current folder out by itself
     for name in ("types", "struct", "ctypes"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the program's own')")
-    assert Gate([CommandCheck("true")]).refusals() == []
+    assert Preflight([CommandCheck("true")]).refusals() == []
 
 
 def test_gate_can_be_asked_again() -> None:
-    asked = Gate([CommandCheck("exit 1"), CommandCheck("exit 0")])
+    asked = Preflight([CommandCheck("exit 1"), CommandCheck("exit 0")])
     assert [len(asked.refusals()) for _ in range(3)] == [1, 1, 1]
 
 
@@ -197,15 +197,15 @@ def test_late_command_is_killed_with_all_that_it_has_started(tmp_path: Path) -> 
     def is_running() -> bool:
         return pids.exists()
 
-    assert Gate([command]).refusals(is_running) == []  # told to stop once it runs
+    assert Preflight([command]).refusals(is_running) == []  # told to stop once it runs
     await_end(*map(int, pids.read_text().split()))
-    (late,) = Gate([CommandCheck("sleep 600", limit=0.2)]).refusals()
+    (late,) = Preflight([CommandCheck("sleep 600", limit=0.2)]).refusals()
     assert late.detail == "no answer within 0.2 s"
 
 
 def test_command_that_leaves_something_running_is_not_waited_for(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    assert Gate([CommandCheck(f"sleep 600 & echo $! > {pid}")]).refusals() == []
+    assert Preflight([CommandCheck(f"sleep 600 & echo $! > {pid}")]).refusals() == []
     left = int(pid.read_text())
     assert is_there(left)
     os.kill(left, signal.SIGKILL)
@@ -213,7 +213,7 @@ def test_command_that_leaves_something_running_is_not_waited_for(tmp_path: Path)
 
 def check_for_long(folder: Path, line: Connection) -> None:
     command = f"echo $$ > {folder}/new; mv {folder}/new {folder}/pid; exec sleep 600"
-    Gate([CommandCheck(command, limit=LONG)]).refusals()
+    Preflight([CommandCheck(command, limit=LONG)]).refusals()
 
 
 def test_command_ends_with_an_agent_that_is_killed(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_patrol_looks_once_an_interval_and_tells_what_it_finds() -> None:
 def await_idle() -> None:
     """Wait until no look is under way."""
     for thread in threading.enumerate():
-        if thread.name.startswith("resilience-gate-"):
+        if thread.name.startswith("resilience-preflight-"):
             thread.join(60)
 
 
@@ -286,7 +286,7 @@ def test_patrol_of_a_check_that_hangs_is_a_refusal_after_its_limit_and_is_not_re
     assert patrol.refusal(30.0) == PreflightFailure("gpu", "no answer within 30 s")
     assert check.is_given_up
     assert [patrol.refusal(now) for now in (31.0, 100.0, 1000.0)] == [None] * 3
-    assert sum(thread.name == "resilience-gate-gpu" for thread in threading.enumerate()) == 1
+    assert sum(thread.name == "resilience-preflight-gpu" for thread in threading.enumerate()) == 1
 
 
 def test_patrol_of_an_agent_that_was_stopped_leaves_the_check_time_to_answer() -> None:
@@ -310,7 +310,7 @@ def test_gate_of_an_agent_that_was_stopped_leaves_its_checks_time_to_answer(monk
         return False
 
     checks = [Checking(name, after(may_answer), limit=30.0) for name in ("disk", "store")]
-    assert Gate(checks).refusals(is_interrupted) == []
+    assert Preflight(checks).refusals(is_interrupted) == []
 
 
 def test_patrol_of_a_check_that_raises_is_a_refusal() -> None:
@@ -328,7 +328,7 @@ def no_thread(thread: threading.Thread) -> None:
 
 def test_check_that_gets_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert Gate([Checking("disk", lambda: "")]).refusals() == [
+    assert Preflight([Checking("disk", lambda: "")]).refusals() == [
         PreflightFailure("disk", "RuntimeError: can't start new thread")
     ]
 
