@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import resilience
 from resilience.inprocess import CallWrapper, Compose, Wrapper
+from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import FaultCounter, HealthCheck
 from resilience.inprocess.initialize import Initialize, RetryController
@@ -376,6 +377,33 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
             time.sleep(0.01)
         if Path("raise").exists() and call.iteration == 0 and os.environ["RANK"] == "1":
             raise ValueError("by schedule")
+        return call.iteration
+
+    return function()
+
+
+def leave_early(how: str) -> int:
+    """Rank 1 ends before the others: it `completes`, and they hold in their completion hooks, or it `leaves`, and they
+    hold in the next iteration."""
+    rank = int(os.environ["RANK"])
+
+    class Hold(Completion):
+        def __call__(self, state: State) -> State:
+            if rank != 1:
+                signs.hold("last", rank)
+            return state
+
+    @Wrapper(completion=Hold())
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0:
+            signs.hold("first", rank)
+            if how == "leaves":
+                if rank == 1:
+                    sys.exit(3)
+                threading.Event().wait(120)  # until it is interrupted
+        elif rank != 1:
+            signs.hold("last", rank)
         return call.iteration
 
     return function()

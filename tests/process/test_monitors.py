@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
+import pytest
 import torch.distributed as dist
 
 from resilience.facts import events
@@ -106,6 +107,28 @@ def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(s
     assert record.event.result == "excluded"
     (job.folder / "go").touch()
     assert job.wait_ranks()[0].value == 1  # started again without rank 1
+
+
+@pytest.mark.parametrize("how", ["completes", "leaves"])
+def test_rank_that_ends_well_after_it_lost_its_monitor_is_not_taken_for_dead(start: Start, how: str) -> None:
+    """Rank 2 really dies with its monitor. Who records that has looked at rank 1 before, or in the same round."""
+    job = start(3, "tests.process.jobs:leave_early", how=how)
+    for rank in range(3):
+        job.await_sign("first", rank)
+    os.kill(job.monitor_pid(1), signal.SIGKILL)
+    job.await_record(events.MonitorLost, rank=1, role="rank")
+    job.let_on("first")
+    assert job.wait_rank(1) is not None, job.output()
+    for rank in (0, 2):
+        job.await_sign("last", rank)
+    os.kill(job.monitor_pid(2), signal.SIGKILL)
+    job.signal(2, signal.SIGKILL)
+    dead = 2, Interruption.TERMINATED
+    job.await_record(events.RankInterrupted, where=lambda event: (event.record.rank, event.record.interruption) == dead)
+    job.let_on("last")
+    assert job.wait_rank(0) is not None, job.output()
+    job.await_record(events.MonitorEnded, rank=0, role="monitor")
+    assert [record.rank for record in job.interruptions() if record.interruption == Interruption.TERMINATED] == [2]
 
 
 def test_host_of_the_store_ends_though_a_child_of_a_rank_without_a_monitor_keeps_its_connections(start: Start) -> None:

@@ -91,6 +91,7 @@ class Session:
         self._call = number
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
         self._monitor: Handle
+        self._member: supervision.Member
         self.page: RankSide
         self._ticker = threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
         self._own_file: RecordFile | None = None  # once the monitor is lost
@@ -206,9 +207,8 @@ class Session:
                 lines = launcher_check.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
                 self.emit(*map(events.ConfigurationAdvised, lines))
                 self.emit(watched(limits))
-        supervision.announce(
-            self.store, self.node, supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
-        )
+        self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
+        supervision.announce(self.store, self.node, self._member)
         self._announce(function)
         client.activate(self.page)
         log.configure(folder / "logs" / f"{self.node}-{state.initial_rank}.jsonl", self._log_context)
@@ -323,6 +323,7 @@ class Session:
 
     def say_goodbye(self) -> None:
         """Note that the store knows this rank's end: no stand-in has to represent it in this call."""
+        supervision.depart(self.store, self._member)
         self.page.say_goodbye(self._call)
 
     def leave(self) -> None:

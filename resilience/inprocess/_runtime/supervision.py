@@ -21,6 +21,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ import torch.distributed as dist
 from resilience.core import restart
 from resilience.core.peer_liveness import Neighbour, Peer, next_node, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
-from resilience.errors import error_in_words
+from resilience.errors import ResilienceError, error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.facts.seats import Seat
@@ -330,6 +331,13 @@ def announce(store: StoreLike, node: str, member: Member) -> None:
     execute(Set(f"nodes/{group}/{slot}", encoding.to_json_text(member)), store)
     if slot == 1:  # once per group; its leader does it as well
         drive(take_place(group), store)
+
+
+def depart(store: StoreLike, member: Member) -> None:
+    """Note in place of a lost monitor that a rank leaves the call cleanly. Else the neighbours take it for dead."""
+    if not processes.is_alive(member.monitor):
+        with suppress(ResilienceError):  # a lost store tells the neighbours nothing either
+            execute(Set(finished_key(member.initial_rank), "1"), store)
 
 
 def finished_key(initial_rank: int) -> str:

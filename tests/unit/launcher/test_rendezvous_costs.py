@@ -36,11 +36,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         handlers = [Handler(parameters, _NoStores(), f"node{number}") for number in range(count)]  # type: ignore[arg-type]
         made.extend(handlers)
         seats = tuple(NodeSeat(each.id, each.node, "here", 1) for each in handlers)
-        membership = Membership(cycle=0, seats=seats, entries=0)
+        first = Membership(cycle=0, seats=seats, entries=0)
         store.add("log/count", 0)
-        handlers[0].run(RendezvousLog().write(Membership(), membership))
+        handlers[0].run(RendezvousLog().write(Membership(), first))
         for each in handlers:
-            each.rendezvous.membership, each.rendezvous.arrivals = membership, membership.begin(membership)
+            each.rendezvous.membership, each.rendezvous.arrivals = first, membership.begin(first)
         return store, handlers
 
     yield begin
