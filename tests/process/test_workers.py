@@ -23,7 +23,7 @@ from resilience.launcher.worker.worker_env import end_file_timers
 from resilience.launcher.worker.worker_processes import watched as watched_workers
 from resilience.launcher.worker.workers import Ordered, start
 from resilience.launcher.worker.zygote import ForkedWorker
-from tests.process.test_gate import await_true
+from tests.process.test_preflight import await_true
 from tests.process.warming import specification, told
 
 
