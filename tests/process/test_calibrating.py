@@ -276,6 +276,7 @@ for n in range(40):
 """
 
 
+@pytest.mark.slow
 def test_job_that_loads_for_long_before_its_first_heartbeat_lives_with_learned_limits(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -344,6 +345,7 @@ def wrapped_pausing(pauses: bool = False, hangs: bool = False) -> int:
     return result
 
 
+@pytest.mark.slow
 def test_learned_limit_replaces_the_rule_for_silences_in_a_wrapper(start: Callable[..., Job], tmp_path: Path) -> None:
     def begun(name: str, env: dict[str, str], **options: bool) -> Job:
         job = start(2, f"{__name__}:wrapped_pausing", env={"RESILIENCE_JOB_ID": name, **env}, **options)

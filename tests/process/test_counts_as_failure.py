@@ -118,7 +118,11 @@ def test_program_that_is_not_there_is_named_without_a_traceback(run: Callable[[s
 
 
 @pytest.mark.parametrize(
-    "program", ["fails.py", pytest.param("imports_late.py", marks=pytest.mark.slow), "-m package.fails"]
+    "program",
+    [
+        "fails.py",
+        *(pytest.param(program, marks=pytest.mark.slow) for program in ("imports_late.py", "-m package.fails")),
+    ],
 )
 def test_program_that_started_and_failed_is_started_again(run: Callable[[str], Launched], program: str) -> None:
     job = run(program)

@@ -74,6 +74,7 @@ def test_wrapped_script_goes_on_after_an_exception(tmp_path: Path, script: str, 
     assert (incident.kind, incident.verdict.first) == ("exception", 1)
 
 
+@pytest.mark.slow
 def test_lost_rank_makes_the_world_smaller(tmp_path: Path) -> None:
     done = _run(tmp_path, LAUNCH, 3, "02_build_outside.py", "kill@12:1")
     assert done.status == 0, done.output
@@ -108,6 +109,7 @@ def test_hung_rank_is_replaced_by_the_launcher(tmp_path: Path, launcher: list[st
     assert (incident.kind, incident.layer) == ("hard_timeout", "launcher")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "cycles"), [pytest.param("exception@12:1", 1, marks=pytest.mark.slow), ("kill@12:1", 2)]
 )

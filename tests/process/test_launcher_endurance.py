@@ -139,6 +139,7 @@ def test_slow_rank_and_long_phases_within_their_limits_are_no_incident(launch: L
     assert job.of(events.RankFellSilent) == []
 
 
+@pytest.mark.slow
 def test_stall_that_passes_is_nothing_and_two_that_do_not_are_two_incidents(launch: Launch) -> None:  # F22
     job = launch(
         """
@@ -381,6 +382,7 @@ def test_late_and_surplus_nodes_disturb_no_healthy_cycle(launch: Launch) -> None
     assert whys(job, 0, 1, 2) == [["first", "membership"], ["first"], []]
 
 
+@pytest.mark.slow
 def test_node_that_leaves_and_comes_back_again_and_again_gets_no_new_budget(launch: Launch) -> None:  # F44
     job = launch("say('up')\nawait_file('never')", "--max-restarts", "1", nodes="1:2", agents=2, nproc=1, conf=QUICK)
     job.await_worker("up.0.1")

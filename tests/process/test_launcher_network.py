@@ -50,6 +50,7 @@ def launch(start: Callable[..., Job], tmp_path: Path, port: int, proxy: Proxy) -
     return two
 
 
+@pytest.mark.slow
 def test_slow_network_below_the_limit_changes_nothing(launch: Launch, proxy: Proxy) -> None:  # F28
     job = launch()
     proxy.set("delay", 0.2)

@@ -174,6 +174,7 @@ def test_e_no_cycle_begins_for_a_newcomer_once_a_node_has_finished(launch: Launc
 # -- (f) spares ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_f_newcomer_waits_and_joins_when_a_place_becomes_free(launch: Launch) -> None:
     job = launch(RUN_ON, conf=QUICK)
     for number in range(2):
@@ -246,6 +247,7 @@ def test_g_lost_node_is_noticed_and_the_others_go_on_without_it(launch: Launch) 
     assert (decided.event.why, decided.event.restarts_used) == ("node node1 is lost", 1)
 
 
+@pytest.mark.slow
 def test_g_lost_node_ends_a_job_that_has_no_restart_left(launch: Launch) -> None:
     job = launch(RUN_ON, "--max-restarts", "0", conf=QUICK)
     for number in range(2):

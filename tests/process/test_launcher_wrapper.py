@@ -166,7 +166,7 @@ client.send_heartbeat()
 """
 
 
-@pytest.mark.parametrize("active", [1, 2])
+@pytest.mark.parametrize("active", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rank_that_waits_for_the_others_owes_no_heartbeats(launch: Launch, active: int) -> None:
     """A spare waits for the active rank; with two active ranks, the one that has returned waits for the other one."""
     limits = ("--ft-initial-rank-heartbeat-timeout", "15", "--ft-rank-heartbeat-timeout", "15")
@@ -192,7 +192,9 @@ def test_nobody_is_advised_where_both_agree(launch: Launch) -> None:
     assert "resilience: " not in job.output(stream=2)
 
 
-@pytest.mark.parametrize(("policy", "whole"), [("min-healthy", False), ("any-failed", True)])
+@pytest.mark.parametrize(
+    ("policy", "whole"), [pytest.param("min-healthy", False, marks=pytest.mark.slow), ("any-failed", True)]
+)
 def test_rank_that_a_wrapper_ends_is_no_preemption(launch: Launch, policy: str, whole: bool) -> None:
     hanging = """
     def misbehave(iteration):

@@ -52,7 +52,7 @@ def others_go_on(job: Job, limit: float, waits: list[float]) -> None:
 BY_STORE = [kind for kind in KINDS if kind != "discarded"]  # which all ranks know without a store operation
 
 
-QUICK_KINDS = ("waiting", "health_check")  # one is interrupted, one is excluded
+QUICK_KINDS = ("waiting",)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,7 @@ def test_rank_interrupted_at_each_store_operation_of_its_way_out_is_represented(
     others_go_on(start(2, LEAVE, kind=kind, what="operations"), 280.0, waits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == "waiting" else pytest.mark.slow) for kind in BY_STORE]
 )

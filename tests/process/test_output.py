@@ -501,7 +501,7 @@ print('€ \\x1b[1m\\r', end='')
     ("stderr_too", "options"),
     [
         pytest.param(True, (), id="both-warm"),
-        pytest.param(False, ("--cold",), id="stdout-cold"),
+        pytest.param(False, ("--cold",), id="stdout-cold", marks=pytest.mark.slow),
         pytest.param(True, ("--cold",), id="both-cold", marks=pytest.mark.slow),
         pytest.param(False, (), id="stdout-warm", marks=pytest.mark.slow),
     ],

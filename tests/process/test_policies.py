@@ -141,6 +141,7 @@ def test_min_healthy_names_what_brought_it_below_the_minimum(launch: Launch) -> 
     assert decided.event.fingerprint == "lost node2"
 
 
+@pytest.mark.slow
 def test_min_healthy_goes_on_without_two_nodes_of_which_one_watched_the_other(launch: Launch) -> None:
     job = launch("say(f'up {node}')\nawait_file('go')", *MIN_HEALTHY, nodes="2:4", agents=4, conf=QUICK)
     for number in range(4):

@@ -185,7 +185,7 @@ def test_command_runs_beside_files_with_names_of_pythons_own_modules(
     assert Preflight([CommandCheck("true")]).refusals() == []
 
 
-def test_gate_can_be_asked_again() -> None:
+def test_preflight_can_be_asked_again() -> None:
     asked = Preflight([CommandCheck("exit 1"), CommandCheck("exit 0")])
     assert [len(asked.refusals()) for _ in range(3)] == [1, 1, 1]
 
@@ -300,7 +300,9 @@ def test_patrol_of_an_agent_that_was_stopped_leaves_the_check_time_to_answer() -
     assert not check.is_given_up
 
 
-def test_gate_of_an_agent_that_was_stopped_leaves_its_checks_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_of_an_agent_that_was_stopped_leaves_its_checks_time_to_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     may_answer, was_stopped = threading.Event(), iter([0.0])
     now = time.monotonic
     monkeypatch.setattr(preflight, "monotonic", lambda: now() + next(was_stopped, 4000.0))

@@ -174,6 +174,7 @@ def test_module_of_preload_is_imported_once_for_all_workers(tmp_path: Path) -> N
     assert "with_a_thread cannot be preloaded (2 threads run" in done.stderr
 
 
+@pytest.mark.slow
 def test_first_workers_start_without_a_module_that_takes_too_long_and_a_line_says_so(tmp_path: Path) -> None:
     modules, imported = tmp_path / "modules", tmp_path / "go"
     modules.mkdir()

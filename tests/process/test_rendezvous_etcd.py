@@ -293,6 +293,7 @@ if cycle == 0:
 """
 
 
+@pytest.mark.slow
 def test_cycle_of_a_spare_whose_store_process_has_died_is_followed_by_one_with_a_fresh_store(
     start: Callable[..., Job], tmp_path: Path, endpoint: str
 ) -> None:
@@ -326,6 +327,7 @@ def test_first_node_is_evicted_and_the_other_one_goes_on(launch: Launch) -> None
     assert restarts(job) == []
 
 
+@pytest.mark.slow
 def test_nodes_whose_store_processes_are_killed_start_others(launch: Launch) -> None:
     """The one that hosts the workers' store of this cycle, and the one that may host that of the next."""
     job = launch("say('up')\nif cycle < 2: await_file(f'go.{cycle}'); sys.exit(rank)", nodes="2")

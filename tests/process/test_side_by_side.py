@@ -172,6 +172,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 # -- the account never harms the job ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_full_disk_ends_a_worker_of_torchrun_that_is_redirected_to_it_and_none_of_ours(
     launch: Launch, small: Path
 ) -> None:
@@ -204,6 +205,7 @@ def test_folder_that_cannot_be_made_fails_the_job_of_torchrun_and_not_ours(launc
     assert "/dev/null/runs" in ours.errors and "records go to" in ours.errors
 
 
+@pytest.mark.slow
 def test_disk_that_does_not_answer_stops_a_worker_of_torchrun_that_is_redirected_to_it_and_none_of_ours(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -285,6 +287,7 @@ def test_reader_that_comes_late_and_is_slow_gets_every_byte(launch: Launch, tmp_
     assert size == 8 * PER_MB
 
 
+@pytest.mark.slow
 def test_reader_that_reads_nothing_stops_the_workers_of_torchrun_and_none_of_ours(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -373,6 +376,7 @@ def test_failed_worker_restarts_all_workers_and_those_that_have_completed_too(la
         assert (first != second, most) == (True, "1")
 
 
+@pytest.mark.slow
 def test_exception_that_comes_again_ends_the_job_with_93_and_has_all_restarts_under_torchrun(launch: Launch) -> None:
     ends = {}
     for launcher in LAUNCHERS:
@@ -457,6 +461,7 @@ def test_sigterm_whose_workers_end_with_0_is_143_and_1_under_torchrun(launch: La
     assert "preempted cleanly" in job.errors
 
 
+@pytest.mark.slow
 def test_sigterm_to_all_agents_is_a_preemption_and_a_failure_under_torchrun(launch: Launch) -> None:
     script = "say(f'up {restarts}')\nawait_file('never')"
     for launcher in LAUNCHERS:
@@ -470,6 +475,7 @@ def test_sigterm_to_all_agents_is_a_preemption_and_a_failure_under_torchrun(laun
     assert {record.event.outcome for record in job.job.of(events.JobEnded)} == {"preempted"}
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_agent_that_hosts_the_store_is_a_preemption_and_a_failure_under_torchrun(
     launch: Launch,
 ) -> None:

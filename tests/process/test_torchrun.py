@@ -48,7 +48,9 @@ train()
 """
 
 
-@pytest.mark.parametrize("run_id", [[], ["--rdzv-id=named"]], ids=["without a run id", "with a run id"])
+@pytest.mark.parametrize(
+    "run_id", [[], pytest.param(["--rdzv-id=named"], marks=pytest.mark.slow)], ids=["without a run id", "with a run id"]
+)
 def test_restarts_by_torchrun_are_cycles_of_one_job(tmp_path: Path, run_id: list[str]) -> None:
     (tmp_path / "train.py").write_text(GIVES_UP)
     options = ["--nproc-per-node=2", "--max-restarts=2", f"--master-port={free_port()}", *run_id]

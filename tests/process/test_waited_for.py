@@ -71,6 +71,7 @@ def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: i
     assert incident.verdict.culprits[0].confidence > 0.5
 
 
+@pytest.mark.slow
 def test_walk_over_transfers_ends_at_the_stage_that_hangs(start: Start) -> None:
     """Rank 2 waits for what rank 1 sends, the others for both: only rank 1 waits for nobody."""
     job = start(4, f"{waited_for.__name__}:{waited_for.pipeline.__name__}", env=LIMITS, how="lock", culprit=1)

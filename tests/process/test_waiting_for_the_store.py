@@ -88,6 +88,7 @@ def test_rank_that_stands_still_before_its_first_store_operation_costs_itself_al
     assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
 
 
+@pytest.mark.slow
 def test_host_of_the_store_that_stays_away_ends_each_rank_with_a_clear_error(start: Start) -> None:
     job = start(3, PATIENT, options=LIMITS | {"barrier_timeout": 10.0})
     inside(job, 3)

@@ -78,6 +78,7 @@ def test_stalls_in_one_run_of_five_get_no_rate() -> None:
         assert seen.is_seen and not seen.is_rated, severity
 
 
+@pytest.mark.slow
 def test_runs_whose_speeds_differ_by_a_fifth_keep_the_rate_or_get_none() -> None:
     outcomes = [
         outcome(Stalls(share=0.0, run_spread=0.2, runs=runs, stalling=0, n=6000 * runs), 1e-4, seed)
