@@ -26,7 +26,7 @@ from torch.nn import functional
 import resilience
 from resilience.errors import CorruptCheckpoint
 from resilience.facts import encoding
-from resilience.inprocess._runtime.call import CallWrapper
+from resilience.inprocess import CallWrapper
 
 VOCABULARY = 128  # ASCII
 CONTEXT = 64  # characters per sample

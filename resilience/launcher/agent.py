@@ -35,8 +35,9 @@ from resilience.core.cycle import CycleDecision
 from resilience.core.group_ranks import worker_ranks
 from resilience.errors import LaunchError, StoreError
 from resilience.facts import events
+from resilience.launcher import worker_env
 from resilience.launcher.output.destinations import RunFolderLogs
-from resilience.launcher.worker import worker_env, worker_processes, workers
+from resilience.launcher.worker import worker_processes, workers
 from resilience.launcher.worker.worker_processes import EndedWorker, RunningWorkers
 from resilience.system import descriptors
 from resilience.system.background import READ_LIMIT

@@ -29,10 +29,10 @@ from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.limits import Limits, Rule
 from resilience.launcher.rendezvous.driving import T
 from resilience.launcher.stopping import NodeSignals
+from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import LOOK, Witnesses
 from resilience.launcher.worker import program
 from resilience.launcher.worker.unkillable import in_words
-from resilience.launcher.worker.warm_start import WarmStart
 from resilience.system import processes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from resilience.facts import events
-from resilience.launcher.worker.warm_start import FIRST_LIMIT
+from resilience.launcher.warm_start import FIRST_LIMIT
 from tests.support.account import Account
 from tests.support.server import ROOT
 

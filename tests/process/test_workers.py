@@ -19,10 +19,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.timer import FileTimerServer
 
 from resilience.errors import LaunchError
-from resilience.launcher.worker.worker_env import end_file_timers
 from resilience.launcher.worker.worker_processes import watched as watched_workers
 from resilience.launcher.worker.workers import Ordered, start
 from resilience.launcher.worker.zygote import ForkedWorker
+from resilience.launcher.worker_env import end_file_timers
 from tests.process.test_preflight import await_true
 from tests.process.warming import specification, told
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from resilience.facts.limits import Limits
+from resilience.launcher import warm_start
+from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import Witnesses
-from resilience.launcher.worker import warm_start
-from resilience.launcher.worker.warm_start import WarmStart
 from resilience.launcher.worker.worker_processes import EndedWorker
 
 
