@@ -18,7 +18,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts.deadlines import split
 from resilience.facts.encoding import text
 from resilience.facts.in_words import count, seconds
-from resilience.facts.markup import escape
+from resilience.facts.printable import escape
 from resilience.system import files
 
 WIDTH, HEIGHT = 560, 300  # of a panel

@@ -1,12 +1,13 @@
-"""Which characters of a text may go to a terminal?  All except those that control the terminal or hide text.
+"""Which characters of a text may go to a terminal or a page?  All except those that control it or hide text.
 
 Exception messages, log lines, names and arguments are untrusted. A terminal obeys escape sequences in them, and
 characters for bidirectional text reorder what it shows. This module writes both as backslash escapes, so nothing is
 lost and nothing is obeyed. Letters, marks, joiners and emoji of all scripts stay unchanged. Each function is
-idempotent."""
+idempotent, except `escape`."""
 
 from __future__ import annotations
 
+import html
 import re
 
 # ASCII and C1 controls; bidirectional marks, embeddings, overrides and isolates; line and paragraph separators;
@@ -36,6 +37,11 @@ def printable_line(text: str) -> str:
 def printable_json(text: str) -> str:
     """Return equivalent JSON that is safe for a terminal."""
     return _IN_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def escape(text: str) -> str:
+    """Return a text for HTML and SVG. A browser too hides text behind characters for bidirectional text."""
+    return html.escape(printable(text))
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ from resilience.attribution.advice import ranks_in_words
 from resilience.attribution.cost import Times, time_unknown_in_words
 from resilience.attribution.waterfall import Waterfall
 from resilience.facts.in_words import count, seconds
-from resilience.facts.markup import escape
+from resilience.facts.printable import escape
 from resilience.history.phases import TimedPhase, Who
 from resilience.history.rank_time import CAUSES
 from resilience.report.rank_lanes import Lane, LaneChart, LaneStretch, Mark

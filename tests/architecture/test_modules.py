@@ -55,6 +55,82 @@ LONG = {
     "resilience/telemetry/metrics.py": "every metric, and the event that moves it",
 }
 
+SHORTEST = 60  # lines; a shorter module says here why it is one
+SHORT = {
+    "resilience/attribution/culprits.py": "words that the rules, the verdict and all views share",
+    "resilience/attribution/restarts.py": "a figure of its own, which the report and its JSON show",
+    "resilience/attribution/stack_groups.py": "one algorithm",
+    "resilience/attribution/verdict_words.py": "the same sentences for the terminal and the page",
+    "resilience/calibration/episodes.py": "one algorithm, of the fit and of the monitor",
+    "resilience/calibration/quantiles.py": "arithmetic of several fits",
+    "resilience/calibration/recurring_phases.py": "one algorithm",
+    "resilience/cli/__main__.py": "an entry point",
+    "resilience/cli/arguments.py": "what all commands share",
+    "resilience/cli/incomplete.py": "what several commands share",
+    "resilience/cli/run.py": "a command",
+    "resilience/core/assignment.py": "pure, beside the hooks that may be replaced",
+    "resilience/core/communication.py": "one question, of the core's and the attribution's callers",
+    "resilience/core/cycle.py": "types that all agents share",
+    "resilience/core/elapsed.py": "pure: it takes the time as an argument",
+    "resilience/core/ladder.py": "one decision",
+    "resilience/core/pace.py": "one decision",
+    "resilience/core/shadow.py": "one decision",
+    "resilience/core/shared_list.py": "a part of two protocols",
+    "resilience/core/standstills.py": "one measure, of all silences",
+    "resilience/core/stopping.py": "one decision",
+    "resilience/facts/configuration.py": "one kind of fact",
+    "resilience/facts/fingerprints.py": "one hash, the same in all processes",
+    "resilience/facts/fork_lock.py": "the one lock of the pure layers, with an exception from their contract",
+    "resilience/facts/in_words.py": "words that all layers share",
+    "resilience/facts/masking.py": "the one place that knows what is secret",
+    "resilience/facts/phases.py": "one kind of fact",
+    "resilience/facts/printable.py": "the one place that knows what may be displayed",
+    "resilience/facts/records.py": "one kind of fact",
+    "resilience/facts/seats.py": "one kind of fact",
+    "resilience/facts/user_frames.py": "one question, of all readers of stacks",
+    "resilience/fault_tolerance/config.py": "a module of the compatible API",
+    "resilience/fault_tolerance/data.py": "a module of the compatible API",
+    "resilience/fault_tolerance/rank_monitor_client.py": "a module of the compatible API",
+    "resilience/fault_tolerance/rank_monitor_server.py": "a module of the compatible API",
+    "resilience/history/completeness.py": "one kind of fact, beside the history",
+    "resilience/inprocess/_runtime/forked.py": "one hazard: user code that forks",
+    "resilience/inprocess/_runtime/job_description.py": "the content of one file",
+    "resilience/inprocess/_runtime/launcher_check.py": "advice: needs no session",
+    "resilience/inprocess/_runtime/options.py": "what all hooks share",
+    "resilience/inprocess/_runtime/progress.py": "one trick of the interpreter",
+    "resilience/inprocess/attribution.py": "a module of the compatible API",
+    "resilience/inprocess/completion.py": "a module of the compatible API",
+    "resilience/inprocess/exception.py": "a module of the compatible API",
+    "resilience/inprocess/monitor_thread.py": "a module of the compatible API",
+    "resilience/inprocess/nested_restarter.py": "a module of the compatible API",
+    "resilience/inprocess/terminate.py": "a module of the compatible API",
+    "resilience/launcher/__main__.py": "an entry point",
+    "resilience/launcher/main.py": "an entry point",
+    "resilience/launcher/output/byte_counts.py": "memory that two processes share",
+    "resilience/launcher/output/drained_stream.py": "a type that the drain process's parts share",
+    "resilience/launcher/registration.py": "an entry point of torchrun",
+    "resilience/launcher/worker/notes.py": "memory that two processes share",
+    "resilience/launcher/worker/tied.py": "a program of its own, without the package",
+    "resilience/launcher/worker/unkillable.py": "one hazard: a worker that survives SIGKILL",
+    "resilience/logs/notes.py": "words of the view; the command only prints them",
+    "resilience/monitor/collectives.py": "one question, of the loop and of the evidence",
+    "resilience/monitor/oom.py": "one question, without the loop that asks it",
+    "resilience/monitor/unknown_settings.py": "a decorator that knows nothing of the settings",
+    "resilience/report/log_lines.py": "the one part of the page that reads files",
+    "resilience/run_folder/rank_ranges.py": "one notation, of several commands",
+    "resilience/run_folder/stamps.py": "one file format",
+    "resilience/status/first_read.py": "one bound: what is read of a long file",
+    "resilience/system/call_with_timeout.py": "one concern of the outside world",
+    "resilience/system/checkpoint_writers.py": "one concern of the outside world",
+    "resilience/system/devices.py": "one concern of the outside world",
+    "resilience/system/exit_signals.py": "one concern of the outside world",
+    "resilience/system/health/cuda.py": "one concern of the outside world",
+    "resilience/system/libraries.py": "one concern of the outside world",
+    "resilience/system/native_threads.py": "one concern of the outside world",
+    "resilience/system/torch_modes.py": "one concern of the outside world",
+    "resilience/telemetry/progress.py": "a function that another layer fills in",
+}
+
 LONGEST_FUNCTION = 50  # lines; a longer one does one thing, and says here which
 LONG_FUNCTIONS = {
     "resilience/launcher/launch.py:launch": "puts the parts of an agent together, in an order that matters",
@@ -99,6 +175,12 @@ def test_long_functions_are_known() -> None:
 def test_long_modules_are_known() -> None:
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
     assert {name for name, length in lengths.items() if length > LONGEST} == set(LONG)
+
+
+def test_short_modules_have_a_reason() -> None:
+    modules = [path for path in MODULES if path.name != "__init__.py"]
+    short = {name_of(path) for path in modules if len(path.read_text().splitlines()) < SHORTEST}
+    assert short == set(SHORT)
 
 
 def test_class_names_are_unique() -> None:
