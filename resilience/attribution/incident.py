@@ -300,10 +300,11 @@ def _is_stuck(incidents: Sequence[Incident]) -> bool:
 def _failure(incident: Incident, last: Incident | None) -> budget.Failure:
     """Return the incident as the budget sees it. last: the incident before, since which the ranks have run."""
     mark = "" if incident.chief is None else budget.fingerprint(incident.chief)
+    kind: budget.FailureKind = "exit" if incident.chief is None else budget.kind_of(incident.chief)
     step = max((record.step for record in incident.records if record.step is not None), default=-1)
     at, began = incident.since_wall_ns, None if last is None else last.detected_wall_ns
     ran = 0.0 if at is None or began is None else (at - began) / 1e9
-    return budget.Failure(incident.number, mark, incident.kind, "", -1, step, ran=ran)
+    return budget.Failure(incident.number, mark, incident.kind, "", -1, step, ran=ran, kind=kind)
 
 
 def to_json(incident: Incident) -> Any:

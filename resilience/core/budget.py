@@ -15,6 +15,7 @@ them with its own clock, from when it first read them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -22,8 +23,8 @@ from resilience.facts.in_words import count
 from resilience.facts.interruptions import InterruptionRecord
 
 FAILED = 1
-_HANG, _EXCEPTION = "limit:", "exception:"
 NO_STEP = "this script reports no step, so progress is unknown; call resilience.step(n) in its training loop"
+FailureKind = Literal["exception", "hang", "exit", "lost node"]
 _OF_IMPORTS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 
 
@@ -31,7 +32,7 @@ class Failure(msgspec.Struct, frozen=True):
     """A failure that ended a cycle. fingerprint: equal for repetitions; rank: -1 if the node failed; step: the highest
     that this agent knows so far, -1 before the first; at: seconds, on the clock of the deciding agent; ran: seconds
     that the cycle's workers had run; is_final: the program cannot start, so a restart is useless; silent_for_s: of a
-    rank that hung."""
+    rank that hung; kind: "exit" is any end of a worker that is neither an exception nor a hang."""
 
     cycle: int
     fingerprint: str
@@ -43,16 +44,7 @@ class Failure(msgspec.Struct, frozen=True):
     ran: float = 0.0
     is_final: bool = False
     silent_for_s: float | None = None
-
-    @property
-    def is_hang(self) -> bool:
-        """Return True if a limit was exceeded, according to the fingerprint."""
-        return self.fingerprint.startswith(_HANG)
-
-    @property
-    def is_exception(self) -> bool:
-        """Return True if the program raised an exception, according to the fingerprint."""
-        return self.fingerprint.startswith(_EXCEPTION)
+    kind: FailureKind = "exit"
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -142,7 +134,7 @@ def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) 
 def _may_repeat(step: int, failure: Failure) -> bool:
     """Return True if the same failure again counts as a repetition. step: the highest of the job, -1 if none was
     reported; then only an exception counts."""
-    return step >= 0 or failure.is_exception
+    return step >= 0 or failure.kind == "exception"
 
 
 def _since_progress(budget: Budget, failures: Sequence[Failure]) -> int:
@@ -167,14 +159,21 @@ def _progress(budget: Budget, failures: Sequence[Failure]) -> list[int]:
 def fingerprint(record: InterruptionRecord) -> str:
     """Return a text that is equal for repetitions of a failure: the exception, the limit, or the exit."""
     if record.exception is not None:
-        return _EXCEPTION + record.exception.fingerprint
+        return f"exception:{record.exception.fingerprint}"
     if record.detector is not None and record.detector.name != "exit":
-        return _HANG + record.detector.name
+        return f"limit:{record.detector.name}"
     if record.exit is not None and record.exit.signal is not None:
         return f"signal:{record.exit.signal}" + (":oom" if record.exit.oom else "")
     if record.exit is not None and record.exit.code is not None:
         return f"exit:{record.exit.code}"
     return record.interruption.value
+
+
+def kind_of(record: InterruptionRecord) -> FailureKind:
+    """Return which kind of failure a record describes."""
+    if record.exception is not None:
+        return "exception"
+    return "hang" if record.detector is not None and record.detector.name != "exit" else "exit"
 
 
 def is_of_an_import(record: InterruptionRecord) -> bool:

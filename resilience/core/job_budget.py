@@ -86,4 +86,5 @@ def failure_of(
         ran=ran,
         is_final=is_final,
         silent_for_s=record.silent_for_s,
+        kind=budget.kind_of(record),
     )

@@ -378,7 +378,7 @@ class Supervision:
         """Return the loss of nodes in a cycle as a verdict and as a failure for the budget."""
         names = sorted(nodes)
         detail = f"node {', '.join(names)} is lost"
-        failure = Failure(number, f"lost {names[0]}", detail, names[0], -1, step, ran=ran)
+        failure = Failure(number, f"lost {names[0]}", detail, names[0], -1, step, ran=ran, kind="lost node")
         return CycleDecision("failed", self.name, detail=detail), failure
 
     def _spend(self, verdict: CycleDecision, failure: Failure) -> NodeProtocol[CycleDecision]:
@@ -401,6 +401,7 @@ class Supervision:
                     answer.used,
                     answer.left,
                     answer.same_in_a_row,
+                    failure.node if failure.kind == "lost node" else None,
                 ),
                 failure.cycle,
             )

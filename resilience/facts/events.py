@@ -601,7 +601,7 @@ class WorkerSeen(Event, frozen=True, tag="worker.seen"):
 
 
 class RestartDecided(Event, frozen=True, tag="restart.decided"):
-    """After a failure, the job's budget decided: another cycle, or the end."""
+    """After a failure, the job's budget decided: another cycle, or the end. lost_node: whose loss was the failure."""
 
     level: ClassVar[Level] = "warning"
     verdict: Literal["restart", "stop"]
@@ -610,6 +610,7 @@ class RestartDecided(Event, frozen=True, tag="restart.decided"):
     restarts_used: int
     restarts_left: int
     same_in_a_row: int
+    lost_node: str | None = None
 
 
 class IncidentJudged(Event, frozen=True, tag="incident.judged"):

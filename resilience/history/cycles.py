@@ -27,7 +27,6 @@ RESTART: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "im
 _FAILED = ("failed", "exhausted")
 _LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes without a following restart
 _BEFORE = ("gate", "rendezvous")  # phases that end before their cycle is known
-NODE_LOST = "lost "  # the beginning of the fingerprint of a lost node's failure
 
 
 class Seen(NamedTuple):
@@ -113,8 +112,7 @@ class NodeCycle:
     @property
     def lost_node(self) -> str | None:
         """Return the node whose loss this node decided on."""
-        is_lost = self.decided is not None and self.decided.fingerprint.startswith(NODE_LOST)
-        return self.decided.fingerprint.removeprefix(NODE_LOST) if self.decided is not None and is_lost else None
+        return None if self.decided is None else self.decided.lost_node
 
     @property
     def stopped(self) -> set[int]:

@@ -163,7 +163,7 @@ class Agent(LocalElasticAgent):
         if verdict.outcome == "preempted":
             for ended in supervisor.let_finish(running, verdict):
                 self._report_end(ended, expected=True)
-        if verdict.failure is not None and verdict.failure.is_hang:
+        if verdict.failure is not None and verdict.failure.kind == "hang":
             for ended in supervisor.witnesses.record_positions(running):
                 self._report_end(ended, expected=True)
         supervisor.monitors.dismiss(verdict.detail or verdict.outcome)

@@ -14,7 +14,7 @@ import msgspec
 
 from resilience.core.agent_liveness import LEASE, Lease
 from resilience.core.agent_protocol import Operation, Protocol, Seconds, Sleep
-from resilience.core.budget import Failure
+from resilience.core.budget import Failure, FailureKind
 from resilience.core.control import Request
 from resilience.core.cycle import FAILED, CycleDecision
 from resilience.core.membership import NodeSeat
@@ -248,16 +248,18 @@ class Agent:
     def _failure(self, crew: Crew) -> Protocol[Failure]:
         ran = yield from self.supervision.ran()
         what = crew.what
-        return Failure(self.rendezvous.cycle, what, what, self.rendezvous.node, self.node, self.job.step(self), ran=ran)
+        rendezvous, step = self.rendezvous, self.job.step(self)
+        return Failure(rendezvous.cycle, what, what, rendezvous.node, self.node, step, ran=ran, kind=crew.kind)
 
 
 class Crew:
     """The workers of one agent in one cycle. They live in the job's hands; the agent sees how they ended."""
 
-    def __init__(self, cycle: int, what: str) -> None:
-        """what: their failure would be."""
+    def __init__(self, cycle: int, what: str, kind: FailureKind) -> None:
+        """what, kind: of their failure, if they fail."""
         self.cycle = cycle
         self.what = what
+        self.kind = kind
         self.is_living = True  # as the agent sees it
         self.has_failed = False
         self.ended_well = False

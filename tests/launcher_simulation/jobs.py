@@ -465,7 +465,7 @@ class Job:
         cycle = agent.rendezvous.cycle
         fault = self._of_cycle.get((agent.node, cycle))
         is_same = isinstance(fault, Fails) and fault.same
-        agent.workers = crew = Crew(cycle, "exception:same" if is_same else f"exit:{cycle}")
+        agent.workers = crew = Crew(cycle, "same", "exception") if is_same else Crew(cycle, f"exit:{cycle}", "exit")
         agent.requests.clear()
         self.crews[cycle][agent] = crew
         self.note(agent, f"starts workers of cycle {cycle}")

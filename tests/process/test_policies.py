@@ -138,7 +138,7 @@ def test_min_healthy_names_what_brought_it_below_the_minimum(launch: Launch) -> 
     job.job.signal(2, signal.SIGKILL)
     assert [job.wait_agent(number).code for number in (0, 1)] == [0, 0]
     (decided,) = job.of(events.RestartDecided)
-    assert decided.event.fingerprint == "lost node2"
+    assert decided.event.lost_node == "node2"
 
 
 @pytest.mark.slow

@@ -225,7 +225,7 @@ class _Teller:
         elif fault.kind == "node":
             detail = f"node {where} is lost"
             self._used += 1
-            decided = events.RestartDecided("restart", f"lost {where}", detail, self._used, 9, 1)
+            decided = events.RestartDecided("restart", f"lost {where}", detail, self._used, 9, 1, where)
             self._agent(next(node for node in self._nodes if node != where), decided)
         elif fault.kind == "preempt":
             self._agent(where, events.StopRequested(f"SIGTERM to the agent of {where}", 30.0))

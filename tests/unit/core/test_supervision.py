@@ -318,7 +318,7 @@ def supervise(run: Run, *others: str, policy: Policy = "any-failed", most: int =
 
 
 def failure(what: str = "ValueError: bad", **changes: Any) -> Failure:
-    return msgspec.structs.replace(Failure(0, "exception:1", what, "own", 1, -1), **changes)
+    return msgspec.structs.replace(Failure(0, "exception:1", what, "own", 1, -1, kind="exception"), **changes)
 
 
 def looks(run: Run, own: Supervision, seconds: float, are_living: bool = True) -> CycleDecision | None:

@@ -213,7 +213,7 @@ def test_job_that_a_lost_node_ended_is_over(tmp_path: Path) -> None:
     told = NodeStory()
     told.join("ab", 0.0, 1.0)
     told.start("ab", 1.0)
-    lost = events.RestartDecided("stop", "lost b", "node b is lost", 0, 0, 1)
+    lost = events.RestartDecided("stop", "lost b", "node b is lost", 0, 0, 1, lost_node="b")
     told.agent("a", 19.9, lost)
     told.stop("a", 20.0, "exhausted")
     told.agent("a", 20.2, events.JobEnded("exhausted", 1, "node b is lost"))
