@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from resilience.facts import events
 from resilience.launcher.event_reporter import NodeEvents
+from resilience.launcher.worker.notes import ModuleImported, Note, VariablesSetTooLate
 from resilience.launcher.worker.zygote import Zygote
 
 FIRST_LIMIT = 20.0  # seconds that the first workers wait for the modules of --preload
@@ -43,7 +44,7 @@ class WarmStart:
             self._reporter.emit(events.ModulesTooLate(self._zygote.being_preloaded, FIRST_LIMIT))
         self._is_first = False
 
-    def look(self, notes: Iterable[tuple[int, str]], is_cut_off: bool) -> None:
+    def look(self, notes: Iterable[tuple[int, Note]], is_cut_off: bool) -> None:
         """Take over preloaded modules, process the workers' notes (by rank), and report both.
 
         is_cut_off: do nothing; the workers must end soon, and a successor may take seconds to fork or to end."""
@@ -71,12 +72,13 @@ class WarmStart:
                 events.ModulesPreloaded(loaded.modules, loaded.refused, loaded.why, duration, loaded.is_learned)
             )
 
-    def _take_note(self, rank: int, note: str, zygote: Zygote) -> None:
-        kind, _, content = note.partition(" ")
-        if kind == "import" and content not in self._refused:
-            self._imported[content] = None
-            self._imported_at = time.monotonic()
-        elif kind == "late" and not zygote.why_unsuited:
-            package, *names = content.split(" ")
-            zygote.why_unsuited = f"the program sets {names[0]} before it imports {package}"
-            self._reporter.emit(events.VariablesTooLate(rank, package, tuple(names)))
+    def _take_note(self, rank: int, note: Note, zygote: Zygote) -> None:
+        match note:
+            case ModuleImported(module):
+                if module not in self._refused:
+                    self._imported[module] = None
+                    self._imported_at = time.monotonic()
+            case VariablesSetTooLate(package, names):
+                if not zygote.why_unsuited:
+                    zygote.why_unsuited = f"the program sets {names[0]} before it imports {package}"
+                    self._reporter.emit(events.VariablesTooLate(rank, package, names))

@@ -109,7 +109,6 @@ SHORT = {
     "resilience/launcher/output/byte_counts.py": "memory that two processes share",
     "resilience/launcher/output/drained_stream.py": "a type that the drain process's parts share",
     "resilience/launcher/registration.py": "an entry point of torchrun",
-    "resilience/launcher/worker/notes.py": "memory that two processes share",
     "resilience/launcher/worker/tied.py": "a program of its own, without the package",
     "resilience/launcher/worker/unkillable.py": "one hazard: a worker that survives SIGKILL",
     "resilience/logs/notes.py": "words of the view; the command only prints them",

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 from resilience.errors import error_in_words
 from resilience.launcher.worker import fork_safety, script_variables
 from resilience.launcher.worker.hidden import Hidden, HiddenModules
+from resilience.launcher.worker.notes import ModuleImported, Note, VariablesSetTooLate
 from resilience.system import libraries, titles
 
 FAILED = 1
@@ -52,7 +53,7 @@ def become(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     groups: Sequence[HiddenModules],
-    tell: Callable[[str], None],
+    tell: Callable[[Note], None],
 ) -> NoReturn:
     """Run what `python ARGUMENTS` would run in the current folder, and end this process.
 
@@ -68,7 +69,7 @@ def become(
     _reset_threads(environment)
     _reset_seeds()
     _reset_identity(command)
-    hidden = Hidden(groups, functools.partial(_apply, tell), lambda name: tell(f"import {name}"), LEARNED)
+    hidden = Hidden(groups, functools.partial(_apply, tell), lambda name: tell(ModuleImported(name)), LEARNED)
     program_arguments = list(arguments[1:])
     if program_arguments[0] == "-m":
         sys.argv = ["-m", *program_arguments[2:]]
@@ -263,11 +264,11 @@ def _title(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 # -- libraries -------------------------------------------------------------------------------------
 
 
-def _apply(tell: Callable[[str], None], package: str, names: list[str]) -> None:
+def _apply(tell: Callable[[Note], None], package: str, names: list[str]) -> None:
     """Apply variables that the program set before it imported this package, if possible; report the others."""
     late = [name for name in names if name not in script_variables.APPLIED]
     if late:
-        tell(f"late {package} {' '.join(late)}")
+        tell(VariablesSetTooLate(package, tuple(late)))
     if any(name.endswith("_NUM_THREADS") for name in names):
         _reset_threads(os.environ, None)
     distributed = sys.modules.get("torch.distributed")

@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from resilience.errors import LaunchError
+from resilience.launcher.worker.notes import Note
 from resilience.launcher.worker.zygote import ForkedWorker
 from resilience.system import processes
 from resilience.system.channel import close_all
@@ -122,13 +123,13 @@ class RunningWorkers:
         context = self._context
         return context.stdouts[local_rank], context.stderrs[local_rank], context.error_files[local_rank]
 
-    def notes(self) -> list[tuple[int, str]]:
+    def notes(self) -> list[tuple[int, Note]]:
         """Return the notes of forked workers since the last call, with their ranks."""
         processes = [
             (self._ranks[local_rank], handler.proc) for local_rank, handler in self._context.subprocess_handlers.items()
         ]
         readers = [(rank, process.notes) for rank, process in processes if isinstance(process, ForkedWorker)]
-        return [(rank, line) for rank, reader in readers if reader is not None for line in reader.read()]
+        return [(rank, note) for rank, reader in readers if reader is not None for note in reader.read()]
 
     def collect(self) -> list[EndedWorker]:
         """Return the workers that have ended since the last call."""

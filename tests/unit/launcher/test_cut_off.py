@@ -12,6 +12,7 @@ from resilience.facts.limits import Limits
 from resilience.launcher import warm_start
 from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import Witnesses
+from resilience.launcher.worker.notes import ModuleImported
 from resilience.launcher.worker.worker_processes import EndedWorker
 
 
@@ -56,7 +57,7 @@ def test_agent_that_is_cut_off_asks_its_zygote_for_nothing(monkeypatch: pytest.M
     unused: Any = None
     zygote: Any = Preloading()
     warm = WarmStart(unused, zygote)
-    warm.look([(0, "import json")], is_cut_off=False)
+    warm.look([(0, ModuleImported("json"))], is_cut_off=False)
     now[0] = warm_start.SETTLED
     zygote.asked.clear()
     warm.look([], is_cut_off=True)

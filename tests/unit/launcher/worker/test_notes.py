@@ -1,9 +1,10 @@
-"""Lines that a worker writes to memory, and its agent reads."""
+"""Notes that a worker writes to memory, and its agent reads."""
 
 from __future__ import annotations
 
 import itertools
 import mmap
+import operator
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resilience.launcher.worker.notes import SIZE, NotesReader, NotesWriter
+from resilience.launcher.worker.notes import SIZE, ModuleImported, NotesReader, NotesWriter, VariablesSetTooLate
 
 Both = tuple[NotesWriter, NotesReader]
 
@@ -34,23 +35,35 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
     os.close(memory)
 
 
-def test_lines_of_a_workers_forked_child_do_not_displace_its_own(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_a_workers_forked_child_do_not_displace_its_own(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = both
-    writer.write("import torch.utils.data")
+    writer.write(ModuleImported("torch.utils.data"))
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: -1)
-        writer.write("import torch._dynamo")
-    assert reader.read() == ["import torch.utils.data"]
-    writer.write("late torch TORCH_LOGS")
-    assert reader.read() == ["late torch TORCH_LOGS"]
+        writer.write(ModuleImported("torch._dynamo"))
+    assert reader.read() == [ModuleImported("torch.utils.data")]
+    late = VariablesSetTooLate("torch", ("TORCH_LOGS", "odd\nname"))
+    writer.write(late)
+    assert reader.read() == [late]
 
 
-def test_lines_of_several_threads_are_all_read(both: Both) -> None:
+def test_note_that_the_program_has_damaged_is_dropped_alone(both: Both) -> None:
     writer, reader = both
-    lines = [[f"import m{thread}.n{number}" for number in range(100)] for thread in range(4)]
-    threads = [threading.Thread(target=lambda own=own: [writer.write(line) for line in own]) for own in lines]
+    notes = [ModuleImported(name) for name in ("a", "b", "c")]
+    for note in notes:
+        writer.write(note)
+    memory = writer._memory
+    memory[memory.find(b"b")] = 0xFF
+    assert reader.read() == [notes[0], notes[2]]
+
+
+def test_notes_of_several_threads_are_all_read(both: Both) -> None:
+    writer, reader = both
+    notes = [[ModuleImported(f"m{thread}.n{number}") for number in range(100)] for thread in range(4)]
+    threads = [threading.Thread(target=lambda own=own: [writer.write(note) for note in own]) for own in notes]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(reader.read()) == sorted(itertools.chain.from_iterable(lines))
+    by_name = operator.attrgetter("module")
+    assert sorted(reader.read(), key=by_name) == sorted(itertools.chain.from_iterable(notes), key=by_name)
