@@ -9,7 +9,7 @@ counts, in whatever order they came."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -18,7 +18,8 @@ from resilience.core.cycle import CycleDecision
 
 Policy = Literal["any-failed", "min-healthy"]
 Call = Literal["go on", "restart", "completed", "premature"]
-GRAVEST_FIRST = ("ShutdownWorkload", "ExcludeThisNode")
+Action = Literal["ShutdownWorkload", "ExcludeThisNode"]
+GRAVEST_FIRST: tuple[Action, ...] = get_args(Action)
 
 
 class Nodes(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ class Nodes(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A rank's request. action: as in the compatible API."""
+    """A rank's request. action: as in the compatible API; those that are no `Action` ask for nothing."""
 
     action: str
     description: str = ""
@@ -69,13 +70,12 @@ def takes_newcomers(policy: Policy, nodes: Nodes) -> bool:
 def answer(requests: Sequence[Request], node: str) -> CycleDecision | None:
     """Return the verdict that follows from the requests of a node's ranks, None if there is none. A verdict with
     `again` applies to the other nodes; this node leaves."""
-    asked = [request for request in requests if request.action in GRAVEST_FIRST]
-    if not asked:
-        return None
-    gravest = min(asked, key=lambda request: GRAVEST_FIRST.index(request.action))
-    detail = gravest.description
-    match gravest.action:
+    asked = {request.action: request.description for request in reversed(requests)}
+    gravest = next((action for action in GRAVEST_FIRST if action in asked), None)
+    match gravest:
+        case None:
+            return None
         case "ShutdownWorkload":
-            return CycleDecision("shutdown", node, exit_code=cycle.SHUT_DOWN, detail=detail)
-        case _:
-            return CycleDecision("interrupted", node, again="request", detail=f"node {node} leaves: {detail}")
+            return CycleDecision("shutdown", node, exit_code=cycle.SHUT_DOWN, detail=asked[gravest])
+        case "ExcludeThisNode":
+            return CycleDecision("interrupted", node, again="request", detail=f"node {node} leaves: {asked[gravest]}")

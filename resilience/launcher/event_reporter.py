@@ -21,7 +21,7 @@ from resilience.facts.events import (
     Event,
     Outcome,
 )
-from resilience.facts.identity import Origin
+from resilience.facts.identity import FileOwner, Origin
 from resilience.launcher.console import Console
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile
@@ -33,7 +33,7 @@ class NodeEvents:
     def __init__(self, folder: Path, job_id: str, node: str, attempt: int, console: Console) -> None:
         self.folder = folder
         self.node = node
-        self._file = RecordFile(folder / "records" / f"{node}-agent.jsonl")
+        self._file = RecordFile(folder / "records" / f"{FileOwner(node, is_agent=True).name}.jsonl")
         origin = Origin(job_id=job_id, node=node, role="agent", pid=os.getpid(), attempt=attempt)
         self._emitter = Emitter(origin, [self._file, console])
         self.console = console

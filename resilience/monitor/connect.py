@@ -301,7 +301,9 @@ def _show_stacks(channel: Channel) -> None:
                         collective_calls.note_recorded()
                     with contextlib.suppress(Exception):
                         stacks.answer(number)
-                case _:  # sent before the thread began, or by another version
+                case messages.Ready() | messages.Introduce() | messages.Welcome() | messages.Refused():
+                    pass  # the thread began after them
+                case None | messages.TerminalLine():  # a line is for a Wrapper's rank
                     pass
         except ChannelClosed:
             return

@@ -157,7 +157,11 @@ class RankMonitorServer:
                 self._findings.append(record)
             case messages.Requested(action, description, rank):
                 self._requests.append((rank, WorkloadControlRequest(WorkloadAction[action], description)))
-            case _:
+            case messages.Ready() | messages.Connected() | messages.Alive() | messages.Gone() | messages.WillStop():
+                pass
+            case (
+                messages.Suspected() | messages.SeeksOthers() | messages.Looked()
+            ):  # for an agent with several monitors
                 pass
         return True
 

@@ -134,7 +134,9 @@ class Handle:
             case messages.TerminalLine(line):
                 with contextlib.suppress(Exception):  # of the user's stream: the thread that listens goes on
                     standard.show(line)
-            case _:  # only the launcher's monitors send these
+            case (
+                messages.Introduce() | messages.Welcome() | messages.Refused()
+            ):  # only the launcher's monitors send these
                 pass
 
     def forget(self) -> None:

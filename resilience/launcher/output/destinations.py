@@ -31,6 +31,7 @@ from resilience.launcher.output.byte_counts import SLOTS, ByteCounts
 from resilience.launcher.output.streams import (
     Finished,
     FinishStreams,
+    FromDrain,
     OpenStream,
     ProbeDrain,
     Reading,
@@ -187,7 +188,7 @@ class DrainProcess:
         while True:
             try:
                 data = self._line.receive(0.0) if self._process is not None else None
-                message = None if data is None else decode_for_agent(data)
+                message: FromDrain | None = None if data is None else decode_for_agent(data)
             except (ChannelClosed, DecodeError):
                 self._lose()
                 continue
@@ -206,8 +207,6 @@ class DrainProcess:
                     self._asked_at = None
                 case Finished():
                     return True
-                case _:  # of another version
-                    pass
 
     def finish(self, is_interrupted: Callable[[], bool], limit: float = FINISH_LIMIT) -> bool:
         """Wait until the output of the ended workers is passed on, or counted as missing; return True if it is.

@@ -35,6 +35,7 @@ from resilience.launcher.output.streams import (
     Reading,
     StreamClosed,
     StreamLost,
+    ToDrain,
     decode_for_drain,
     encode,
 )
@@ -206,7 +207,7 @@ class Drain:
             return
         data, fds = received
         try:
-            message = decode_for_drain(data)
+            message: ToDrain = decode_for_drain(data)
         except DecodeError:
             close_all(fds)
             return
@@ -220,8 +221,6 @@ class Drain:
                 self._tell(Reading())
             case FinishStreams(patience):
                 self._begin_to_finish(patience)
-            case _:  # of another version
-                pass
 
     def _open(self, message: OpenStream, fd: int) -> None:
         os.set_blocking(fd, False)

@@ -66,5 +66,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 encode = to_msgpack
-decode_for_drain = reader(OpenStream | ProbeDrain | FinishStreams, "msgpack")
-decode_for_agent = reader(Reading | StreamLost | StreamClosed | Finished, "msgpack")
+ToDrain = OpenStream | ProbeDrain | FinishStreams
+FromDrain = Reading | StreamLost | StreamClosed | Finished
+decode_for_drain = reader(ToDrain, "msgpack")
+decode_for_agent = reader(FromDrain, "msgpack")

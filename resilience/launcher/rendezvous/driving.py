@@ -67,18 +67,26 @@ class Driver:
                 return time.sleep(seconds)
             case IsInterrupted():
                 return self._is_interrupted()
-            case _:  # operations on the store, below
-                pass
+            case AwaitKey(key, limit):
+                assert self._watch is not None
+                self._check_store()
+                return self._watch.wait(key, limit, self._is_interrupted)
+            case Counts(keys):
+                return counts(self._usable_store, list(keys))
+            case Delete(key):
+                return delete(self._usable_store, key)
+            case _:
+                return execute(operation, self._usable_store)
+
+    @property
+    def _usable_store(self) -> StoreLike:
+        self._check_store()
+        return self._store
+
+    def _check_store(self) -> None:
+        """Raises: StoreError if this agent may not use the store any more."""
         if reason := self._why_cut_off():
             raise StoreError(f"the job's store is unreachable: {reason}")
-        if isinstance(operation, AwaitKey):
-            assert self._watch is not None
-            return self._watch.wait(operation.key, operation.limit, self._is_interrupted)
-        if isinstance(operation, Counts):
-            return counts(self._store, list(operation.keys))
-        if isinstance(operation, Delete):
-            return delete(self._store, operation.key)
-        return execute(operation, self._store)
 
 
 def _drive(protocol: Generator[Asked, Any, T], perform: Callable[[Asked], Any]) -> T:

@@ -57,7 +57,8 @@ class Hosted(msgspec.Struct, frozen=True, tag=True):
     address: str = ""
 
 
-_requests = encoding.reader(OpenServer | Release, "msgpack")
+_Request = OpenServer | Release
+_requests = encoding.reader(_Request, "msgpack")
 _answers = encoding.reader(Hosted, "msgpack")
 
 
@@ -224,13 +225,12 @@ def serve(line: Channel, agent: int) -> None:
             return
         if message is None:
             continue
-        match _requests(message):
+        request: _Request = _requests(message)
+        match request:
             case OpenServer(address, port):
                 line.send(encoding.to_msgpack(_open(servers, known, address, port)))
             case Release(port):
                 servers.pop(port, None)
-            case _:  # of another version
-                pass
 
 
 def _open(servers: dict[int, dist.TCPStore], known: dict[str, str], address: str, port: int) -> Hosted:
