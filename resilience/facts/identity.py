@@ -22,6 +22,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 LARGEST_WORLD = 2**20  # ranks
 WorldSize = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_WORLD)]
 LONGEST_NAME = 200  # bytes of a safe name; a file system takes 255, and files beside a folder have longer names
+_OWNED = re.compile(r"(?P<node>.+)-(?P<seat>[0-9]+|agent)", re.DOTALL)
 _UNSAFE = re.compile(r"[/%@\x00-\x1f\x7f]|^\.")
 
 
@@ -77,6 +78,30 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     traceparent: str = ""
     launch: str = ""
     schema: int = 1
+
+
+class FileOwner(msgspec.Struct, frozen=True):
+    """Whose file in a run folder this is: a rank's, by its initial rank, or the node's agent's. If it is neither,
+    nobody knows the owner, and `node` is the file's whole name."""
+
+    node: str
+    rank: int | None = None
+    is_agent: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the name of the owner's files, without a suffix."""
+        seat = "agent" if self.is_agent else self.rank
+        return self.node if seat is None else f"{self.node}-{seat}"
+
+
+def owner_of(name: str) -> FileOwner:
+    """Return the owner of a file with this name, which has no suffix. A name of another form is a node without rank."""
+    match = _OWNED.fullmatch(name)
+    if match is None:
+        return FileOwner(name)
+    seat = match["seat"]
+    return FileOwner(match["node"], is_agent=True) if seat == "agent" else FileOwner(match["node"], int(seat))
 
 
 def safe_name(job_id: str) -> str:

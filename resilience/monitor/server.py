@@ -28,7 +28,7 @@ from resilience.core.standstills import NOTICEABLE, Standstill, longest, longest
 from resilience.core.watch import Decision, Finding, Watch, decide
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, events, tracebacks
-from resilience.facts.identity import Job, Origin
+from resilience.facts.identity import FileOwner, Job, Origin
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord
 from resilience.facts.limits import Limits
@@ -370,7 +370,7 @@ class RankMonitor:
     @property
     def _name(self) -> str:
         """Return the name of this rank's files."""
-        return "" if self._origin is None else f"{self._origin.node}-{self._origin.initial_rank}"
+        return "" if self._origin is None else FileOwner(self._origin.node, self._origin.initial_rank).name
 
     def _take(self, record: Record) -> None:
         """Write a record of the rank, with additions that only its monitor can make."""

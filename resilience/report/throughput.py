@@ -15,6 +15,7 @@ import msgspec
 
 from resilience.errors import DecodeError
 from resilience.facts.deadlines import STEP
+from resilience.facts.identity import owner_of
 from resilience.run_folder.clocks import NodeClock
 from resilience.run_folder.merge import files_of, offsets_of
 from resilience.telemetry import durations
@@ -68,7 +69,7 @@ def _read(path: Path, offsets: Mapping[str, int]) -> Durations | None:
         return None  # incomplete, or of another version
     if STEP not in recorded.deadlines:
         return None
-    offset_s = offsets.get(path.stem.rpartition("-")[0], 0) / 1e9
+    offset_s = offsets.get(owner_of(path.stem).node, 0) / 1e9
     return msgspec.structs.replace(recorded, began_at=recorded.began_at - offset_s)
 
 

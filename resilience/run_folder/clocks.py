@@ -23,7 +23,7 @@ import msgspec
 
 from resilience.errors import DecodeError
 from resilience.facts import encoding
-from resilience.facts.identity import Nanoseconds
+from resilience.facts.identity import Nanoseconds, owner_of
 
 _MARK = re.compile(rb'"(?:iteration\.started|call\.started|cycle\.started|regroup|rendezvous)"')
 MOST_FILES = 512  # rank files read for the clocks of a large job; agents' files are always read
@@ -119,7 +119,7 @@ def clocks(files: Mapping[str, Sequence[Path]]) -> tuple[NodeClock, ...]:
     meetings: defaultdict[Meeting, Barrier] = defaultdict(dict)
     files_per_node = max(1, MOST_FILES // len(files))
     for paths in files.values():
-        agents = [path for path in paths if path.stem.endswith("-agent")]
+        agents = [path for path in paths if owner_of(path.stem).is_agent]
         for path in [*agents, *[path for path in paths if path not in agents][:files_per_node]]:
             _collect_barriers(path, meetings)
     return compared(sorted(files), meetings.values())

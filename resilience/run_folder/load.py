@@ -17,7 +17,7 @@ import msgspec
 from resilience.attribution.advice import named
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import events
-from resilience.facts.identity import Job, Origin
+from resilience.facts.identity import FileOwner, Job, Origin, owner_of
 from resilience.facts.in_words import count
 from resilience.facts.records import SCHEMA, Record, from_line, from_lines
 from resilience.history.completeness import Completeness
@@ -85,8 +85,9 @@ class Reader:
         if absent:  # these ranks must have existed, but left no records
             self._missing.append(Missing(RECORDS, f"no records of {named(absent)}"))
         for node in sorted(known.launched - known.agents):  # its agent started these monitors
-            if f"{node}-agent" not in damaged:
-                damaged[f"{node}-agent"] = 0  # it is not known how many
+            agent = FileOwner(node, is_agent=True).name
+            if agent not in damaged:
+                damaged[agent] = 0  # it is not known how many
                 self._missing.append(Missing(RECORDS, f"no records of the agent of {node}"))
         self.completeness = _completeness([path.stem for path in paths], damaged, known.ranks, absent)
 
@@ -209,8 +210,9 @@ def incomplete_in_words(completeness: Completeness) -> str:
     if completeness.is_whole:
         return ""
     ranks = f" of {named(completeness.damaged)}" if completeness.damaged else ""
-    if completeness.files and all(name.endswith("-agent") for name in completeness.files):
-        nodes = [name.removesuffix("-agent") for name in completeness.files]
+    owners = [owner_of(name) for name in completeness.files]
+    if owners and all(owner.is_agent for owner in owners):
+        nodes = [owner.node for owner in owners]
         ranks = f" of the agent{'s' if len(nodes) > 1 else ''} of {', '.join(nodes)}"
     lost = f", at least {count(completeness.lost, 'record')}" if completeness.lost else ""
     return f"incomplete: records{ranks} are missing{lost}"
@@ -311,13 +313,13 @@ def _completeness(
     seen, absent: ranks."""
     by_node: defaultdict[str, set[int]] = defaultdict(set)
     for name in names:
-        node, _, rank = name.rpartition("-")
-        if rank.isdecimal():
-            by_node[node].add(int(rank))
+        owner = owner_of(name)
+        if owner.rank is not None:
+            by_node[owner.node].add(owner.rank)
     ranks = set(absent)
     for name in damaged:
-        node, _, rank = name.rpartition("-")
-        ranks |= {int(rank)} if rank.isdecimal() else by_node[node]
+        owner = owner_of(name)
+        ranks |= by_node[owner.node] if owner.rank is None else {owner.rank}
     known = ranks.union(seen, *by_node.values())
     return Completeness(len(known), tuple(sorted(ranks)), tuple(sorted(damaged)), sum(damaged.values()))
 

@@ -18,6 +18,7 @@ import msgspec
 from resilience.attribution.incident import Incident
 from resilience.attribution.notes import NOTES
 from resilience.errors import DecodeError
+from resilience.facts.identity import owner_of
 from resilience.facts.records import Record, from_line
 from resilience.history.history import History
 from resilience.run_folder.clocks import NodeClock, clocks, largest_difference_ns
@@ -29,7 +30,6 @@ LOGS, OUTPUT = "logs", "output"
 BUFFERS = 48 << 20  # bytes of all file buffers together
 LEAST_CHUNK, MOST_CHUNK = 4 << 10, 256 << 10
 AROUND_NS = 5 * 10**9  # margin before and after an incident
-_RANK_OF_NODE = re.compile(r"(?P<node>.+)-(?P<rank>\d+|agent)$")
 
 
 class LineFilter(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class MergedLines:
         files = list(_files(folder))
         self._started: dict[tuple[int, int], tuple[int, str]] = {}
         for path, kind in files:
-            if kind == "record" and path.stem.endswith("-agent"):
+            if kind == "record" and owner_of(path.stem).is_agent:
                 self._note_workers(path)
         self.clocks: tuple[NodeClock, ...] = clocks_of(folder) if clocks is None else clocks
         self._offsets = offsets_of(self.clocks)
@@ -142,7 +142,7 @@ class MergedLines:
     def _known(self, path: Path, kind: Kind, name: str) -> KnownFile:
         rank = _rank_of(path, kind)
         if kind != "text":
-            node = _node_of(path)
+            node = owner_of(path.stem).node
             return KnownFile(name, kind, rank, node, None, self._offsets.get(node, 0))
         cycle = int(path.parent.name) if path.parent.name.isdecimal() else None
         started = None if rank is None else self._started.get((cycle or 0, rank))
@@ -157,7 +157,7 @@ class MergedLines:
         for record in records_in(path, b'"worker.started"'):
             rank = getattr(record.event, "worker_rank", None)
             if rank is not None:
-                self._started[record.origin.cycle, rank] = (record.wall_ns, _node_of(path))
+                self._started[record.origin.cycle, rank] = (record.wall_ns, owner_of(path.stem).node)
 
 
 def last_ns(folder: Path) -> int:
@@ -172,7 +172,7 @@ def clocks_of(folder: Path) -> tuple[NodeClock, ...]:
     """Return the clocks of a run's nodes; () for a single node."""
     by_node: defaultdict[str, list[Path]] = defaultdict(list)
     for path in files_of(folder, RECORDS):
-        by_node[_node_of(path)].append(path)
+        by_node[owner_of(path.stem).node].append(path)
     return clocks(by_node)
 
 
@@ -259,17 +259,11 @@ def _name(folder: Path, path: Path) -> str:
     return str(path.relative_to(folder))
 
 
-def _node_of(path: Path) -> str:
-    match = _RANK_OF_NODE.match(path.stem)
-    return match["node"] if match is not None else path.stem
-
-
 def _rank_of(path: Path, kind: Kind) -> int | None:
     if kind == "text":
         rank = path.name.partition(".")[0]
         return int(rank) if rank.isdecimal() else None
-    match = _RANK_OF_NODE.match(path.stem)
-    return int(match["rank"]) if match is not None and match["rank"] != "agent" else None
+    return owner_of(path.stem).rank
 
 
 def _changed(path: Path) -> int:

@@ -31,6 +31,7 @@ from resilience.attribution.incidents import incidents_of
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, OUT_OF_SECTION
+from resilience.facts.identity import owner_of
 from resilience.history.completeness import Completeness
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY
@@ -258,10 +259,10 @@ def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
             recorded = durations.read_histograms(path).timings()
         except (OSError, DecodeError):
             continue  # `resilience calibrate` reports the problem
-        node, _, rank = path.stem.rpartition("-")
+        owner = owner_of(path.stem)
         for outcome, sections in (("completed", recorded.sections), ("failed", recorded.failed)):
             for name, histogram in sections.items():
-                place = {"node": node, "rank": int(rank) if rank.isdecimal() else None}
+                place = {"node": owner.node, "rank": owner.rank}
                 place |= {"section": _NAMED.get(name, name), "outcome": outcome}
                 yield place | _summary(histogram)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from resilience.attribution.symptoms import symptom
 from resilience.facts import events
+from resilience.facts.identity import owner_of
 from resilience.facts.interruptions import Interruption
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory
@@ -96,7 +97,7 @@ class LastFault:
         if decided is None or not isinstance(decided.event, events.IterationDecided):
             return
         for path in files:
-            if path.stem.endswith(f"-{decided.event.by}"):
+            if owner_of(path.stem).rank == decided.event.by:
                 first = _find(path, events.RankInterrupted, before)
                 if first is not None and isinstance(first.event, events.RankInterrupted):
                     self._add(first, first.event)

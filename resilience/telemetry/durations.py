@@ -20,6 +20,7 @@ from resilience.errors import DecodeError
 from resilience.facts import encoding
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import EARLY, HEARTBEAT, Start, section_of
+from resilience.facts.identity import FileOwner
 from resilience.system import files
 from resilience.system.background import LAST_STALL, READ_LIMIT, WRITER, BackgroundFile
 from resilience.telemetry import timings
@@ -198,7 +199,7 @@ class Recorder:
 
     def __init__(self, folder: Path, header: Header, at: float) -> None:
         """folder: the run folder. at: wall seconds now. Continues the files of an earlier monitor."""
-        stem = f"{header.node}-{header.rank}"
+        stem = FileOwner(header.node, header.rank).name
         self._values = BackgroundFile(folder / "timings" / f"{stem}.jsonl")
         self._path = folder / "timings" / f"{stem}.hist"
         self._state = Durations(header=header, began_at=at)

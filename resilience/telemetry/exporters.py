@@ -29,6 +29,7 @@ import msgspec
 
 from resilience.errors import ConfigurationError, DecodeError, error_in_words
 from resilience.facts import encoding, events
+from resilience.facts.identity import owner_of
 from resilience.facts.records import Record
 from resilience.history.timeline import Timeline
 from resilience.system import files
@@ -137,12 +138,10 @@ class NodeExports:
         """Return the current snapshots of the node's ranks. Called by a scrape, in its own thread."""
         snapshots: dict[int, rank_snapshot.RankSnapshot] = {}
         for path in list(self._read):
-            rank = path.stem.rpartition("-")[2]
-            if rank.isdecimal():
+            rank = owner_of(path.stem).rank
+            if rank is not None:
                 try:
-                    snapshots[int(rank)] = rank_snapshot.read(
-                        rank_snapshot.path_of(self._folder, self._node, int(rank))
-                    )
+                    snapshots[rank] = rank_snapshot.read(rank_snapshot.path_of(self._folder, self._node, rank))
                 except (OSError, DecodeError):
                     continue  # the rank has no snapshot yet
         return snapshots

@@ -20,7 +20,7 @@ import msgspec
 
 from resilience.errors import DecodeError, message_of
 from resilience.facts import encoding
-from resilience.facts.identity import Origin, Role
+from resilience.facts.identity import FileOwner, Origin, Role
 from resilience.facts.printable import printable
 from resilience.facts.records import Record
 from resilience.system.background import WRITER, BackgroundFile
@@ -171,7 +171,7 @@ def _of_launched_worker() -> _Launched | None:
         world_size=worker.world_size,
         layer="launcher",
     )
-    file = BackgroundFile(worker.folder / "logs" / f"{worker.node}-{worker.rank}.jsonl")
+    file = BackgroundFile(worker.folder / "logs" / f"{FileOwner(worker.node, worker.rank).name}.jsonl")
     parent = span.parse_traceparent(Exporting.from_environment().traceparent)
     return file, lambda: {"origin": origin, **progress.shown()}, parent
 

@@ -15,7 +15,7 @@ import msgspec
 from resilience.errors import DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, of_section
-from resilience.facts.identity import Origin
+from resilience.facts.identity import FileOwner, Origin
 from resilience.facts.limits import Limits
 from resilience.system import files
 
@@ -121,7 +121,7 @@ def alive_every(world_size: int | None) -> float:
 
 def path_of(folder: Path, node: str, rank: int) -> Path:
     """Return the path of a rank's snapshot. folder: the run folder."""
-    return folder / "timings" / f"{node}-{rank}.signs"
+    return folder / "timings" / f"{FileOwner(node, rank).name}.signs"
 
 
 def write(folder: Path, signs: RankSnapshot) -> bool:

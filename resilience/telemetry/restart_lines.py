@@ -20,6 +20,7 @@ from pathlib import Path
 from resilience.attribution.incident import Incident
 from resilience.errors import error_in_words
 from resilience.facts import events
+from resilience.facts.identity import owner_of
 from resilience.facts.records import Record
 from resilience.telemetry.recording import RecordTail
 
@@ -142,16 +143,16 @@ def _newest_first(folder: Path) -> list[Path]:
 def _files_of_first(files: Iterable[Path], records: Iterable[Iterable[Record]]) -> list[Path]:
     """Return the files of ranks whose record was first in the store, according to other ranks, and of failed workers,
     according to their agents."""
-    ranks: set[str] = set()
+    ranks: set[int] = set()
     for record in itertools.chain.from_iterable(records):
         match record.event:
             case events.IterationDecided(by=int(rank)):
-                ranks.add(str(rank))
+                ranks.add(rank)
             case events.WorkerExited(worker_rank=rank, expected=False) | events.OthersSeen(rank=rank):
-                ranks.add(str(rank))
+                ranks.add(rank)
             case _:  # no other event matters here
                 pass
-    return [path for path in files if path.stem.rpartition("-")[2] in ranks]
+    return [path for path in files if owner_of(path.stem).rank in ranks]
 
 
 def _files_of_odd(files: Iterable[Path]) -> list[Path]:

@@ -18,7 +18,7 @@ from resilience.attribution.incident import Incident
 from resilience.errors import DecodeError
 from resilience.facts import identity
 from resilience.facts.events import PHASES
-from resilience.facts.identity import Job
+from resilience.facts.identity import Job, owner_of
 from resilience.history.history import History
 from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import clocks_of, files_of, offsets_of, records_in
@@ -68,16 +68,16 @@ def spans_of(folder: Path, parent: Trace | None = None) -> Iterator[Batch]:
     """Yield the spans of a run by rank and agent. parent: the parent of all spans."""
     nodes: dict[str, list[Path]] = {}
     for path in files_of(folder, RECORDS):
-        nodes.setdefault(path.stem.rpartition("-")[0], []).append(path)
-    is_launched = any(path.stem.endswith("-agent") for paths in nodes.values() for path in paths)
+        nodes.setdefault(owner_of(path.stem).node, []).append(path)
+    is_launched = any(owner_of(path.stem).is_agent for paths in nodes.values() for path in paths)
     view = SpanView(parent, is_launched)
     for node, paths in nodes.items():
         by_rank: dict[int | None, list[Span]] = {}
         for path in sorted(paths, key=_ranks_first):
             for record in records_in(path):
-                _add_to_ranks(view.take(record), by_rank, _rank_of(path))
+                _add_to_ranks(view.take(record), by_rank, owner_of(path.stem).rank)
             if not is_launched:
-                _add_to_ranks(view.left_open(), by_rank, _rank_of(path))
+                _add_to_ranks(view.left_open(), by_rank, owner_of(path.stem).rank)
                 yield from (Batch(node, rank, spans) for rank, spans in by_rank.items())
                 by_rank = {}
         _add_to_ranks(view.left_open(), by_rank, None)
@@ -85,12 +85,7 @@ def spans_of(folder: Path, parent: Trace | None = None) -> Iterator[Batch]:
 
 
 def _ranks_first(path: Path) -> tuple[bool, str]:
-    return path.stem.endswith("-agent"), path.stem
-
-
-def _rank_of(path: Path) -> int | None:
-    rank = path.stem.rpartition("-")[2]
-    return int(rank) if rank.isdecimal() else None
+    return owner_of(path.stem).is_agent, path.stem
 
 
 def _add_to_ranks(spans: list[Span], by_rank: dict[int | None, list[Span]], rank: int | None) -> None:
@@ -165,7 +160,7 @@ def _value(value: Value) -> dict[str, Any]:
             return {"intValue": str(value)}
         case float():
             return {"doubleValue": value}
-        case _:
+        case str():
             return {"stringValue": value}
 
 

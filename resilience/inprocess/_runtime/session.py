@@ -29,7 +29,7 @@ from resilience.core.watched import watched
 from resilience.errors import MonitorError, ResilienceError
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
-from resilience.facts.identity import Origin
+from resilience.facts.identity import FileOwner, Origin
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
 from resilience.facts.seats import Seat
@@ -211,7 +211,7 @@ class Session:
         supervision.announce(self.store, self.node, self._member)
         self._announce(function)
         client.activate(self.page)
-        log.configure(folder / "logs" / f"{self.node}-{state.initial_rank}.jsonl", self._log_context)
+        log.configure(folder / "logs" / f"{FileOwner(self.node, state.initial_rank).name}.jsonl", self._log_context)
 
     @property
     def _root(self) -> Path:
@@ -420,7 +420,7 @@ class Session:
         """Continue unmonitored, and record it. From now on this process writes its record file itself."""
         origin = self.emitter.origin
         assert origin.initial_rank is not None
-        path = self._folder / "records" / f"{origin.node}-{origin.initial_rank}.jsonl"
+        path = self._folder / "records" / f"{FileOwner(origin.node, origin.initial_rank).name}.jsonl"
         self._own_file = RecordFile(path)
         self.emitter.replace_sinks([self._own_file, StandardLog()])
         record = InterruptionRecord(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from resilience.errors import error_in_words
 from resilience.facts import events
-from resilience.facts.identity import Job, Origin, safe_name
+from resilience.facts.identity import FileOwner, Job, Origin, safe_name
 from resilience.system.environment import LauncherRendezvous, Settings, launched_folder
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, write_job
@@ -43,7 +43,7 @@ def record(
         world_size=world_size,
     )
     folder = launched_folder() or Path(settings.run_dir).absolute() / _folder_name(settings)
-    file = RecordFile(folder / "records" / f"{node}-{rank}.jsonl")
+    file = RecordFile(folder / "records" / f"{FileOwner(node, rank).name}.jsonl")
     message = error_in_words(error, 2000)
     Emitter(origin, [file]).emit(
         events.StoreLost(message),

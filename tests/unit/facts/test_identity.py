@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from resilience.facts.identity import LONGEST_NAME, attempt_of, run_name, safe_name
+from resilience.facts.identity import LONGEST_NAME, FileOwner, attempt_of, owner_of, run_name, safe_name
 
 IDS = st.text(st.characters(codec="utf-8") | st.sampled_from("/.%@+"), min_size=1)
 
@@ -51,3 +51,16 @@ def test_name_of_a_run_folder_tells_the_job_and_the_attempt(job_id: str, attempt
 @pytest.mark.parametrize("name", ["job@", "job@0", "job@01", "job@node-12", "job@1@node-12", "job2", "job@-1"])
 def test_other_folders_are_no_attempts(name: str) -> None:
     assert attempt_of(name, "job") is None
+
+
+@given(IDS, st.none() | st.integers(0, 2**20))
+@example("node-3", None)
+@example("rank-agent", 7)
+def test_owner_of_a_file_is_read_from_its_name(node: str, rank: int | None) -> None:
+    owner = FileOwner(node, rank, is_agent=rank is None)
+    assert owner_of(owner.name) == owner
+
+
+@pytest.mark.parametrize("name", ["notes", "node-", "-3", "-agent", "node-three", "node--agents", "node-٣"])
+def test_file_with_another_name_has_no_known_owner(name: str) -> None:
+    assert owner_of(name) == FileOwner(name) and owner_of(name).name == name
