@@ -35,8 +35,6 @@ class CycleDecision(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.outcome in ("failed", "exhausted")
 
 
-COMPLETED = CycleDecision(outcome="completed", node="")
-
 _read = reader(CycleDecision)
 
 

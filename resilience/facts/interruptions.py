@@ -19,7 +19,6 @@ from resilience.facts.seats import Seat
 SCHEMA = 1
 
 Category = Literal["user_code", "host", "network", "storage", "accelerator", "scheduler", "unknown"]
-Place = Literal["first", "cascade"]
 FaultOrigin = Literal["own", "communication", "consequence"]
 """Origin of a rank's exception. own: the rank's own fault. consequence: another rank's fault or the abort caused it.
 communication: not decided yet, because it came out of a communication call, which also fails when a peer ends."""

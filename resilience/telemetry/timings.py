@@ -6,7 +6,6 @@ reads and writes the files."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -66,16 +65,6 @@ class Timings(msgspec.Struct):
 
     sections: dict[str, Histogram] = {}
     failed: dict[str, Histogram] = {}
-
-    def fold(self, entries: Iterable[tuple[str, float]]) -> None:
-        """Add (name, duration in seconds) pairs."""
-        for name, duration in entries:
-            self.sections.setdefault(name, Histogram()).add(duration)
-
-    def fold_failed(self, entries: Iterable[tuple[str, float]]) -> None:
-        """Add (name, duration in seconds) pairs of sections that an exception left."""
-        for name, duration in entries:
-            self.failed.setdefault(name, Histogram()).add(duration)
 
     def merge(self, other: Timings) -> None:
         for name, histogram in other.sections.items():

@@ -125,7 +125,7 @@ def _store_entries() -> list[Row]:
     verdict = cycle.CycleDecision("failed", "node", "failure", 1, "why", 2, failure)
     json = encoding.to_json
     rows: list[tuple[str, float, Sequence[Any], Callable[[str], object]]] = [
-        ("verdict in the store", 50, [verdict, cycle.COMPLETED], cycle.decode),
+        ("verdict in the store", 50, [verdict, cycle.CycleDecision("completed", "")], cycle.decode),
         ("arrival in the store", 50, arrivals, membership.decode_entry),
         ("membership in the store", 30, [last, *following], membership.decode_membership),
         ("change in the store", 40, changes, lambda text: membership.changed(last, membership.decode_change(text))),

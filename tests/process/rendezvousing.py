@@ -10,13 +10,15 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from resilience.core.agent_protocol import Protocol
+from resilience.core.rendezvous import Rendezvous
 from tests.support.ranks import free_port
 from tests.support.server import ForkServer
 
@@ -184,8 +186,30 @@ def _perform(handler: Any, name: str, args: tuple[Any, ...]) -> Any:
         return _meet(handler)
     if name == "job_store":
         return getattr(handler.job_store, args[0])(*args[1:])
+    if name in PROTOCOLS:
+        return handler.run(PROTOCOLS[name](handler.rendezvous, *args))
     found = getattr(handler, name)
     return found(*args) if callable(found) else found
+
+
+def _is_cycle_ended(rendezvous: Rendezvous) -> Protocol[bool]:
+    has_end = (yield from rendezvous.cycle_end()) is not None
+    return has_end or (yield from rendezvous.newest()).cycle > rendezvous.cycle
+
+
+def _lost_nodes(rendezvous: Rendezvous) -> Protocol[list[str]]:
+    lost = (yield from rendezvous.look("log/count")).lost
+    return [seat.node for seat in rendezvous.membership.seats if seat.id in lost]
+
+
+PROTOCOLS: dict[str, Callable[..., Protocol[Any]]] = {
+    "cycle_end": Rendezvous.cycle_end,
+    "end_cycle": Rendezvous.end_cycle,
+    "exclude": Rendezvous.exclude,
+    "is_cycle_ended": _is_cycle_ended,
+    "lost_nodes": _lost_nodes,
+}
+"""What the supervision of a cycle asks the rendezvous, and a handler's torch interface does not."""
 
 
 def _meet(handler: Any) -> Seen:

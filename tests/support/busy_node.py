@@ -14,7 +14,7 @@ from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot, SnapshotSe
 from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
-from tests.support.rank_timings import durations_of
+from tests.support.rank_timings import add_durations, add_failed, durations_of
 from tests.support.record_streams import Fault, Kind, job
 
 RANKS, SECTIONS = 8, 10
@@ -47,9 +47,9 @@ def _sections(view: MetricView) -> None:
     sections = [HEARTBEAT, *(f"section {number}" for number in range(SECTIONS))]
     timings = Timings()
     for number in range(SECTIONS):
-        timings.fold((f"section {number}", 10.0**power) for power in range(-4, 4))
-        timings.fold_failed([(f"section {number}", 1.0)])
-    timings.fold((HEARTBEAT, 10.0**power) for power in range(-4, 4))
+        add_durations(timings, ((f"section {number}", 10.0**power) for power in range(-4, 4)))
+        add_failed(timings, [(f"section {number}", 1.0)])
+    add_durations(timings, ((HEARTBEAT, 10.0**power) for power in range(-4, 4)))
     view.take_durations({0: durations_of(timings)})
     limits = tuple(Allowed(name, 9.0, name in sections[1::2]) for name in sections)
     view.take_snapshots({rank: msgspec.structs.replace(shown(rank, SECTIONS), limits=limits) for rank in range(RANKS)})

@@ -16,6 +16,7 @@ from resilience.facts.records import to_line
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.timings import Timings
 from tests.support import rank_timings
+from tests.support.rank_timings import add_durations
 from tests.support.record_streams import Fault, Kind, job
 
 WORLD, RESTARTS, VARIANTS = 10_000, 50, 34
@@ -68,7 +69,7 @@ def _durations() -> list[Timings]:
     for _ in range(20):
         timings = Timings()
         for name, typical in SECTIONS.items():
-            timings.fold((name, typical * chance.lognormvariate(0.0, 0.3)) for _ in range(400))
+            add_durations(timings, ((name, typical * chance.lognormvariate(0.0, 0.3)) for _ in range(400)))
         made.append(timings)
     return made
 

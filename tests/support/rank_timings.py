@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, of_section
 from resilience.system import files
 from resilience.telemetry.durations import Durations, Header, Series
-from resilience.telemetry.timings import Timings
+from resilience.telemetry.timings import Histogram, Timings
 
 
 def write(folder: Path, node: str, rank: int, timings: Timings) -> Path:
@@ -16,6 +17,18 @@ def write(folder: Path, node: str, rank: int, timings: Timings) -> Path:
     path = folder / "timings" / f"{node}-{rank}.hist"
     assert files.replace(path, encoding.to_json(durations_of(timings, folder.name, node, rank)))
     return path
+
+
+def add_durations(timings: Timings, entries: Iterable[tuple[str, float]]) -> None:
+    """Add (name, duration in seconds) pairs."""
+    for name, duration in entries:
+        timings.sections.setdefault(name, Histogram()).add(duration)
+
+
+def add_failed(timings: Timings, entries: Iterable[tuple[str, float]]) -> None:
+    """Add (name, duration in seconds) pairs of sections that an exception left."""
+    for name, duration in entries:
+        timings.failed.setdefault(name, Histogram()).add(duration)
 
 
 def durations_of(timings: Timings, run: str = "run", node: str = "node", rank: int = 0) -> Durations:

@@ -14,17 +14,6 @@ from resilience.facts import in_words
 LOOK_AGAIN = 2.0  # seconds in a barrier until a rank checks whether a killed one has kept it closed
 
 
-def meet(group_name: str, rank: int, count: int, limit: float) -> Protocol[None]:
-    """Meet `count` participants with arbitrary numbers.
-
-    Each arrival takes the next place and writes its rank there. A rank that arrives again takes another place but
-    counts once, so a stand-in may repeat the arrival of a rank that was killed at any point."""
-    name = f"barrier/{group_name}"
-    arrivals = yield Add(f"{name}/arrived", 1)
-    yield Set(f"{name}/place/{arrivals - 1}", str(rank))
-    yield from gather(group_name, rank, count, limit, arrivals)
-
-
 def gather(group_name: str, rank: int, count: int, limit: float, arrivals: int, waited: float = 0.0) -> Protocol[None]:
     """Wait until `count` different ranks have arrived. Read who has arrived once the number of arrivals is enough.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from resilience.core.agent_liveness import LEASE, count_every
 from resilience.core.agent_protocol import NodeOperation, NodeProtocol, Protocol
-from resilience.core.membership import FIRST, Around, Membership, NodeSeat
+from resilience.core.membership import FIRST, Membership, NodeSeat
 from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
 from resilience.errors import LaunchError, StoreError
@@ -218,31 +218,6 @@ class Handler(RendezvousHandler):
         """Return True if the cycle uses this node's store, and the process that hosts it has died."""
         return self._cycle_store_port is not None and not self._stores.is_alive
 
-    def end_cycle(self, reason: str) -> str:
-        """End the cycle for all its agents; return the reason that was written first. Raises: StoreError."""
-        return self.run(self.rendezvous.end_cycle(reason))
-
-    def cycle_end(self) -> str | None:
-        """Return the reason that an agent wrote first with `end_cycle`; None if there is none. Raises: StoreError."""
-        return self.run(self.rendezvous.cycle_end())
-
-    def is_cycle_ended(self) -> bool:
-        """Return True if the workers of this cycle must stop: an agent has ended the cycle, the next cycle exists
-        already, or there will be none. Raises: StoreError."""
-        return self.cycle_end() is not None or self.run(self.rendezvous.newest()).cycle > self.cycle
-
-    def lost_nodes(self) -> list[str]:
-        """Return the nodes of this cycle that left or are lost (killed, stopped or cut off).
-
-        An agent checks only its nearest neighbour that is not known to be gone, and reports to all agents.
-        Raises: StoreError."""
-        return [seat.node for seat in self.membership.seats if seat.id in self.look().lost]
-
-    def look(self, counter: str = "log/count") -> Around:
-        """Return what has changed around this agent, which has a place in the cycle. counter: a key of the store that
-        holds a number, read at the same time. Costs one operation if nothing has changed. Raises: StoreError."""
-        return self.run(self.rendezvous.look(counter))
-
     @property
     def time_left(self) -> float | None:
         """Return the seconds until the others may continue without this node; None unless it is cut off from the job's
@@ -262,11 +237,6 @@ class Handler(RendezvousHandler):
             f"{self.rendezvous.terms.lost_after:g} s (--rdzv-conf keep_alive_interval, keep_alive_max_attempt)"
         )
 
-    def others(self, leaving: Collection[str]) -> int:
-        """Return how many nodes could take part in the next cycle without this node and the leaving agents' nodes.
-        Raises: StoreError."""
-        return self.run(self.rendezvous.others(leaving))
-
     def is_taken_for_lost(self) -> bool:
         """Return True if others consider this agent lost, for example after it was suspended. Raises: StoreError."""
         return self.run(self.rendezvous.is_taken_for_lost())
@@ -274,10 +244,6 @@ class Handler(RendezvousHandler):
     def last_words(self) -> str:
         """Return why the rendezvous is closed, empty if it is not. Raises: StoreError."""
         return self.run(self.rendezvous.newest()).closed
-
-    def exclude(self, node: str, reason: str = "") -> None:
-        """Exclude a node from all further cycles. The running cycle continues. Raises: StoreError."""
-        self.run(self.rendezvous.exclude(node, reason))
 
     def probe(self) -> None:
         """Send the job's store one request over a separate connection. Any thread, one at a time.

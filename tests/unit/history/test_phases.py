@@ -23,6 +23,7 @@ from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.timings import Timings
 from tests.support import launch_streams, rank_timings
 from tests.support.nested_streams import nested
+from tests.support.rank_timings import add_durations, add_failed
 from tests.support.record_streams import Fault, job
 
 IMPORT_S = 1.5
@@ -80,8 +81,8 @@ def test_where_everybody_was_is_told_once(tmp_path: Path) -> None:
 def test_sections_of_all_ranks_beside_the_shortest_limit(tmp_path: Path) -> None:
     for rank, limit in enumerate((30.0, 20.0)):
         timings = Timings()
-        timings.fold(("checkpoint", 2.0 + rank) for _ in range(10))
-        timings.fold_failed([("data", 1.0)])
+        add_durations(timings, (("checkpoint", 2.0 + rank) for _ in range(10)))
+        add_failed(timings, [("data", 1.0)])
         (tmp_path / "timings").mkdir(exist_ok=True)
         rank_timings.write(tmp_path, "n", rank, timings)
         origin = Origin("job", "n", "monitor", 1, initial_rank=rank)

@@ -14,7 +14,7 @@ from resilience.telemetry.limit_metrics import RECENT, LimitMetrics
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.rank_snapshot import Allowed, RankSnapshot, SnapshotSection, allowed
 from resilience.telemetry.timings import HEARTBEAT, Timings
-from tests.support.rank_timings import durations_of
+from tests.support.rank_timings import add_durations, durations_of
 
 ORIGIN = Origin(job_id="j", node="n", role="monitor", pid=1, initial_rank=0)
 STEP, SAVE = Allowed("step", 10.0, is_learned=True), Allowed("save", 100.0)
@@ -29,8 +29,8 @@ def shows(*limits: Allowed, open_since: float | None = None) -> RankSnapshot:
 def recorded(first: int = 0, **sections: list[float]) -> Durations:
     """Return what a rank has recorded. first: the number of occurrences that count as the first ones after a start."""
     every, early = Timings(), Timings()
-    every.fold((name, seconds) for name, all_of_it in sections.items() for seconds in all_of_it)
-    early.fold((name, seconds) for name, all_of_it in sections.items() for seconds in all_of_it[:first])
+    add_durations(every, ((name, seconds) for name, all_of_it in sections.items() for seconds in all_of_it))
+    add_durations(early, ((name, seconds) for name, all_of_it in sections.items() for seconds in all_of_it[:first]))
     made = durations_of(every)
     for deadline, series in durations_of(early).deadlines.items():
         made.deadlines[deadline].early = series.total

@@ -29,7 +29,7 @@ from resilience.telemetry.timings import HEARTBEAT, Timings
 from tests.support import launch_streams
 from tests.support.busy_node import busy_node
 from tests.support.launch_streams import launched
-from tests.support.rank_timings import durations_of
+from tests.support.rank_timings import add_durations, add_failed, durations_of
 from tests.support.record_streams import Fault, Kind, job
 
 SERIES_A_NODE = 1200  # docs/performance.md says what a scrape of the node below costs
@@ -188,7 +188,7 @@ def phases(durations: list[float], view: MetricView) -> None:
 
 def sections(durations: list[float], view: MetricView) -> None:
     timings = Timings()
-    timings.fold([("data", duration) for duration in durations])
+    add_durations(timings, [("data", duration) for duration in durations])
     view.take_durations({0: durations_of(timings)})
 
 
@@ -227,8 +227,8 @@ def test_quantile_of_the_buckets_is_within_one_bucket_of_the_records(
 
 def test_sections_and_heartbeats_come_from_the_timing_histograms() -> None:
     timings = Timings()
-    timings.fold([("data", 0.004), ("data", 0.2), (HEARTBEAT, 1.5), (HEARTBEAT, 7000.0)])
-    timings.fold_failed([("data", 0.3)])
+    add_durations(timings, [("data", 0.004), ("data", 0.2), (HEARTBEAT, 1.5), (HEARTBEAT, 7000.0)])
+    add_failed(timings, [("data", 0.3)])
     view = MetricView()
     view.take_durations({0: durations_of(timings)})
     found = view.samples()
@@ -352,7 +352,7 @@ def test_a_busy_node_of_eight_ranks_and_ten_sections_stays_below_the_limit_of_se
 def test_names_that_users_choose_cannot_multiply_series() -> None:
     view = MetricView()
     timings = Timings()
-    timings.fold((f"batch {number}", 1.0) for number in range(1000))
+    add_durations(timings, ((f"batch {number}", 1.0) for number in range(1000)))
     view.take_durations({0: durations_of(timings)})
     record = job().records[0]
     for number in range(1000):
@@ -373,8 +373,8 @@ def test_sections_have_the_same_labels_whichever_exporter_read_what_first() -> N
         for name in ("s19", "s00", "never ended")
     ]
     early, late = Timings(), Timings()
-    early.fold((f"s{number:02}", 1.0) for number in range(5, 15))
-    late.fold((f"s{number:02}", 1.0) for number in (*range(5, 20), *range(5)))
+    add_durations(early, ((f"s{number:02}", 1.0) for number in range(5, 15)))
+    add_durations(late, ((f"s{number:02}", 1.0) for number in (*range(5, 20), *range(5))))
     live, successor = MetricView(), view_of(hangs)
     live.take_durations({0: durations_of(early)})
     live.samples()
@@ -392,8 +392,8 @@ def test_sections_have_the_same_labels_whichever_exporter_read_what_first() -> N
 
 def test_section_that_was_shown_stays_though_another_rank_ends_others_first() -> None:
     view, first, other = MetricView(), Timings(), Timings()
-    first.fold((f"s{number:02}", 1.0) for number in range(MAX_SECTIONS))
-    other.fold((f"a{number:02}", 1.0) for number in range(MAX_SECTIONS))
+    add_durations(first, ((f"s{number:02}", 1.0) for number in range(MAX_SECTIONS)))
+    add_durations(other, ((f"a{number:02}", 1.0) for number in range(MAX_SECTIONS)))
     view.take_durations({0: durations_of(first)})
     shown = sections_in(view)
     view.take_durations({0: durations_of(first), 1: durations_of(other, rank=1)})

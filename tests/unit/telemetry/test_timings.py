@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.telemetry.timings import LARGEST_BUCKET, RATIO, SMALLEST, Histogram, Timings, upper_bound
+from tests.support.rank_timings import add_durations
 
 DURATIONS = st.floats(1e-6, 1e6)
 
@@ -30,10 +31,10 @@ def test_durations_off_the_scale_fall_into_the_outer_buckets(duration: float, nu
 @given(st.lists(DURATIONS), st.lists(DURATIONS))
 def test_merging_is_the_same_as_adding_all(first: list[float], second: list[float]) -> None:
     merged, other, together = Timings(), Timings(), Timings()
-    merged.fold(("data", value) for value in first)
-    other.fold(("data", value) for value in second)
+    add_durations(merged, (("data", value) for value in first))
+    add_durations(other, (("data", value) for value in second))
     merged.merge(other)
-    together.fold(("data", value) for value in first + second)
+    add_durations(together, (("data", value) for value in first + second))
     assert merged.sections.keys() == together.sections.keys()
     for name, found in merged.sections.items():
         expected = together.sections[name]
