@@ -161,7 +161,7 @@ def _collect_barriers(path: Path, meetings: defaultdict[Meeting, Barrier]) -> No
         origin, event = head.origin, head.event
         place = (origin.attempt, origin.cycle, origin.call, origin.iteration)
         if event.phase == "rendezvous":
-            if event.event.endswith("started"):
+            if event.event == "cycle.phase.started":
                 at_rendezvous = NodeAtBarrier(came_ns=head.wall_ns)
             else:
                 at_rendezvous.left_ns = head.wall_ns
