@@ -31,7 +31,6 @@ from resilience.monitor.page import Closed, OpenEntry, PageView
 from resilience.system.background import READ_LIMIT, WRITER
 from resilience.telemetry.durations import End, Header, Recorder
 from resilience.telemetry.recording import read_job
-from resilience.telemetry.timings import Timings
 
 HOUR = 3600.0
 LONG = 5.0  # seconds: a standstill that cuts off any occurrence; a shorter one only if it took most of its time
@@ -139,11 +138,6 @@ class DurationRecorder:
         self._silent_from = 0.0  # for the initial heartbeat
         self._has_beaten = False
         self.how: Start = "cold"
-
-    @property
-    def timings(self) -> Timings:
-        """Return the histograms of this rank's sections and heartbeats, of all cycles."""
-        return self._recorder.state.timings()
 
     def expect(self, learned: Mapping[str, Learned], phases: Mapping[str, Phases]) -> None:
         """Compare durations with those from which limits were learned. phases: positions known to be slow."""
