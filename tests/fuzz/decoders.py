@@ -22,7 +22,7 @@ from resilience.facts.seats import Seat
 from resilience.inprocess._runtime.supervision import Member
 from resilience.launcher.output import streams
 from resilience.launcher.rendezvous import stores
-from resilience.launcher.worker import preload, zygote
+from resilience.launcher.worker import notes, preload, zygote
 from resilience.monitor import messages, worker
 from resilience.monitor.duration_recorder import DurationRecorder
 from resilience.monitor.page import MonitorSide, Page
@@ -172,6 +172,7 @@ def _launcher() -> list[Row]:
     msgpack = encoding.to_msgpack
     output = b"/runs/job/output/0/1.out"
     orders = [zygote.Sent([b"train.py", b"--lr=1"], {b"RANK": b"1", b"PATH": b"/bin"}, 0, 1)] * 2
+    noted = [notes.ModuleImported("torch.utils.data"), notes.VariablesSetTooLate("torch", ("TORCH_LOGS", "A"))]
     for_drain = [streams.OpenStream(3, "rank 1 stdout", output, 1 << 20, 1), streams.ProbeDrain()]
     of_drain = [
         streams.Reading(),
@@ -189,6 +190,7 @@ def _launcher() -> list[Row]:
     return [
         ("request for a store", 30, list(map(msgpack, requests)), stores._requests),
         ("answer of the store process", 20, list(map(msgpack, hosted)), stores._answers),
+        ("note of a worker", 20, list(map(encoding.to_json, noted)), notes._decode),
         ("order for workers", 30, [msgpack(orders)], zygote._orders),
         ("names for a successor", 20, [msgpack((["torch", "numpy"], ["yaml", "train"]))], zygote._names),
         ("outcome of imports", 30, list(map(msgpack, loaded)), zygote._loaded),
