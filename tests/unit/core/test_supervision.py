@@ -342,8 +342,8 @@ def test_failed_worker_restarts_the_cycle_and_the_decision_is_put_on_record_once
     verdict = run.run(own.failed(failure()))
     assert verdict is not None and (verdict.outcome, verdict.again, verdict.rank) == ("failed", "failure", 1)
     assert run.run(other.failed(failure("OSError: gone", rank=0))) == verdict  # the first one stands
-    assert [(each.verdict, each.why, each.restarts_used) for each in decisions(run)] == [
-        ("restart", "ValueError: bad", 1)
+    assert [(each.verdict, each.why, each.restarts_used, each.lost_node) for each in decisions(run)] == [
+        ("restart", "ValueError: bad", 1, None)
     ]
     assert run.run(own.budget.used()) == 1
 
@@ -381,6 +381,7 @@ def test_lost_node_restarts_the_cycle_once_it_is_silent_for_long_enough() -> Non
     run.falls_silent("b")
     verdict = looks(run, own, 60.0)
     assert verdict is not None and (verdict.again, verdict.detail) == ("failure", "node b is lost")
+    assert [each.lost_node for each in decisions(run)] == ["b"]
 
 
 def test_node_that_left_the_cycle_by_itself_is_a_reason_for_a_new_one_and_no_failure() -> None:
