@@ -7,8 +7,8 @@ tail is never shorter."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -22,7 +22,7 @@ from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import INITIAL_HEARTBEAT, Start
 from resilience.facts.phases import Phases
 from resilience.telemetry import durations
-from resilience.telemetry.timings import Histogram, upper_bound
+from resilience.telemetry.timings import Histogram, bucket, upper_bound
 
 
 class StartValues(msgspec.Struct, frozen=True):
@@ -48,7 +48,8 @@ class ObservedDeadline(msgspec.Struct):
     body contains all occurrences of every rank. n: number of occurrences; max_s: the longest. half_at, settled_max,
     drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
     unknown. is_from_beginning: the run did not continue from a checkpoint. is_full: a file of single values was full,
-    so large values are missing."""
+    so large values are missing. first_buckets: the part of body that consists of first occurrences, as count by bucket
+    for each number since a start."""
 
     starts: list[StartValues]
     kept: list[tuple[int, float, float]]
@@ -65,6 +66,7 @@ class ObservedDeadline(msgspec.Struct):
     rank_medians: tuple[float, float] = (0.0, 0.0)
     is_from_beginning: bool = True
     is_full: bool = False
+    first_buckets: dict[int, Counter[int]] = {}
 
     def series(self, first: int) -> list[float]:
         """Return the single values without the first occurrences after each start."""
@@ -100,12 +102,14 @@ class ObservedDeadline(msgspec.Struct):
         """Return the observations outside known phases after the cold start. If only large values are known
         individually, all other durations count as outside too."""
         kept, removed = [], Histogram()
+        removed_by_number: dict[int, Counter[int]] = defaultdict(Counter)
         for start, number, seconds, at in self._numbered():
             is_unknown = start > 0 and not self.is_whole
             if is_unknown or (start == 0 and phases.is_outside(number)):
                 kept.append((number, seconds, at))
             else:
                 removed.add(seconds)
+                removed_by_number[number][bucket(seconds)] += 1
         buckets = {number: count - removed.buckets.get(number, 0) for number, count in self.body.buckets.items()}
         remaining: ObservedDeadline = msgspec.structs.replace(
             self,
@@ -114,6 +118,10 @@ class ObservedDeadline(msgspec.Struct):
             max_s=max((seconds for _, seconds, _ in kept), default=0.0),
             body=msgspec.structs.replace(self.body, buckets={n: count for n, count in buckets.items() if count > 0}),
             settled_max=max((seconds for _, seconds, at in kept if at <= self.half_at), default=0.0),
+            first_buckets={
+                number: buckets_of_first - removed_by_number[number]
+                for number, buckets_of_first in self.first_buckets.items()
+            },
         )
         return remaining
 
@@ -131,7 +139,8 @@ class ObservedDeadline(msgspec.Struct):
         counts.update(self.missing)
         early = sum(number < first for number, _, _ in self.kept)
         remaining = max(0, self.n - counts.total() - early)
-        small = [(value, count) for value, count in _descending(self.body) if value <= self.above]
+        of_first = sum((buckets for number, buckets in self.first_buckets.items() if number < first), Counter[int]())
+        small = [(value, count) for value, count in _descending(self.body, of_first) if value <= self.above]
         small_total = sum(count for _, count in small)
         before, given = 0, 0
         for value, count in small:  # whole occurrences, which add up: each bucket gets what is missing up to its end
@@ -219,5 +228,7 @@ def _first_half_max(runs: Sequence[tuple[int, float, float]]) -> float:
     return largest
 
 
-def _descending(histogram: Histogram) -> list[tuple[float, int]]:
-    return [(upper_bound(number), histogram.buckets[number]) for number in sorted(histogram.buckets, reverse=True)]
+def _descending(histogram: Histogram, without: Mapping[int, int]) -> list[tuple[float, int]]:
+    """Return (seconds, count) of each bucket, largest first. without: count by bucket that is left out."""
+    remaining = ((number, count - without.get(number, 0)) for number, count in histogram.buckets.items())
+    return [(upper_bound(number), count) for number, count in sorted(remaining, reverse=True) if count > 0]

@@ -21,7 +21,7 @@ from resilience.calibrate.observed import ObservedCut, ObservedDeadline, Observe
 from resilience.calibrate.rank_files import Rank, RankFile, by_rank
 from resilience.calibrate.tables import read_table
 from resilience.calibration import rank_groups
-from resilience.calibration.fitting import FEWEST
+from resilience.calibration.fitting import FEWEST, LONGEST_WARM_UP
 from resilience.calibration.limits_file import SourceFile
 from resilience.calibration.rank_groups import RankPace
 from resilience.errors import ConfigurationError, DecodeError
@@ -250,11 +250,14 @@ def _run(name: str, ranks: list[Rank], groups: _Groups, notes: list[str]) -> Obs
         deadline: {members: _Gathered.of(deadline, _among(ranks, members)) for members in groups.get(deadline, ())}
         for deadline in names
     }
-    for deadline, by_group in of_groups.items():
-        if by_group:  # the slowest rank of each occurrence is one of the slowest group
-            slowest = max((group.body for group in by_group.values()), key=durations.median)
-            whole = gathered[deadline].body
-            gathered[deadline].body = msgspec.structs.replace(slowest, max=whole.max)
+    slowest_groups = {  # the slowest rank of each occurrence is one of the slowest group
+        deadline: max(by_group.values(), key=lambda group: durations.median(group.body))
+        for deadline, by_group in of_groups.items()
+        if by_group
+    }
+    for deadline, slowest in slowest_groups.items():
+        whole = gathered[deadline].body
+        gathered[deadline].body = msgspec.structs.replace(slowest.body, max=whole.max)
     verdicts = Verdicts([file.folder for rank in ranks for file in rank.files])
     for rank in ranks:
         of_rank = {
@@ -262,6 +265,8 @@ def _run(name: str, ranks: list[Rank], groups: _Groups, notes: list[str]) -> Obs
             for deadline, collected in gathered.items()
         }
         _gather(rank, of_rank, verdicts, notes)
+    for deadline, slowest in slowest_groups.items():
+        gathered[deadline].first_buckets = slowest.first_buckets
     if (observed_s := max(rank.seconds for rank in ranks)) <= 0.0:  # no rate of occurrences is known
         path = ranks[0].files[0].path.with_suffix(".hist")
         raise ConfigurationError(f"{path}: damaged: it has durations, but no observed time; copy it again, or omit it")
@@ -307,6 +312,7 @@ class _Gathered(msgspec.Struct):
     hows: dict[_Place, Start] = {}
     missing: dict[int, int] = {}
     cuts: list[ObservedCut] = []
+    first_buckets: dict[int, Counter[int]] = {}
 
     @classmethod
     def of(cls, deadline: str, ranks: Sequence[Rank]) -> _Gathered:
@@ -334,6 +340,8 @@ class _Gathered(msgspec.Struct):
 
     def take(self, place: _Place, how: Start, value: durations.Value) -> None:
         """Keep a single value if it is the slowest rank's."""
+        if value.j < LONGEST_WARM_UP:
+            self.first_buckets.setdefault(value.j, Counter())[bucket(value.s)] += 1
         values = self.slowest.get(place)
         if values is None:
             values = self.slowest[place] = {}
@@ -364,6 +372,7 @@ class _Gathered(msgspec.Struct):
             rank_medians=self.rank_medians,
             is_from_beginning=self.is_from_beginning,
             is_full=self.is_full,
+            first_buckets=self.first_buckets,
         )
 
 

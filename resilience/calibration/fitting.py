@@ -396,7 +396,7 @@ def fit_first(
     if pool.n >= FEWEST:
         return fit_pool(pool, p, confidence, censored, min_timeout=min_timeout, max_timeout=max_timeout, runs=runs)
     top = max(maxima)
-    reason = f"{len(maxima)} starts were observed, {_needed(p)[0]} are needed before a rate can be stated"
+    reason = f"{count(len(maxima), 'start')} observed, {_needed(p)[0]} are needed before a rate can be stated"
     middle = sorted(maxima)[len(maxima) // 2]
     _, hangs, kills = _weigh_cuts(pool, tuple(censored))
     timeout, warnings = _above_kills(FACTOR * top, top, kills)
