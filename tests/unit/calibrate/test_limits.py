@@ -186,6 +186,25 @@ def test_backtest_tests_the_probability_that_calibrate_uses(target: Target) -> N
         assert answer.p == pytest.approx(fitted[answer.deadline].p, rel=1e-9)
 
 
+def test_backtest_of_a_table_with_one_run_fits_on_its_beginning_and_tests_the_rest() -> None:
+    observed = steps(1001, first=30.0)
+    observed.cuts = [ObservedCut(Cut(0.3, "killed"), 500, "cold")]
+    only = ObservedRun("t.csv:0", Configuration(table="t.csv"), 1, 100.0, {"step": observed})
+    test = backtest([only], DEFAULT)
+    (answer,) = test.answers
+    assert (answer.left_out, answer.n, answer.exposure) == ("the last 40 % of t.csv:0", 600, 400)
+    assert answer.max_s < 30.0  # first occurrences are no part of it
+    assert (test.tested, test.recorded, test.untested) == (400, 1000, {})
+
+
+def test_backtest_of_a_single_run_folder_asks_for_a_second_run() -> None:
+    observed = steps()
+    observed.is_whole = False
+    test = backtest([run("a", observed=observed)], DEFAULT)
+    assert (test.answers, test.tested) == ([], 0) and test.recorded > 0
+    assert test.untested == {"step": "a single run folder cannot be split; give a second run"}
+
+
 def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does() -> None:
     runs = [run(name, observed=steps(seed=seed)) for seed, name in enumerate("abc")]
     runs[0].deadlines["step"].cuts = [ObservedCut(Cut(0.3, "killed"), 500, "cold")]
@@ -224,6 +243,13 @@ def first_steps(*seconds: float, target: Target) -> Deadline:
     """Return the limit of first steps, from one run with this first step for each of these durations."""
     runs = [run(f"run {number}", observed=steps(200, number, first)) for number, first in enumerate(seconds)]
     return calibrate(Input(runs, []), target).deadlines["step.first"]
+
+
+def test_first_occurrences_share_half_of_the_target_among_a_hundred_starts_in_thirty_days() -> None:
+    monthly, daily = (first_steps(1.0, target=Target(horizon_s=days * MONTH / 30)) for days in (30, 1))
+    assert monthly.p == pytest.approx(1 / 2 / 100)
+    assert daily.p == pytest.approx(1 / 2 / (100 / 30))
+    assert monthly.reason == "1 start observed, 100 are needed before a rate can be stated"
 
 
 def test_longest_limit_bounds_first_occurrences_too_and_says_what_exceeds_it() -> None:

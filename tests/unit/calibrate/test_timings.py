@@ -187,6 +187,21 @@ def test_unlike_ranks_have_limits_of_their_own_and_none_is_stale_at_once(tmp_pat
     assert calibrate(timings.read(folders), msgspec.structs.replace(SOON, ranks=8)).deadlines["train"].groups == ()
 
 
+def test_rank_with_few_durations_in_one_run_has_the_limit_of_all_ranks(tmp_path: Path) -> None:
+    folders = [tmp_path / "run0", tmp_path / "run1"]
+    for run, folder in enumerate(folders):
+        for rank, seconds in enumerate((0.1, 0.4, 0.1)):
+            n = 20 if (run, rank) == (1, 2) else 2000
+            record(folder, [("cold", steps(n, 10 * run + rank, seconds))], rank=rank, world=3)
+    found = limits(*folders)
+    known = found.deadlines["train"]
+    assert [group.ranks for group in known.groups] == ["0", "1"]
+    enforced = in_force(found, Limits())
+    own = [of_rank(enforced, rank, 3).sections["train"].hard for rank in range(3)]
+    assert own == [*(group.timeout_s for group in known.groups), known.timeout_s]
+    assert own[0] != known.timeout_s
+
+
 @pytest.mark.parametrize("fast", [1, 3])
 def test_durations_of_unlike_ranks_are_those_of_the_slowest(tmp_path: Path, fast: int) -> None:
     folders = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from resilience.calibration.differences import differences, serious
 from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import (
     SCHEMA,
@@ -185,3 +186,14 @@ def test_learned_limits_hold_in_the_observed_world_though_the_job_might_have_bee
     assert [bool(of_rank(limits, 0, world).sections) for world in (2, 4, 8)] == [False, True, False]
     for_more = in_force(msgspec.structs.replace(found, ranks=8), Limits())
     assert [bool(of_rank(for_more, 0, world).sections) for world in (2, 4, 8)] == [False, True, True]
+
+
+def test_limits_fitted_for_fewer_ranks_than_observed_hold_for_the_observed_number() -> None:
+    observed = Configuration("train.py", world_size=8)
+    found = Timeouts(SCHEMA, observed, "", 1.0, MONTH, 2, {"work": Deadline(2.0, "ok", "", 1e-6, ranks=8)})
+    limits = in_force(found, Limits())
+    assert [bool(of_rank(limits, 0, world).sections) for world in (2, 4, 8, 9)] == [False, False, True, False]
+    fitting = [
+        not serious(differences(observed, Configuration("train.py", world_size=n), found.ranks)) for n in (2, 4, 8, 9)
+    ]
+    assert fitting == [False, False, True, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,48 @@ def test_limits_on_trial_do_not_hold_in_a_cycle_of_another_size_either(tmp_path:
     limits, _ = timeouts_file.learned(str(path), tmp_path, Limits(), configuration, is_shadow=True)
     on_trial = [of_rank(limits, 0, world).shadow for world in (8, 4)]  # rank 0 has the limit of its group
     assert [shadow and shadow.sections for shadow in on_trial] == [{"work": Limit(hard=1.0)}, {}]
+
+
+TWO_FOR_FOUR = Timeouts(
+    SCHEMA,
+    Configuration("train.py", world_size=2, arguments=("--fast",)),
+    "",
+    1.0,
+    MONTH,
+    4,
+    {"work": Deadline(5.0, "ok", "", 1e-6, outside=OutsideLimit(2.0, "ok", "", Phases((10,), 20)))},
+)
+
+
+def test_limit_outside_known_phases_ends_with_other_arguments_and_another_number_of_ranks(tmp_path: Path) -> None:
+    path = tmp_path / timeouts_file.NAME
+    timeouts_file.write(path, TWO_FOR_FOUR)
+    observed = TWO_FOR_FOUR.configuration
+    outside = []
+    for configuration in (
+        observed,
+        Configuration("train.py", world_size=2),
+        Configuration("train.py", world_size=4, arguments=("--fast",)),
+    ):
+        limits, event = timeouts_file.learned(str(path), tmp_path, Limits(), configuration, False)
+        assert event.is_same_configuration and limits.sections == {"work": Limit(hard=5.0)}
+        outside.append(sorted(limits.outside))
+    assert outside == [["work"], [], []]
+
+
+@pytest.mark.parametrize("newest", ["current", "runs", "runs/monday"])
+def test_auto_takes_the_newest_file_of_the_current_folder_the_run_directory_and_the_run_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: str
+) -> None:
+    folders = ["current", "runs", "runs/monday"]
+    for folder in (*folders, "elsewhere"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / timeouts_file.NAME
+        timeouts_file.write(path, TWO_FOR_FOUR)
+        os.utime(
+            path, (1e9, 1e9 + (100.0 if folder == newest else folders.index(folder) if folder in folders else 999))
+        )
+    monkeypatch.chdir(tmp_path / "current")
+    configuration = Configuration("train.py", world_size=2)
+    _, event = timeouts_file.learned(timeouts_file.AUTO, tmp_path / "runs", Limits(), configuration, False)
+    assert event.source == str(tmp_path / newest / timeouts_file.NAME)
