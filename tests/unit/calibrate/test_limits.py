@@ -186,7 +186,7 @@ def test_backtest_tests_the_probability_that_calibrate_uses(target: Target) -> N
         assert answer.p == pytest.approx(fitted[answer.deadline].p, rel=1e-9)
 
 
-def test_backtest_of_a_table_with_one_run_fits_on_its_beginning_and_tests_the_rest() -> None:
+def test_backtest_of_one_run_whose_durations_are_all_known_fits_on_its_beginning_and_tests_the_rest() -> None:
     observed = steps(1001, first=30.0)
     observed.cuts = [ObservedCut(Cut(0.3, "killed"), 500, "cold")]
     only = ObservedRun("t.csv:0", Configuration(table="t.csv"), 1, 100.0, {"step": observed})
@@ -197,7 +197,7 @@ def test_backtest_of_a_table_with_one_run_fits_on_its_beginning_and_tests_the_re
     assert (test.tested, test.recorded, test.untested) == (400, 1000, {})
 
 
-def test_backtest_of_a_single_run_folder_asks_for_a_second_run() -> None:
+def test_backtest_of_one_run_of_which_only_a_sample_is_kept_asks_for_a_second_run() -> None:
     observed = steps()
     observed.is_whole = False
     test = backtest([run("a", observed=observed)], DEFAULT)
