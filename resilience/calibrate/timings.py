@@ -341,7 +341,10 @@ class _Gathered(msgspec.Struct):
     def take(self, place: _Place, how: Start, value: durations.Value) -> None:
         """Keep a single value if it is the slowest rank's."""
         if value.j < LONGEST_WARM_UP:
-            self.first_buckets.setdefault(value.j, Counter())[bucket(value.s)] += 1
+            buckets = self.first_buckets.get(value.j)
+            if buckets is None:
+                buckets = self.first_buckets[value.j] = Counter()
+            buckets[bucket(value.s)] += 1
         values = self.slowest.get(place)
         if values is None:
             values = self.slowest[place] = {}
