@@ -7,7 +7,7 @@ from __future__ import annotations
 from resilience.attribution.advice import named
 from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Incident
-from resilience.attribution.symptoms import CLASSES
+from resilience.attribution.symptoms import CLASSES, program_had_failed
 from resilience.attribution.verdict import Verdict
 from resilience.core.hang_kind import WORDS as HANGS
 from resilience.facts import events
@@ -100,7 +100,7 @@ def _cause(record: InterruptionRecord) -> str:
     error, end, detector = record.exception, record.exit, record.detector
     if error is not None:
         return error.in_words
-    if record.interruption is Interruption.TERMINATED and end is not None:
+    if end is not None and (record.interruption is Interruption.TERMINATED or program_had_failed(record)):
         ending = end.signal or ("ended" if end.code is None else f"exit code {end.code}")
         return f"{ending}, out of memory" if end.oom else ending
     if record.interruption in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT) and detector is not None:

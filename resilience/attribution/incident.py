@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from resilience.attribution.advice import advise, named
-from resilience.attribution.symptoms import main_stack
+from resilience.attribution.symptoms import main_stack, program_had_failed
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
 from resilience.facts.fingerprints import of_parts, place_of
-from resilience.facts.interruptions import HANGS, Category, Frame, InterruptionRecord
+from resilience.facts.interruptions import HANGS, Category, Frame, Interruption, InterruptionRecord
 from resilience.facts.user_frames import user_frame
 from resilience.history.cycles import Cycle
 from resilience.history.phases import Place, TimedPhase, Who, seconds_of
@@ -182,7 +182,7 @@ def completed(
     incident = msgspec.structs.replace(
         incident,
         number=len(before) + 1,
-        kind=verdict.what if chief is None else chief.interruption.value,
+        kind=verdict.what if chief is None else _kind(chief),
         detected_wall_ns=min((detected_ns for detected_ns, _ in detections), default=wall_ns),
         since_wall_ns=min((detected_ns - round(silent * 1e9) for detected_ns, silent in detections), default=wall_ns),
         where=where(verdict.first, records, stacks, incident.reported_first),
@@ -196,6 +196,13 @@ def completed(
         advice=advise(verdict, len(alike), is_stuck, progress_unknown, swallowed, code),
         same_as=tuple(earlier.number for earlier in alike),
     )
+
+
+def _kind(chief: InterruptionRecord) -> str:
+    kind = chief.interruption
+    if program_had_failed(chief):
+        kind = Interruption.TERMINATED if chief.exception is None else Interruption.EXCEPTION
+    return str(kind.value)
 
 
 def silence_of(records: Sequence[InterruptionRecord]) -> float | None:

@@ -7,7 +7,7 @@ in the workers had recorded when the launcher stopped it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -24,8 +24,10 @@ from resilience.attribution.incident import (
     silence_of,
     spreads,
 )
+from resilience.attribution.symptoms import LOOK
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
+from resilience.facts import tracebacks
 from resilience.facts.in_words import count
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle
@@ -189,6 +191,8 @@ def _records(
         key = (record.rank, record.interruption, record.pid)
         if _is_end(record) and key in own and own[key].step is None and record.step is not None:
             own[key] = record
+    for node, part in parts.items():
+        own |= {(end.rank, end.interruption, end.pid): end for end in _failed_programs(node, part, own.values())}
     known = {record.rank for record in own.values() if _is_end(record)}
     records = [*own.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
     for node in sorted({*lost, *_without_agent(parts)}):
@@ -211,6 +215,29 @@ def _records(
         msgspec.structs.replace(record, arrival_order=1 if record.rank == mover else None, iteration=record.iteration)
         for record in records
     )
+
+
+def _failed_programs(node: str, part: NodeCycle, known: Iterable[InterruptionRecord]) -> Iterator[InterruptionRecord]:
+    """Yield the ends of programs that had failed when another rank hung. The launcher stops such a rank before its
+    interpreter has shut down, so nothing else tells how it would have ended. known: the records of the cycle."""
+    ranks = {record.rank for record in known}
+    for rank, worker in part.workers.items():
+        seen = worker.seen
+        if rank not in ranks and seen is not None and seen.exit is not None:
+            yield InterruptionRecord(
+                rank,
+                Interruption.TERMINATED,
+                "its program had failed, and its interpreter was shutting down",
+                exception=tracebacks.parse(seen.log_tail) if seen.log_tail else None,
+                exit=seen.exit,
+                detector=Detector(LOOK),
+                node=node,
+                pid=worker.pid,
+                detected_wall_ns=worker.seen_ns or None,
+                stage="ending",
+                step=seen.step,
+                log_tail=seen.log_tail,
+            )
 
 
 def _evidence(

@@ -35,6 +35,7 @@ from resilience.attribution.symptoms import (
     gives_up,
     is_inside,
     main_stack,
+    program_had_failed,
 )
 from resilience.facts.in_words import count
 from resilience.facts.interruptions import HANGS as LIMITS
@@ -325,6 +326,10 @@ def _blame_quiet(
         others, _, _ = awaited_ranks(evidence, {**symptoms, **waited})
     if not blamed and not others:
         others = [Culprit(rank, "hung", UNSURE, 7) for rank in _may_have_been_awaited(evidence, symptoms, quiet)]
+    # If a rank's program had failed while others still waited, that is why they waited.
+    failed = {symptom.rank for symptom in quiet if program_had_failed(symptom.record)}
+    if failed:
+        others = [each for each in others if each.rank not in failed and not waits(evidence, each.rank)]
     faults = [symptom for symptom in symptoms.values() if symptom in quiet or symptom.rank in blamed]
     culprits = []
     for symptom in quiet:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 import msgspec
 
 from resilience.facts.identity import Seconds, WorldSize
-from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Collective, Exit, Frame, Hang, Interruption, InterruptionRecord
 
 Level = Literal["debug", "info", "warning", "error"]
 StageName = Literal[
@@ -591,13 +591,16 @@ class WorkerSeen(Event, frozen=True, tag="worker.seen"):
     nodes the place is recorded before the rank is stopped.
 
     hang: how this rank itself hung, if it did. stack: of its main thread, innermost frame last. collectives: the last
-    ones that it entered. is_suspicion: the other rank was only suspected, and may have gone on."""
+    ones that it entered. is_suspicion: the other rank was only suspected, and may have gone on. exit, log_tail: if its
+    program had failed and only its interpreter still shut down: how its process would end, and its last lines."""
 
     hang: Hang | None = None
     stack: tuple[Frame, ...] = ()
     step: int | None = None
     collectives: tuple[Collective, ...] = ()
     is_suspicion: bool = False
+    exit: Exit | None = None
+    log_tail: tuple[str, ...] = ()
 
 
 class RestartDecided(Event, frozen=True, tag="restart.decided"):

@@ -145,8 +145,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Detector(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What detected it: watchdog, ping, section:<name>, step, hook:<name>, exit, exception, peer, monitor; with its
-    limit (seconds), if any."""
+    """What detected it: watchdog, ping, section:<name>, step, hook:<name>, exit, exception, peer, monitor, look; with
+    its limit (seconds), if any."""
 
     name: str
     limit_s: Seconds | None = None

@@ -21,7 +21,7 @@ from resilience.facts.limits import Limits
 from resilience.facts.seats import Seat
 from resilience.monitor import messages
 from resilience.monitor.page import Page, RankSide
-from resilience.system import collective_calls, environment, stacks
+from resilience.system import collective_calls, environment, exit_status, stacks
 from resilience.system.channel import Channel, ChannelClosed, close_all, connect
 
 TURN_LIMIT = 180.0  # seconds for a monitor without an agent to finish with the process that it watches now
@@ -324,7 +324,7 @@ def _note_the_end(link: WorkerLink) -> None:
         except RuntimeError:  # this program ends already
             _is_over = True
     if _is_over:
-        link.page.ends()
+        link.page.ends(exit_status.noted())
 
 
 def _program_ends() -> None:
@@ -332,7 +332,7 @@ def _program_ends() -> None:
     global _is_over
     _is_over, link = True, _link
     if link is not None and link.is_open:
-        link.page.ends()
+        link.page.ends(exit_status.noted())
 
 
 def _forget_in_child() -> None:

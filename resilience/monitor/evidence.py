@@ -19,7 +19,7 @@ from resilience.core import hang_kind, watch
 from resilience.core.observation import Doing, Observation
 from resilience.facts import events
 from resilience.facts.identity import Origin
-from resilience.facts.interruptions import Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
+from resilience.facts.interruptions import HANGS, Exit, Frame, Hang, InterruptionRecord, OpenSection, ProcessInfo
 from resilience.facts.limits import Limit, Limits
 from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import MonitorSide, PageView
@@ -121,6 +121,7 @@ class Witness:
             else record.active_rank,
             node=origin.node if origin is not None else record.node,
             pid=self.rank.pid,
+            exit=_coming_exit(view) if record.exit is None and record.interruption in HANGS else record.exit,
             detected_wall_ns=record.detected_wall_ns or time.time_ns(),
             stage=record.stage or view.hook or (None if view.doing is Doing.OUTSIDE else view.doing.value),
             log_tail=self._log_tail(),
@@ -141,11 +142,15 @@ class Witness:
         self.see(0.0)
         stacks_taken = self.take_stacks(thorough=False)
         stack = stacks_taken.threads[0].frames if stacks_taken.threads else ()  # the main thread
+        view = self.page.read()
+        coming_exit = _coming_exit(view)
         return events.WorkerSeen(
             self.hang(stack, stacks_taken.is_gil_held),
             stack,
-            self.page.read().step,
+            view.step,
             last_collectives(self.page.collectives()),
+            exit=coming_exit,
+            log_tail=() if coming_exit is None else self._log_tail(),
         )
 
     def hang(self, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
@@ -241,3 +246,8 @@ class Witness:
 def shortest(limit: Limit) -> float | None:
     """Return the seconds after which a limit fires first, None if it never does."""
     return limit.soft if limit.soft is not None else limit.hard
+
+
+def _coming_exit(view: PageView) -> Exit | None:
+    """Return how a process will end whose program has failed; its interpreter still shuts down. None for others."""
+    return Exit(code=view.exit_status) if view.doing is Doing.ENDING and view.exit_status else None

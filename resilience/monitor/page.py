@@ -29,7 +29,7 @@ from resilience.facts.deadlines import NAME_BYTES, recorded_name
 from resilience.facts.encoding import text
 from resilience.facts.seats import Seat
 
-MAGIC = 0x52_45_53_49_4C_07  # "RESIL", layout 7
+MAGIC = 0x52_45_53_49_4C_08  # "RESIL", layout 8
 NOTE = 32 * 1024  # bytes at most in the monitor's note for its successor
 NAMES = 128  # different names of sections, hooks and collectives
 SECTIONS = 64  # open at the same time
@@ -51,7 +51,8 @@ _NAME_COUNT, _HEAD, _COLLECTIVE_HEAD = 19, 20, 21
 _MUTEX = 24  # 16 words: a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64
 _STORE_DUE, _RAN, _COLLECTIVES_FROM = 40, 41, 42
 _NOTE_BYTES = 43  # in the monitor's note; 0: there is none
-_OPEN = 44
+_EXIT_STATUS = 44  # + 1, of a program whose interpreter shuts down; 0: unknown
+_OPEN = 45
 _OPEN_WORDS = 2  # name, entered at
 _RING = _OPEN + _OPEN_WORDS * SECTIONS
 _RING_WORDS = 3  # name, duration, when
@@ -310,9 +311,12 @@ class RankSide:
         words[_DOING_NOW] = doing_number
         words[_SEQUENCE] += 1
 
-    def ends(self) -> None:
-        """Store that a watched program is over and its interpreter shuts down: no sign of life is due any more."""
+    def ends(self, status: int | None = None) -> None:
+        """Store that a watched program is over and its interpreter shuts down: no sign of life is due any more.
+
+        status: the exit status with which the process will end, None if it is unknown."""
         if self._words[_DOING_NOW] == _DOING_NUMBER[Doing.FUNCTION]:
+            self._words[_EXIT_STATUS] = 0 if status is None else status + 1
             self.doing(Doing.ENDING)
 
     def asks_store(self, allowed: float) -> None:
@@ -540,6 +544,7 @@ class PageView(msgspec.Struct, frozen=True):
     ran_at: float | None  # when a thread beside its main thread last ran
     goodbye_call: int | None  # the last call that this rank said goodbye to
     left_call: int | None  # the last call that it left
+    exit_status: int | None  # with which the process will end, once its program is over
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -609,6 +614,7 @@ class MonitorSide:
             ran_at=words[_RAN] * _NS or None,
             goodbye_call=words[_GOODBYE] - 1 if words[_GOODBYE] else None,
             left_call=words[_LEFT] - 1 if words[_LEFT] else None,
+            exit_status=words[_EXIT_STATUS] - 1 if words[_EXIT_STATUS] else None,
         )
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
 from resilience.cli import main
@@ -120,12 +121,49 @@ for step in range(STEPS):
 def test_rank_that_the_others_wait_for_is_named_alone_under_the_launcher(
     launch: Callable[..., Launched], how: str, world: int
 ) -> None:
-    job = launch(SCRIPT.format(how=how), "--ft-rank-heartbeat-timeout", "8", nproc=world, PATIENT="evidence")
+    job = launch(SCRIPT.format(how=how), "--ft-rank-heartbeat-timeout", "8", nproc=world, SLOW_ANSWERS="evidence")
     assert job.wait(180) == [0], job.job.output()
     incident = only_incident(job)
     assert culprits(incident) == [(1, WHAT[how])]
     assert cleared(incident) == [each for each in range(world) if each != 1]
     assert incident.verdict.culprits[0].confidence > 0.5
+
+
+EXITS_SLOWLY = """
+import threading
+import torch, torch.distributed as dist, resilience
+dist.init_process_group("gloo")
+for step in range(4):
+    resilience.step(step)
+    dist.all_reduce(torch.ones(4))
+if rank == 1:
+    threading.Thread(target=await_file, args=("never",)).start()  # the interpreter joins it before it ends
+    {end}
+dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        ("raise SystemExit('there is no data')", "rank 1 failed first (exit code 1)"),
+        pytest.param("sys.exit(3)", "rank 1 failed first (exit code 3)", marks=SLOW),
+        pytest.param("raise KeyboardInterrupt", "rank 1 failed first (KeyboardInterrupt)", marks=SLOW),
+        pytest.param("raise ValueError('bad')", "rank 1 failed first (ValueError: bad)", marks=SLOW),
+    ],
+)
+def test_rank_whose_program_ended_while_the_others_wait_for_it_is_judged_by_its_end(
+    launch: Callable[..., Launched], capsys: pytest.CaptureFixture[str], end: str, sentence: str
+) -> None:
+    limit = {"RESILIENCE_HANG_FIRST_LIMIT": "4"}
+    job = launch(EXITS_SLOWLY.format(end=end), "--max-restarts", "0", nproc=2, SLOW_ANSWERS="evidence", **limit)
+    assert job.wait(180) == [1], job.job.output()
+    incident = only_incident(job)
+    assert [rank for rank, _ in culprits(incident)] == [1]
+    assert judged(incident).sentence == sentence
+    assert main(["report", str(job.account.folder)]) == 0
+    verdict = capsys.readouterr().out.partition("   verdict")[2].partition("   cleared")[0]
+    assert "hang" not in verdict and "rank 1" in verdict
 
 
 BUSY_AFTER_THE_END = """

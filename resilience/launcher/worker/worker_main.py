@@ -33,7 +33,7 @@ from resilience.errors import error_in_words
 from resilience.launcher.worker import fork_safety, script_variables
 from resilience.launcher.worker.hidden import Hidden, HiddenModules
 from resilience.launcher.worker.notes import ModuleImported, Note, VariablesSetTooLate
-from resilience.system import libraries, titles
+from resilience.system import exit_status, libraries, titles
 
 FAILED = 1
 LEARNED = (
@@ -114,17 +114,17 @@ def _run_program(call: Callable[[str], None], argument: str) -> int:
                     file=sys.stderr,
                 )
     except SystemExit as error:
-        return _status(error)
+        return exit_status.note(_status(error))
     except BaseException as error:
         error.__traceback__ = _without_our_frames(error.__traceback__)
         try:
             _show(error)
         except SystemExit as exit_request:  # the program's own hook may leave
-            return _status(exit_request)
+            return exit_status.note(_status(exit_request))
         if isinstance(error, KeyboardInterrupt):
             return _die_by_sigint()
-        return FAILED
-    return 0
+        return exit_status.note(FAILED)
+    return exit_status.note(0)
 
 
 def _remove_sigchld_handler() -> None:

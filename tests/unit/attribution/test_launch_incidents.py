@@ -395,6 +395,48 @@ def test_who_was_waited_for_is_blamed_though_another_ones_limit_was_exceeded(
     assert cleared == {1, 2, 3}
 
 
+def ended(look: events.WorkerSeen) -> list[Record]:
+    """Rank 2 waited for rank 0, whose program was over. Its interpreter had not shut down."""
+    waits = events.WorkerSeen("in_collective", WAITS, 7)
+    return waited(launched([Fault("hang", 2)], nodes=2), {0: look, 1: waits, 3: waits})
+
+
+def test_rank_that_others_waited_for_after_its_program_had_exited_is_judged_by_its_exit_status() -> None:
+    (incident,) = fold(ended(events.WorkerSeen("in_call", LOADS, 7, exit=Exit(code=3), log_tail=("no data",))))
+    assert (incident.kind, incident.verdict.what, incident.verdict.first) == ("terminated", "exited", 0)
+    assert [(culprit.rank, culprit.rule) for culprit in incident.verdict.culprits] == [(0, 1)]
+    assert incident.verdict.candidates == ()
+    assert judged(incident).sentence == "rank 0 failed first (exit code 3)"
+    cleared = {rank for group in incident.verdict.exonerated for rank in group.ranks}
+    assert cleared == {1, 2, 3}
+
+
+def test_rank_that_others_waited_for_after_its_program_had_raised_is_judged_by_its_exception() -> None:
+    look = events.WorkerSeen("in_call", LOADS, 7, exit=Exit(code=1), log_tail=tuple(TRACEBACK))
+    (incident,) = fold(ended(look))
+    assert (incident.kind, incident.verdict.what, incident.verdict.first) == ("exception", "exception", 0)
+
+
+@pytest.mark.parametrize("code", [3, None])
+def test_limit_that_fires_while_a_failed_program_shuts_down_is_no_hang(code: int | None) -> None:
+    """Without an exit status nothing says that the program failed."""
+    made: list[Record] = []
+    for record in launched([Fault("hang", 2)], nodes=2).records:
+        event = record.event
+        if isinstance(event, events.RankInterrupted) and event.record.interruption is Interruption.HARD_TIMEOUT:
+            end = None if code is None else Exit(code=code)
+            shown = msgspec.structs.replace(event.record, stage="ending", exit=end, open_sections=())
+            event = events.RankInterrupted(shown)
+        made.append(msgspec.structs.replace(record, event=event))
+    (incident,) = fold(made)
+    assert incident.verdict.first == 2
+    if code is None:
+        assert (incident.kind, incident.verdict.culprits[0].rule) == ("hard_timeout", 7)
+    else:
+        assert (incident.kind, incident.verdict.what) == ("terminated", "exited")
+        assert judged(incident).sentence == "rank 2 failed first (exit code 3)"
+
+
 def test_nobody_is_blamed_where_all_wait_in_a_collective_or_nothing_was_seen() -> None:
     told = launched([Fault("hang", 2)], nodes=2)
     waits = events.WorkerSeen("in_collective", WAITS)

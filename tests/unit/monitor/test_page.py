@@ -219,6 +219,15 @@ def test_writer_that_is_interrupted_anywhere_does_not_make_a_hook_look_as_old_as
     assert view.doing is Doing.FUNCTION or view.since == clock.seconds
 
 
+def test_exit_status_of_a_program_that_is_over_is_shown() -> None:
+    rank, monitor = both_sides()
+    rank.doing(Doing.FUNCTION)
+    assert monitor.read().exit_status is None
+    rank.ends(3)
+    view = monitor.read()
+    assert (view.doing, view.exit_status) == (Doing.ENDING, 3)
+
+
 def test_leave_all_leaves_nothing_open() -> None:
     rank, monitor = both_sides()
     rank.enter("step")
