@@ -75,7 +75,7 @@ HANDLERS: dict[str, tuple[str, ...]] = {
 next process, and the loading of the checkpoint."""
 IN_HANDLER = ("exception", "exit", "sigkill", "sigterm", "sigsegv", "sigstop", "sleep", "lock", "py_loop", "gil")
 GROUPS = ("pair", "fsdp2", "harmless", "loader", "eight", "pair", "async", "pipeline")
-PATIENT = 4
+LIMIT_FACTOR = 4
 """How many times longer all limits are for a case that has to pass on any machine, however busy."""
 NEAR_MS = 200
 """If two ranks end within this time, either may be noticed first."""
@@ -144,7 +144,7 @@ def quick() -> Iterator[Case]:
     for mode in MODES:
         for fault in QUICK:
             case = _case(number, seed=number, mode=mode, world=(2, 4)[number % 2], fault=fault)
-            yield replace(case, patience=PATIENT)
+            yield replace(case, patience=LIMIT_FACTOR)
             number += 1
 
 

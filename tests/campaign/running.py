@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.campaign.cases import PATIENT, STEPS, Case, to_json
+from tests.campaign.cases import LIMIT_FACTOR, STEPS, Case, to_json
 from tests.campaign.contestants import Contestant, Verdict, environment
 
 LIMIT_S = 90.0  # for a job that takes 10 s without a fault, on a busy machine
@@ -162,7 +162,7 @@ def measure(steps: list[Step], strikes: list[int], guilty: set[int], detected_ns
 
 def undisturbed(contestant: Contestant, kind: str, folder: Path) -> str:
     """Return the result of a run in which nothing breaks: the same for all sizes."""
-    case = Case(0, 0, "launcher", 2, "none", rank=-1, step=STEPS, kind=kind, patience=PATIENT)
+    case = Case(0, 0, "launcher", 2, "none", rank=-1, step=STEPS, kind=kind, patience=LIMIT_FACTOR)
     outcome = run(case, contestant, folder)
     assert outcome.recovered, f"a job without a fault did not come to its end: see {folder}"
     return (folder / "result").read_text()

@@ -30,7 +30,7 @@ from tests.support.account import Account
 from tests.support.ranks import Finished, Job, free_port
 
 # Nobody is taken for lost, and no last call ends: a cycle forms when all of its nodes have arrived.
-PATIENT = "keep_alive_interval=0.2,keep_alive_max_attempt=3000,last_call_timeout=60"
+NO_NODE_IS_LOST = "keep_alive_interval=0.2,keep_alive_max_attempt=3000,last_call_timeout=60"
 PREAMBLE = """
 import os, pathlib, signal, sys, time
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -64,7 +64,7 @@ def agent(arguments: list[str]) -> None:
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about
     to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
     control group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads
-    what it shows. PATIENT: a worker's SIGTERM may come a minute before the agent's, and its stack and last lines a
+    what it shows. SLOW_ANSWERS: a worker's SIGTERM may come a minute before the agent's, and its stack and last lines a
     minute late, its end a minute after a signal; "evidence": the positions of the other ranks, too. LACKS: memory
     to start a worker, or space on the disk of --log-dir. WAITS: file that it makes when it begins to wait for the
     rendezvous. FOLDER: the folder it is started in. BRIEF: its exporter has no more time at the end than a user's.
@@ -106,7 +106,7 @@ def agent(arguments: list[str]) -> None:
     if "UNREAD" in os.environ:
         close_the_readers_eyes()
 
-    if "PATIENT" in os.environ:
+    if "SLOW_ANSWERS" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
         restart_lines.LIMIT = 60.0
         agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0

@@ -1,5 +1,5 @@
 """The program of a rank monitor that waits for what a busy machine is slow to give: stacks and last lines, and with
-PATIENT=evidence in its environment the positions of the other ranks."""
+SLOW_ANSWERS=evidence in its environment the positions of the other ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ PATIENCE = 60.0  # seconds
 
 if __name__ == "__main__":
     stacks.ASK_LIMIT = stacks.DUMP_LIMIT = evidence.READ_LIMIT = background.STALL = PATIENCE
-    if os.environ.get("PATIENT") == "evidence":
+    if os.environ.get("SLOW_ANSWERS") == "evidence":
         watch.EVIDENCE = PATIENCE
     program.main(sys.argv[1:])

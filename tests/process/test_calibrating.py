@@ -229,7 +229,7 @@ def test_rank_that_is_late_below_its_limit_is_suspected_and_lives_unless_suspect
     found = calibrated(tmp_path, "first", "second", options=("--min-timeout", "12s"))
     assert found.deadlines["train"].timeout_s == 12.0
     planned(tmp_path, late=8.0)
-    job = launch(LATE, "--timeouts", "auto", RESILIENCE_JOB_ID="third", PATIENT="yes")
+    job = launch(LATE, "--timeouts", "auto", RESILIENCE_JOB_ID="third", SLOW_ANSWERS="yes")
     assert job.wait() == [0]
     assert job.of(events.RankFellSilent) == []
     first_look = next(record.event for record in job.of(events.RankSuspicionCompared) if record.origin.rank == 1)
@@ -246,7 +246,9 @@ def test_rank_that_is_late_below_its_limit_is_suspected_and_lives_unless_suspect
     assert main(["report", str(tmp_path / "runs" / "third")]) == 0
     assert "a rank was late in train" in " ".join(capsys.readouterr().out.split())
     planned(tmp_path, late=600.0)
-    hung = launch(LATE, "--timeouts", "auto", "--ft-end-suspected-ranks", RESILIENCE_JOB_ID="fourth", PATIENT="yes")
+    hung = launch(
+        LATE, "--timeouts", "auto", "--ft-end-suspected-ranks", RESILIENCE_JOB_ID="fourth", SLOW_ANSWERS="yes"
+    )
     assert hung.wait() == [0]
     (ended,) = [record.event for record in hung.of(events.RankFellSilent)]
     assert (ended.limit, ended.severity) == ("section:train", "hard")

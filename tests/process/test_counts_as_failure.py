@@ -41,7 +41,7 @@ if cycle == 0 and rank == 0:
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_worker_that_exits_with_0_when_it_is_ended_for_a_hang_has_failed(launch: Launch, nproc: int) -> None:
     limits = ("--ft-rank-heartbeat-timeout", "6", "--ft-rank-termination-signal", "SIGTERM")
-    job = launch(HANGS_AND_EXITS_WITH_0, *limits, nproc=nproc, PATIENT="yes")
+    job = launch(HANGS_AND_EXITS_WITH_0, *limits, nproc=nproc, SLOW_ANSWERS="yes")
     assert job.wait() == [0]
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
     exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
@@ -52,7 +52,7 @@ def test_worker_that_exits_with_0_when_it_is_ended_for_a_hang_has_failed(launch:
 
 def test_job_that_only_hangs_and_has_no_restart_left_does_not_exit_with_0(launch: Launch) -> None:
     limits = ("--ft-rank-heartbeat-timeout", "6", "--ft-rank-termination-signal", "SIGTERM")
-    job = launch(HANGS_AND_EXITS_WITH_0, *limits, "--max-restarts", "0", nproc=1, PATIENT="yes")
+    job = launch(HANGS_AND_EXITS_WITH_0, *limits, "--max-restarts", "0", nproc=1, SLOW_ANSWERS="yes")
     assert job.wait() == [1]
     assert job.of(events.JobEnded)[0].event.outcome == "exhausted"
 
@@ -89,7 +89,7 @@ def run(start: Callable[..., Job], tmp_path: Path) -> Callable[[str], Launched]:
         (programs / path).write_text(text)
 
     def run(program: str) -> Launched:
-        env = {"RESILIENCE_JOB_ID": "job", "RESILIENCE_NODE": "node0", "FOLDER": str(programs), "PATIENT": "yes"}
+        env = {"RESILIENCE_JOB_ID": "job", "RESILIENCE_NODE": "node0", "FOLDER": str(programs), "SLOW_ANSWERS": "yes"}
         arguments = ["--nproc-per-node", "2", *program.split()]
         return Launched(start(1, "tests.process.launching:agent", env=env, arguments=arguments), tmp_path, "job")
 
@@ -153,7 +153,7 @@ def test_script_that_reports_no_step_and_is_killed_five_times_completes(launch: 
 
 
 def test_exception_that_comes_again_ends_a_script_that_reports_no_step_with_93(launch: Launch) -> None:
-    job = launch("def work(): raise ValueError('a bad batch')\nwork()", PATIENT="yes")
+    job = launch("def work(): raise ValueError('a bad batch')\nwork()", SLOW_ANSWERS="yes")
     assert job.wait() == [93]
     assert len(job.of(events.CycleStarted)) == 3
     assert "this script reports no step" in job.output(stream=2)

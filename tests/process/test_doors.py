@@ -29,7 +29,7 @@ from tests.support.server import ForkServer
 
 Start = Callable[..., Job]
 NOBODY = 65534
-PATIENT = "tests.process.jobs:wait_for_sign"
+WAIT_FOR_SIGN = "tests.process.jobs:wait_for_sign"
 FIRST_107 = "x" * 107  # bytes of a socket's name that the kernel takes
 
 
@@ -82,7 +82,7 @@ def test_names_that_another_user_holds_keep_no_node_from_its_leader(start: Start
 
     with foreign(squat) as other:
         assert other.hear() == "ready"
-        job = start(2, PATIENT, env={"RESILIENCE_JOB_ID": "doors"}, options={"heartbeat_timeout": 2.0})
+        job = start(2, WAIT_FOR_SIGN, env={"RESILIENCE_JOB_ID": "doors"}, options={"heartbeat_timeout": 2.0})
         assert_has_leader(job)
         (job.folder / "go").touch()
         assert job.wait_ranks()[0].value == 1
@@ -95,7 +95,7 @@ def test_jobs_whose_long_names_begin_alike_have_a_leader_each(fork_server: ForkS
             (tmp_path / end).mkdir()
             env = {"RESILIENCE_JOB_ID": FIRST_107 + end}
             options = {"options": {"heartbeat_timeout": 2.0}}
-            jobs.append(stack.enter_context(started(fork_server, tmp_path / end, 2, PATIENT, options, env)))
+            jobs.append(stack.enter_context(started(fork_server, tmp_path / end, 2, WAIT_FOR_SIGN, options, env)))
         for job in jobs:
             assert_has_leader(job)
         for job in jobs:

@@ -13,7 +13,7 @@ import pytest
 from resilience.core import agent_liveness, membership
 from resilience.core.membership import Arrived
 from resilience.facts import events
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.process.test_launcher_nodes import go, outcomes, whys
 from tests.process.told import told
 from tests.support.ranks import Job
@@ -49,7 +49,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     begin = launcher(start, tmp_path)
 
     def nodes(script: str, *options: str, nodes: str = "2:3", agents: int = 3, **more: str) -> Launched:
-        job = begin(script, *options, nodes=nodes, agents=agents, nproc=1, conf=PATIENT, **more)
+        job = begin(script, *options, nodes=nodes, agents=agents, nproc=1, conf=NO_NODE_IS_LOST, **more)
         for rank in range(int(nodes.rpartition(":")[2])):
             job.await_worker(f"up.0.{rank}")
         return job

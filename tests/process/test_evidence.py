@@ -65,7 +65,7 @@ def test_all_ranks_are_seen_before_any_is_cut(start: Start, kind: str) -> None:
 
 
 def test_all_workers_are_seen_before_one_is_signalled(start: Start, tmp_path: Path) -> None:
-    job = launcher(start, tmp_path)(HANGS, "--ft-rank-heartbeat-timeout", "2", nproc=3, PATIENT="evidence")
+    job = launcher(start, tmp_path)(HANGS, "--ft-rank-heartbeat-timeout", "2", nproc=3, SLOW_ANSWERS="evidence")
     assert job.wait(120.0) == [0]
     assert culprits(only_incident(job)) == [(1, "hung")]
     seen = {record.origin.initial_rank: record for record in job.account.records() if is_a(record, events.WorkerSeen)}

@@ -17,7 +17,7 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 TRAIN = "tests.process.jobs:train"
-PATIENT = "tests.process.jobs:train_patiently"
+TRAIN_PATIENTLY = "tests.process.jobs:train_patiently"
 UNHURRIED = {"soft_timeout": 20.0, "hard_timeout": 60.0}  # a busy machine holds up no healthy rank for that long
 WORLDS = pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
 
@@ -133,7 +133,7 @@ def test_dead_rank_is_excluded_and_its_end_recorded(
 def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: int, kind: str) -> None:
     env = {"RESILIENCE_SECTION_TIMEOUTS": "data:1"}
     options = FAST | UNHURRIED if kind == "section" else FAST
-    job = start(world, PATIENT, env=env, faults=[fault(kind)], options=options)
+    job = start(world, TRAIN_PATIENTLY, env=env, faults=[fault(kind)], options=options)
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     stalled = [record for record in job.interruptions(0) if record.interruption is Interruption.SOFT_TIMEOUT]
     # Ranks that wait are healthy: their stacks are taken in a way that cannot harm them.
@@ -154,7 +154,7 @@ def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: i
 @pytest.mark.parametrize("kind", ["hold_gil", "stop"])  # F10, F13
 def test_rank_that_cannot_be_interrupted_is_killed_with_evidence(start: Start, world: int, kind: str) -> None:
     # Without asking: a rank that computes with the lock would be waited for in vain.
-    job = start(world, PATIENT, asks=False, faults=[fault(kind)], options=FAST)
+    job = start(world, TRAIN_PATIENTLY, asks=False, faults=[fault(kind)], options=FAST)
     ranks = job.wait()
     assert [rank.value for number, rank in enumerate(ranks) if number != 1] == [RESULT] * (world - 1)
     record = next(record for record in job.interruptions() if record.interruption is Interruption.HARD_TIMEOUT)

@@ -47,7 +47,7 @@ def test_output_goes_to_the_terminal_and_to_a_file_for_each_cycle_and_rank(launc
 @pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(1)", "os.kill(os.getpid(), 9)", "raise ValueError('no')"])
 def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> None:
     script = f"if cycle == 0 and rank == 1: {how}\nif cycle == 0: await_file('never')"
-    job = launch(script, PATIENT="yes")
+    job = launch(script, SLOW_ANSWERS="yes")
     assert job.wait() == [0]
     assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
     ended = [record.event for record in job.of(events.CycleEnded)]
@@ -148,7 +148,7 @@ def await_end(pid: int) -> None:
 
 def test_third_identical_failure_without_progress_ends_the_job_with_a_table_and_93(launch: Launch) -> None:
     script = "import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')"
-    job = launch(script, PATIENT="yes")
+    job = launch(script, SLOW_ANSWERS="yes")
     assert job.wait() == [93]
     assert len(job.of(events.CycleStarted)) == 3
     said = job.output(stream=2)

@@ -106,7 +106,7 @@ def test_memory_error_is_an_exception_of_the_hosts(launch: Launch) -> None:  # F
             hoard = bytearray(1 << 30)
         if cycle == 0: await_file("never")
         """,
-        PATIENT="yes",
+        SLOW_ANSWERS="yes",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -305,7 +305,7 @@ def test_workers_of_a_data_loader_that_are_lost_or_hang_are_the_input_pipelines_
         if cycle == 0: await_file("never")
         """,
         *("--ft-rank-section-timeouts", "data:15" if how == "kill" else "data:8"),
-        PATIENT="yes",
+        SLOW_ANSWERS="yes",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -322,7 +322,7 @@ def test_workers_of_a_data_loader_that_are_lost_or_hang_are_the_input_pipelines_
 
 def test_same_failure_again_and_again_is_three_incidents_that_know_of_each_other(launch: Launch) -> None:  # F39
     script = "import resilience; resilience.step(5)\nif rank: raise ValueError('bad batch')\nawait_file('never')"
-    job = launch(script, PATIENT="yes")
+    job = launch(script, SLOW_ANSWERS="yes")
     assert job.wait() == [93]
     incidents = told(job).incidents
     assert [incident.same_as for incident in incidents] == [(), (1,), (1, 2)]

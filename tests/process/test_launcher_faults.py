@@ -20,7 +20,7 @@ from resilience.facts.interruptions import Exit
 from resilience.run_folder.load import load
 from resilience.system import processes
 from resilience.telemetry.metrics import MetricView
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.process.told import cleared, counted, culprits, only_incident, told
 from tests.support.agreement import assert_same_seconds
 from tests.support.ranks import Job
@@ -117,7 +117,7 @@ def test_rank_that_is_through_while_another_one_fails_runs_again_and_is_cleared(
 
 
 def test_sigterm_to_agent_and_all_workers_at_once_is_one_preemption_and_no_failure(launch: Launch) -> None:  # F07
-    job = launch("say('up'); await_file('never')", PATIENT="yes")
+    job = launch("say('up'); await_file('never')", SLOW_ANSWERS="yes")
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     for pid in (*(job.worker_pid(rank) for rank in range(2)), job.job.pids[0]):
@@ -238,7 +238,7 @@ def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
         "dist.all_reduce(torch.ones(1))\n",
         "--ft-rank-heartbeat-timeout",
         "4",
-        PATIENT="evidence",
+        SLOW_ANSWERS="evidence",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -273,7 +273,7 @@ def test_wait_for_others_that_no_frame_shows_is_told_from_a_hang(launch: Launch,
         "if cycle == 0: await_file('hangs.0.1'); resilience.heartbeat()\n"
         f"{wait}\n",
         *("--ft-rank-heartbeat-timeout", "1"),
-        PATIENT="evidence",
+        SLOW_ANSWERS="evidence",
     )
     assert job.wait() == [0]
     incident = only_incident(job)
@@ -294,7 +294,7 @@ ONE_WAITS = (
 
 def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: Launch) -> None:  # F16
     limit = ("--ft-rank-heartbeat-timeout", "1")
-    job = launch(ONE_WAITS, *limit, nodes="2", agents=2, nproc=1, conf=PATIENT, PATIENT="yes")
+    job = launch(ONE_WAITS, *limit, nodes="2", agents=2, nproc=1, conf=NO_NODE_IS_LOST, SLOW_ANSWERS="yes")
     assert job.wait() == [0, 0]
     incident = only_incident(job)
     assert (incident.reported_first, culprits(incident)) == (0, [(1, "waits_for_lock")])
@@ -309,7 +309,9 @@ def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: 
 def test_node_is_blamed_for_a_rank_that_another_node_waited_for(launch: Launch) -> None:
     until_judged = "if cycle == 1: await_file('judged')\n"
     limit = ("--ft-rank-heartbeat-timeout", "1")
-    job = launch(ONE_WAITS + until_judged, *limit, nodes="2", agents=2, nproc=1, conf=PATIENT, PATIENT="yes")
+    job = launch(
+        ONE_WAITS + until_judged, *limit, nodes="2", agents=2, nproc=1, conf=NO_NODE_IS_LOST, SLOW_ANSWERS="yes"
+    )
     job.await_record(events.IncidentJudged)
     (job.folder / "judged").touch()
     assert job.wait() == [0, 0]

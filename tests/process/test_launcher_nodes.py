@@ -14,14 +14,14 @@ import pytest
 
 from resilience.core.cycle_nodes import WELL
 from resilience.facts import events
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.told import told
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
-QUICK = PATIENT.replace("3000", "60")  # lost after twelve seconds of silence
-IMPATIENT = PATIENT.replace("=60", "=0.3")  # a cycle begins although a node may come later
+QUICK = NO_NODE_IS_LOST.replace("3000", "60")  # lost after twelve seconds of silence
+IMPATIENT = NO_NODE_IS_LOST.replace("=60", "=0.3")  # a cycle begins although a node may come later
 RUN_ON = "say(os.environ['RESILIENCE_NODE'])\nif cycle == 0: await_file('never')\nsay('again')"
 WAIT = "say(os.environ['RESILIENCE_NODE'])\nawait_file('go')"
 
@@ -31,7 +31,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     begin = launcher(start, tmp_path)
 
     def nodes(
-        script: str, *options: str, nodes: str = "2", agents: int = 2, conf: str = PATIENT, **more: object
+        script: str, *options: str, nodes: str = "2", agents: int = 2, conf: str = NO_NODE_IS_LOST, **more: object
     ) -> Launched:
         return begin(script, *options, nodes=nodes, agents=agents, nproc=1, conf=conf, **more)
 
@@ -280,7 +280,7 @@ def test_h_permanent_failure_ends_the_job_on_all_nodes(launch: Launch) -> None:
     if rank: raise ValueError('bad batch')
     await_file('never')
     """
-    job = launch(script, PATIENT="yes")
+    job = launch(script, SLOW_ANSWERS="yes")
     await_restart_line(job, "the same failure 2 times in a row")  # not printed by the node that failed and decided
     go(job)
     assert job.wait() == [93, 93]

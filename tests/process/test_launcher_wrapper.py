@@ -15,7 +15,7 @@ import pytest
 from resilience.facts import events
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.process.test_launcher_nodes import go, whys
 from tests.support.agreement import assert_agree, assert_same_seconds
 from tests.support.ranks import Job
@@ -64,7 +64,7 @@ def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_o
     launch: Launch, is_late: bool
 ) -> None:
     """is_late: the agent of the first one does not run until the second one is dead too, and so decides."""
-    job = launch(PLAIN, "--ft-restart-policy", "min-healthy", nodes="2:3", agents=3, nproc=1, conf=PATIENT)
+    job = launch(PLAIN, "--ft-restart-policy", "min-healthy", nodes="2:3", agents=3, nproc=1, conf=NO_NODE_IS_LOST)
     for rank in range(3):
         job.await_worker(f"iteration0.size3.0.{rank}")
     if is_late:
@@ -207,7 +207,7 @@ def test_rank_that_a_wrapper_ends_is_no_preemption(launch: Launch, policy: str, 
 
     """
     script = textwrap.dedent(hanging) + TRAIN.replace("seconds=30", "seconds=4").replace("seconds=60", "seconds=8")
-    job = launch(script, "--ft-restart-policy", policy, nodes="1:2", agents=2, nproc=1, conf=PATIENT)
+    job = launch(script, "--ft-restart-policy", policy, nodes="1:2", agents=2, nproc=1, conf=NO_NODE_IS_LOST)
     if whole:
         job.await_worker("iteration0.size2.1.1")
     else:  # rank 0 may have stood still itself, and be in a later iteration

@@ -21,11 +21,11 @@ from tests.support.stops import stop
 
 Start = Callable[..., Job]
 TRAIN = "tests.process.jobs:train"
-PATIENT = "tests.process.jobs:wait_for_sign"
+WAIT_FOR_SIGN = "tests.process.jobs:wait_for_sign"
 
 
 def test_rank_whose_monitor_is_killed_goes_on_and_says_so(start: Start) -> None:  # F24
-    job = start(2, PATIENT)
+    job = start(2, WAIT_FOR_SIGN)
     monitor = job.await_record(events.MonitorStarted, rank=1).origin.pid
     job.await_record(events.StageStarted, rank=1, where=lambda event: event.stage == "run")
     os.kill(monitor, signal.SIGKILL)
@@ -39,7 +39,7 @@ def test_rank_whose_monitor_is_killed_goes_on_and_says_so(start: Start) -> None:
 
 def test_job_that_is_suspended_for_longer_than_its_limits_goes_on(start: Start) -> None:
     limits = {"soft_timeout": 8.0, "hard_timeout": 16.0, "progress_watchdog_interval": 0.25}
-    job = start(2, PATIENT, options=limits)
+    job = start(2, WAIT_FOR_SIGN, options=limits)
     for rank in range(2):
         job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
     monitors = [job.monitor_pid(rank) for rank in range(2)]
@@ -55,7 +55,7 @@ def test_job_that_is_suspended_for_longer_than_its_limits_goes_on(start: Start) 
 
 
 def test_stopped_monitor_does_not_disturb_its_rank(start: Start) -> None:  # F25
-    job = start(2, PATIENT)
+    job = start(2, WAIT_FOR_SIGN)
     monitor = job.await_record(events.MonitorStarted, rank=1).origin.pid
     job.await_record(events.StageStarted, rank=1, where=lambda event: event.stage == "run")
     stop(monitor)
@@ -71,7 +71,7 @@ def test_stopped_monitor_of_a_node_does_not_make_the_node_look_lost(start: Start
     port, limits = free_port(), {"heartbeat_timeout": 8.0, "monitor_process_interval": 0.1}
     job = start(
         4,
-        PATIENT,
+        WAIT_FOR_SIGN,
         options=limits,
         env={"MASTER_PORT": str(port)},
         env_of=lambda rank: {"RESILIENCE_NODE": f"node{rank // 2}"},
@@ -98,7 +98,7 @@ def test_stopped_monitor_of_a_node_does_not_make_the_node_look_lost(start: Start
 
 
 def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(start: Start) -> None:  # F24
-    job = start(2, PATIENT, options={"heartbeat_timeout": 2.0})
+    job = start(2, WAIT_FOR_SIGN, options={"heartbeat_timeout": 2.0})
     monitor = job.await_record(events.MonitorStarted, rank=1).origin.pid
     job.await_record(events.StageStarted, rank=1, where=lambda event: event.stage == "run")
     os.kill(monitor, signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_store_stays_longer_than_the_barriers_limit_when_the_rank_beside_it_has_
 
 def test_loss_of_the_store_ends_every_rank_with_a_clear_error(start: Start) -> None:  # F23
     options = FAST | {"heartbeat_timeout": 2.0, "barrier_timeout": 20.0}
-    job = start(2, PATIENT, options=options)
+    job = start(2, WAIT_FOR_SIGN, options=options)
     host = job.await_record(events.MonitorStarted, rank=0).origin.pid
     for rank in (0, 1):
         job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")

@@ -351,7 +351,7 @@ def test_drain_process_that_does_not_read_is_replaced(launch: Launch) -> None:
 
 
 def test_last_lines_of_a_killed_worker_are_on_record(launch: Launch) -> None:
-    job = launch("if cycle == 0: print('the last words'); os.kill(os.getpid(), 9)", nproc=1, PATIENT="yes")
+    job = launch("if cycle == 0: print('the last words'); os.kill(os.getpid(), 9)", nproc=1, SLOW_ANSWERS="yes")
     assert job.wait() == [0]
     (found,) = job.job.of(events.RankInterrupted)
     assert found.event.record.log_tail[-1:] == ("the last words",)
@@ -363,7 +363,7 @@ def test_last_lines_of_a_worker_whose_file_was_just_rotated_are_on_record(launch
         "--output-file-mb",
         "1",
         nproc=1,
-        PATIENT="yes",
+        SLOW_ANSWERS="yes",
     )
     assert job.wait() == [0]
     assert (job.job.run / "output" / "0" / "0.out").read_bytes() == b"after\n"
@@ -374,7 +374,7 @@ def test_last_lines_of_a_worker_whose_file_was_just_rotated_are_on_record(launch
 
 def test_exception_is_on_record_though_the_drain_process_is_slow_to_keep_what_the_worker_wrote(launch: Launch) -> None:
     script = "say('up')\nawait_file('go')\nif cycle == 0: raise ValueError('slowly')"
-    job = launch(script, nproc=1, PATIENT="yes")
+    job = launch(script, nproc=1, SLOW_ANSWERS="yes")
     job.await_worker("up.0.0")
     pid = job.worker_pid(0)
     drain = drain_of(job)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from resilience.facts import events
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.process.test_launcher_nodes import QUICK
 from tests.support.ranks import Job
 
@@ -25,7 +25,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
 
     begin = launcher(start, tmp_path)
 
-    def nodes(script: str, *options: str, conf: str = PATIENT, **more: Any) -> Launched:
+    def nodes(script: str, *options: str, conf: str = NO_NODE_IS_LOST, **more: Any) -> Launched:
         script = "node = os.environ['RESILIENCE_NODE']\n" + textwrap.dedent(script)
         return begin(script, *options, nproc=1, conf=conf, **more)
 

@@ -51,8 +51,8 @@ PER_MB = 16 * 1024 * 64
 
 
 def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") -> None:
-    """Be an agent of torchrun or of ours. stdout: a named pipe to write to; cwd: folder to work in. PATIENT: a worker's
-    traceback may be two minutes late."""
+    """Be an agent of torchrun or of ours. stdout: a named pipe to write to; cwd: folder to work in. SLOW_ANSWERS: a
+    worker's traceback may be two minutes late."""
     if cwd:
         os.chdir(cwd)
     if stdout:
@@ -75,7 +75,7 @@ def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") 
         from resilience.launcher.main import main
         from resilience.monitor import starting
 
-        if "PATIENT" in os.environ:
+        if "SLOW_ANSWERS" in os.environ:
             cycle_supervisor.READY = of_torchelastic.SETTLE = 120.0
             starting.PROGRAM = "tests.process.patient_monitor"
         raise SystemExit(main(arguments))
@@ -381,7 +381,7 @@ def test_exception_that_comes_again_ends_the_job_with_93_and_has_all_restarts_un
     ends = {}
     for launcher in LAUNCHERS:
         script = "say(f'up {restarts}')\nraise ValueError('a bad batch')"
-        job = launch(launcher, script, "--max-restarts", "4", PATIENT="yes")
+        job = launch(launcher, script, "--max-restarts", "4", SLOW_ANSWERS="yes")
         ends[launcher] = job.wait(), len(list(job.place.glob("up *")))
     assert ends == {"torchrun": (1, 5), "ours": (93, 3)}
 
@@ -396,7 +396,7 @@ def test_error_file_is_kept_and_the_last_message_has_its_error(launch: Launch, l
     say("file", file)
     raise ValueError("a bad batch")
     """
-    job = launch(launcher, script, "--max-restarts", "0", PATIENT="yes")
+    job = launch(launcher, script, "--max-restarts", "0", SLOW_ANSWERS="yes")
     assert job.wait() == 1
     assert "ValueError: a bad batch" in Path(job.said("file")).read_text()
     before = "failed first (" if launcher == "ours" else "traceback : "

@@ -88,7 +88,7 @@ def test_handler_that_raises_while_an_error_is_printed_hides_it_from_nobody(laun
         child.kill()
         """,
         nproc=1,
-        PATIENT="yes",
+        SLOW_ANSWERS="yes",
     )
     assert job.wait() == [0], job.job.output()
     (error,) = [each.event.record.exception for each in job.job.of(events.RankInterrupted)]

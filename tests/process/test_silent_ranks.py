@@ -127,7 +127,7 @@ def launch(start: Start, tmp_path: Path) -> Launch:
     ],
 )
 def test_launcher_ends_a_hung_rank_though_no_limit_is_set(launch: Launch, sign: str, hang: str, limit: str) -> None:
-    job = launch(HANGS_ONCE.format(sign=sign, hang=hang), PATIENT="yes", **SOON)
+    job = launch(HANGS_ONCE.format(sign=sign, hang=hang), SLOW_ANSWERS="yes", **SOON)
     assert job.wait() == [0]
     (found,) = [record for record in job.of(events.RankFellSilent) if record.event.limit.startswith("silence")]
     assert (found.origin.rank, found.event.limit, found.event.allowed_s) == (1, limit, 4.0)
@@ -162,7 +162,7 @@ def test_worker_that_could_not_attach_to_its_monitor_runs_on_without_a_limit(lau
 
 
 def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: Launch) -> None:
-    job = launch(HELD + HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), PATIENT="yes", **SOON)
+    job = launch(HELD + HANGS_ONCE.format(sign="resilience.step(n)", hang=SAVE), SLOW_ANSWERS="yes", **SOON)
     await_restart_line(job, "restart 1 of 10")
     (job.folder / "line").touch()
     assert job.wait() == [0]

@@ -267,7 +267,7 @@ if cycle == 0:
     raise ConnectionResetError("Connection reset by peer")
 await_file("line")
 """,
-        PATIENT="yes",
+        SLOW_ANSWERS="yes",
     )
     job.await_worker("up.0.0")
     job.await_worker("up.0.1")

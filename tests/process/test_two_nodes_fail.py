@@ -10,7 +10,7 @@ import pytest
 from resilience.attribution.incidents import incidents_of
 from resilience.history.history import History
 from resilience.status.state import Watcher
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.process.test_launcher_nodes import go
 from tests.process.test_launcher_wrapper import TRAIN, wait_for_all
 from tests.support.agreement import INTERRUPTIONS, assert_agree, counted
@@ -44,7 +44,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
 
 @pytest.mark.parametrize("fault", [RAISES, DIES])
 def test_fault_of_two_nodes_at_once_is_one_restart_by_the_launcher_in_every_view(launch: Launch, fault: str) -> None:
-    job = launch(SCRIPT.format(fault=fault), nodes="2", agents=2, nproc=1, conf=PATIENT)
+    job = launch(SCRIPT.format(fault=fault), nodes="2", agents=2, nproc=1, conf=NO_NODE_IS_LOST)
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     (job.folder / "fault").touch()
@@ -58,7 +58,7 @@ def test_fault_of_two_nodes_at_once_is_one_restart_by_the_launcher_in_every_view
 def test_errors_of_two_nodes_at_once_are_one_restart_in_place_in_every_view(launch: Launch) -> None:
     policy = ("--ft-restart-policy", "min-healthy")
     job = launch(
-        WRAPPED.format(fault=f"if rank: {RAISES}") + TRAIN, *policy, nodes="3", agents=3, nproc=1, conf=PATIENT
+        WRAPPED.format(fault=f"if rank: {RAISES}") + TRAIN, *policy, nodes="3", agents=3, nproc=1, conf=NO_NODE_IS_LOST
     )
     for rank in range(3):
         job.await_worker(f"up.0.{rank}")

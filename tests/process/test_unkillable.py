@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.facts import events
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.process.test_launcher_nodes import outcomes, whys
 from tests.support.ranks import Job
 from tests.support.stuck import missing, silent
@@ -38,7 +38,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Callable[..., Launched]
 
     def two(*options: str) -> Launched:
         options = ("--shutdown-timeout", "1", *options)
-        return begin(STUCK, *options, nodes="1:2", agents=2, nproc=1, conf=PATIENT)
+        return begin(STUCK, *options, nodes="1:2", agents=2, nproc=1, conf=NO_NODE_IS_LOST)
 
     return two
 

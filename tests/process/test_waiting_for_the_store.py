@@ -24,7 +24,7 @@ from tests.support.ranks import Job
 from tests.support.stops import stop
 
 Start = Callable[..., Job]
-PATIENT = "tests.process.jobs:wait_for_sign"
+WAIT_FOR_SIGN = "tests.process.jobs:wait_for_sign"
 LIMITS = {"soft_timeout": 4.0, "hard_timeout": 8.0, "progress_watchdog_interval": 0.25, "heartbeat_timeout": 5.0}
 
 
@@ -44,7 +44,7 @@ def inside(job: Job, ranks: int) -> None:
 
 @pytest.mark.parametrize("fault", [pytest.param("none", marks=pytest.mark.slow), "exception"])
 def test_host_of_the_store_that_goes_on_in_time_costs_nobody(start: Start, fault: str) -> None:
-    job = start(3, PATIENT, options=LIMITS | {"barrier_timeout": 90.0, "completion_timeout": 90.0})
+    job = start(3, WAIT_FOR_SIGN, options=LIMITS | {"barrier_timeout": 90.0, "completion_timeout": 90.0})
     inside(job, 3)
     if fault == "exception":
         (job.folder / "raise").touch()
@@ -60,7 +60,7 @@ def test_host_of_the_store_that_goes_on_in_time_costs_nobody(start: Start, fault
 
 @pytest.mark.parametrize("how", ["stopped", pytest.param("gil_held", marks=pytest.mark.slow)])
 def test_rank_that_stands_still_while_it_waits_for_the_store_costs_itself_alone(start: Start, how: str) -> None:
-    job = start(3, PATIENT, options=LIMITS)
+    job = start(3, WAIT_FOR_SIGN, options=LIMITS)
     inside(job, 3)
     with stopped(job.monitor_pid(0)):
         (job.folder / "go").touch()
@@ -90,7 +90,7 @@ def test_rank_that_stands_still_before_its_first_store_operation_costs_itself_al
 
 @pytest.mark.slow
 def test_host_of_the_store_that_stays_away_ends_each_rank_with_a_clear_error(start: Start) -> None:
-    job = start(3, PATIENT, options=LIMITS | {"barrier_timeout": 10.0})
+    job = start(3, WAIT_FOR_SIGN, options=LIMITS | {"barrier_timeout": 10.0})
     inside(job, 3)
     with stopped(job.monitor_pid(0)):
         (job.folder / "go").touch()

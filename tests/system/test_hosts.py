@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 Launch = Callable[..., Launched]
 CONF = "keep_alive_interval=0.25,keep_alive_max_attempt=8,last_call_timeout=20"  # lost after 2 s of silence
-PATIENT = CONF.replace("0.25", "2")  # after 16 s
+LOST_AFTER_16_S = CONF.replace("0.25", "2")  # after 16 s
 WORK = """
 say("up")
 while not (here / "go").exists():
@@ -211,7 +211,7 @@ def test_host_that_is_cut_off_has_ended_before_the_others_go_on_and_comes_back(l
 
 
 def test_cut_that_heals_in_time_is_nothing(launch: Launch, three: Hosts) -> None:
-    job = launch(conf=PATIENT)
+    job = launch(conf=LOST_AFTER_16_S)
     up(job, 0, 3)
     three[2].cut()
     before = len(at_work(job, 2, 0))
@@ -277,7 +277,7 @@ def test_collective_that_waits_for_a_host_that_is_cut_off_holds_nobody_up(launch
 
 def test_two_ranks_that_do_not_reach_each_other_are_found_by_their_limits(launch: Launch, three: Hosts) -> None:
     limits = ("--ft-rank-heartbeat-timeout", "8", "--ft-initial-rank-heartbeat-timeout", "120")
-    job = launch(REDUCE, *limits, nodes="3", conf=PATIENT)
+    job = launch(REDUCE, *limits, nodes="3", conf=LOST_AFTER_16_S)
     up(job, 0, 3)
     three[1].cut_from(three[2])
     job.await_record(events.RestartDecided)
@@ -335,7 +335,7 @@ sys.exit(0 if cycle else 3)
 
 
 def test_name_service_that_fails_later_is_not_missed(launch: Launch, three: Hosts) -> None:
-    job = launch(CONNECT, nodes="3", conf=PATIENT)
+    job = launch(CONNECT, nodes="3", conf=LOST_AFTER_16_S)
     up(job, 0, 3)
     three.know_names(False)
     (job.folder / "fail").touch()
@@ -346,7 +346,7 @@ def test_name_service_that_fails_later_is_not_missed(launch: Launch, three: Host
 
 def test_name_service_that_comes_late_is_waited_for(launch: Launch, three: Hosts) -> None:
     three.know_names(False)
-    job = launch(conf=PATIENT)
+    job = launch(conf=LOST_AFTER_16_S)
     for number in (1, 2):
         assert not has_ended(job, number)
     three.know_names()
