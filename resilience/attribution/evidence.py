@@ -6,6 +6,7 @@ the ranks."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Set
 
 import msgspec
@@ -110,10 +111,14 @@ def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
 
 def broken_in_restart(evidence: Evidence) -> dict[int, Symptom]:
     """Return the ranks that broke only after they had answered the interruption: they did not begin it."""
+    by_rank: defaultdict[int, list[InterruptionRecord]] = defaultdict(list)
+    for record in evidence.records:
+        by_rank[record.rank].append(record)
     return {
         rank: shown
         for rank, shown in symptoms_of(evidence).items()
-        if shown.is_own and all(_is_late(evidence, record) for record in _own_faults(evidence, rank))
+        if shown.is_own
+        and all(_is_late(evidence, record) for record in by_rank[rank] if _symptom(evidence, record).is_own)
     }
 
 
@@ -121,10 +126,6 @@ def without_restart(evidence: Evidence, ranks: Set[int]) -> Evidence:
     """Return the evidence as if these ranks had not broken in the restart."""
     records = tuple(record for record in evidence.records if record.rank not in ranks or not _is_late(evidence, record))
     return msgspec.structs.replace(evidence, records=records)
-
-
-def _own_faults(evidence: Evidence, rank: int) -> list[InterruptionRecord]:
-    return [record for record in evidence.records if record.rank == rank and _symptom(evidence, record).is_own]
 
 
 def _is_late(evidence: Evidence, record: InterruptionRecord) -> bool:

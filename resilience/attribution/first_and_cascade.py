@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from resilience.attribution.launch_incidents import WISHED
@@ -20,7 +21,8 @@ from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, NodeCycle
 from resilience.history.phases import Place
 
-KEPT = 256  # iterations whose counts late records can still change
+KEPT = 256  # iterations whose counts late records can still change; earlier ones are settled
+_MOST = 8  # times KEPT: the entries with which earlier iterations are settled
 Labels = tuple[str, str, str]
 """Kind, category, and "first" or "cascade"."""
 
@@ -55,7 +57,10 @@ class _Tally(NamedTuple):
 class Interruptions:
     """The interruptions of one or more nodes. Files may be read in any order."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Mapping[str, Mapping[Cycle, NodeCycle]] = MappingProxyType({})) -> None:
+        """nodes: the launcher's cycles, by node, as the history has them at any time."""
+        self._nodes = nodes
+        self._most = _MOST * KEPT
         self._seen: defaultdict[tuple[str, Place], list[_Reported]] = defaultdict(list)
         self._by: dict[tuple[str, Place], tuple[int, bool]] = {}  # rank that was first in the store; own fault?
         self._here: set[tuple[str, int | None]] = set()  # nodes and their ranks
@@ -77,25 +82,23 @@ class Interruptions:
             case events.RankInterrupted(seen):
                 place = place if seen.iteration is None else (*place[:3], seen.iteration)
                 self._seen[origin.node, place].append(_seen(seen))
+                self._stay_small()
             case events.InterruptionArrived(iteration=iteration, fault_of=int(fault_of)):
                 self._by[origin.node, (*place[:3], iteration)] = fault_of, True
+                self._stay_small()
             case events.IterationDecided(by=int(by), is_own=is_own):
                 self._by.setdefault((origin.node, place), (by, is_own))
+                self._stay_small()
             case events.MonitorEnded() | events.MonitorLost() if origin.initial_rank is not None:
                 self._over.add((cycle, origin.initial_rank))
 
-    def counted(self, nodes: Mapping[str, Mapping[Cycle, NodeCycle]]) -> Counter[Labels]:
-        """Return the number of interruptions by kind, category and place. nodes: the launcher's cycles, by node."""
-        in_order = sorted(self._seen)
-        excess = max(0, len(in_order) - KEPT)
-        for node, place in in_order[:excess]:
-            self._count(node, place, nodes, self._settled)
-            del self._seen[node, place]
-        self._forget()
+    def counted(self) -> Counter[Labels]:
+        """Return the number of interruptions by kind, category and place."""
+        self._settle()
         counted = self._settled.copy()
-        for node, place in in_order[excess:]:
-            self._count(node, place, nodes, counted)
-        for node, parts in nodes.items():
+        for node, place in self._in_order():
+            self._count(node, place, counted)
+        for node, parts in self._nodes.items():
             newest = dict(sorted(cycle for cycle, part in parts.items() if part.started is not None))
             for cycle, part in parts.items():
                 # An agent that was killed has no record of the end. If there are other nodes, one saw it lost.
@@ -106,18 +109,35 @@ class Interruptions:
                     counted.labels.update(_of_cycle(part, is_known))
         return counted.labels
 
+    def _stay_small(self) -> None:
+        """Settle earlier iterations from time to time. Nobody may ever ask for the counts."""
+        if len(self._seen) + len(self._by) > self._most:
+            self._settle()
+            self._most = max(_MOST * KEPT, 2 * (len(self._seen) + len(self._by)))
+
+    def _in_order(self) -> list[tuple[str, Place]]:
+        return sorted(self._seen, key=lambda key: (key[1], key[0]))
+
+    def _settle(self) -> None:
+        """Count all iterations but the last ones for good."""
+        for node, place in self._in_order()[:-KEPT]:
+            self._count(node, place, self._settled)
+            del self._seen[node, place]
+        self._forget()
+
     def _forget(self) -> None:
-        """Forget the settled iterations of a call that are well before its last one."""
+        """Forget the settled iterations of a cycle that are well before its last one: only those just before it say
+        whether a Wrapper has counted the fault that ended the cycle."""
         for known in (self._by, self._settled.places):
             for node, place in list(known):
                 last = self._last.get((node, place[:2]), place)
-                is_old = place[:3] == last[:3] and place[3] < last[3] - 2 * KEPT
+                is_old = place[2] < last[2] - 1 or (place[2] == last[2] and place[3] < last[3] - 2 * KEPT)
                 if is_old and (node, place) not in self._seen:
                     del known[node, place]
 
-    def _count(self, node: str, place: Place, nodes: Mapping[str, Mapping[Cycle, NodeCycle]], counted: _Tally) -> None:
+    def _count(self, node: str, place: Place, counted: _Tally) -> None:
         """Count an iteration's interruptions. `counted` has the earlier iterations."""
-        part = nodes.get(node, {}).get(place[:2], NodeCycle())
+        part = self._nodes.get(node, {}).get(place[:2], NodeCycle())
         distinct, entries = [], self._seen[node, place]
         for entry in entries:
             death = (node, place[:2], entry.rank, entry.pid)

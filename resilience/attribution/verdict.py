@@ -147,7 +147,7 @@ def _named(verdict: Verdict) -> Verdict:
     named = tuple(culprit for culprit in verdict.culprits if culprit.confidence >= NAMED)
     if len(named) == len(verdict.culprits):
         return verdict
-    candidates = tuple(culprit for culprit in verdict.culprits if culprit not in named)
+    candidates = tuple(culprit for culprit in verdict.culprits if culprit.confidence < NAMED)
     if named:
         return msgspec.structs.replace(verdict, culprits=named, candidates=candidates)
     return Verdict("unknown", "unknown", candidates=candidates, rules_fired=verdict.rules_fired)
@@ -330,10 +330,16 @@ def _blame_quiet(
     failed = {symptom.rank for symptom in quiet if program_had_failed(symptom.record)}
     if failed:
         others = [each for each in others if each.rank not in failed and not waits(evidence, each.rank)]
-    faults = [symptom for symptom in symptoms.values() if symptom in quiet or symptom.rank in blamed]
+    ranks = blamed | {symptom.rank for symptom in quiet}
+    # The earliest first: the comparison with it settles the question for all others.
+    faults = sorted(
+        (symptom for symptom in symptoms.values() if symptom.rank in ranks),
+        key=lambda symptom: symptom.record.detected_wall_ns or 0,
+    )
+    awaited = {culprit.rank for culprit in others}
     culprits = []
     for symptom in quiet:
-        if symptom.rank in {culprit.rank for culprit in others}:
+        if symptom.rank in awaited:
             continue  # the others waited for it before it ended
         is_first = all(_ended_before(symptom, each) for each in faults if each is not symptom)
         confidence = symptom.confidence if is_first and not others else UNSURE

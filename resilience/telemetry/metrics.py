@@ -104,7 +104,7 @@ class MetricView:
         self._newest = (0, 0)  # attempt and cycle
         self._names: dict[str, set[str]] = {}  # by kind: names from torch, and of nodes, that are labels
         self._sections = SectionLabels()
-        self._interruptions = Interruptions()
+        self._interruptions = Interruptions(self._history.cycles.nodes)
         self._iterations = IterationCounts()
         self._monitors: dict[tuple[int, int], tuple[str, Cycle]] = {}  # rank and pid of the monitor -> where it watches
         self._lost_monitors: set[tuple[int, int]] = set()
@@ -317,7 +317,7 @@ class MetricView:
         counters = self._values
         _raise(counters[_PRODUCTIVE], {(): spent.work / 1e9})
         _raise(counters[_LOST], {(cause,): getattr(spent, cause) / 1e9 for cause in CAUSES if getattr(spent, cause)})
-        _raise(counters[_INTERRUPTIONS], self._interruptions.counted(self._history.cycles.nodes))
+        _raise(counters[_INTERRUPTIONS], self._interruptions.counted())
         ready.update({name: dict(counters[name]) for name in (_PRODUCTIVE, _LOST, _INTERRUPTIONS)})
 
     def _add_cycle(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from resilience.attribution import first_and_cascade
 from resilience.attribution.first_and_cascade import KEPT, Interruptions
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import ExceptionInfo, Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
+from tests.support.containers import size
 
 CYCLES = KEPT + 44
 DECIDED = events.RestartDecided("restart", "f", "rank 0: exit code 1", 1, 9, 1)
@@ -30,7 +32,7 @@ def test_error_is_first_unless_another_nodes_rank_is_known_to_have_failed_before
         events.IterationDecided(by, is_own=is_own),
     ):
         interruptions.take(Record(0, 5, 5, origin, event))
-    ((labels, count),) = interruptions.counted({}).items()
+    ((labels, count),) = interruptions.counted().items()
     assert (labels[-1], count) == (place, 1)
 
 
@@ -49,13 +51,14 @@ def test_death_is_first_unless_the_store_had_the_fault_of_another_nodes_rank_bef
         events.MonitorEnded(0),
     ):
         interruptions.take(Record(0, 6, 6, of_monitor, event))
-    ((labels, count),) = interruptions.counted({}).items()
+    ((labels, count),) = interruptions.counted().items()
     assert (labels[-1], count) == (place, 1)
 
 
 def test_launchers_record_of_a_counted_fault_stays_a_cascade_in_a_job_of_many_cycles() -> None:
     """In each cycle a rank raises an error out of its Wrapper, and so ends."""
-    history, interruptions = CycleHistory(), Interruptions()
+    history = CycleHistory()
+    interruptions = Interruptions(history.nodes)
     raised = InterruptionRecord(0, Interruption.EXCEPTION, exception=BAD, origin="own", pid=70)
     ended = InterruptionRecord(0, Interruption.TERMINATED, pid=70, exit=Exit(code=1))
     for cycle in range(CYCLES):
@@ -79,7 +82,7 @@ def test_launchers_record_of_a_counted_fault_stays_a_cascade_in_a_job_of_many_cy
             if origin.is_launchers:
                 history.take(record, cycle)
     for _ in range(2):
-        counted = interruptions.counted(history.nodes)
+        counted = interruptions.counted()
         assert sorted((labels[0], labels[2], count) for labels, count in counted.items()) == [
             ("exception", "first", CYCLES),
             ("terminated", "cascade", CYCLES),
@@ -95,4 +98,27 @@ def test_death_on_record_in_two_iterations_stays_one_in_a_job_of_many_iterations
         for event in (events.RankInterrupted(died), events.MonitorEnded(0)):
             interruptions.take(Record(0, 5, 5, origin, event))
     for _ in range(2):
-        assert sum(interruptions.counted({}).values()) == KEPT
+        assert sum(interruptions.counted().values()) == KEPT
+
+
+@pytest.mark.parametrize("calls", [1, 40])
+def test_counts_that_nobody_reads_take_no_more_memory_with_more_iterations(
+    monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """A job restarts in place all the time, and nothing scrapes its metrics."""
+    monkeypatch.setattr(first_and_cascade, "KEPT", 4)
+    interruptions, sizes = Interruptions(), []
+    failed = InterruptionRecord(0, Interruption.EXCEPTION, exception=BAD, origin="own")
+    for number in range(400):
+        call, iteration = divmod(number, 400 // calls)
+        origin = Origin("job", "node", "rank", 7, call=call, iteration=iteration, initial_rank=0)
+        for event in (
+            events.IterationStarted(1, "active"),
+            events.RankInterrupted(failed),
+            events.InterruptionArrived(0, Interruption.EXCEPTION, iteration, 1, 0),
+            events.IterationDecided(0, is_own=True),
+        ):
+            interruptions.take(Record(0, 5, 5, origin, event))
+        sizes.append(size(interruptions, set()))
+    assert max(sizes[200:]) == max(sizes[:200])
+    assert set(interruptions.counted().values()) == {400}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import pytest
@@ -815,3 +817,40 @@ def test_ranks_that_wait_for_their_device_are_cleared_and_the_one_that_has_not_j
     seen = Evidence(records, reporters[0], RANKS, stacks=stacks, hangs=hangs, collectives=entered, answered=RANKS)
     assert blamed(seen) == [(2, "hung")]
     assert {rank for cleared in judge(seen).exonerated for rank in cleared.ranks} == {0, 1, 3}
+
+
+def operations(evidence: Evidence) -> int:
+    """Return how many operations of the interpreter a verdict takes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal count
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        judge(evidence)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("share", ["all raised", "all exited", "half exited, half raised"])
+def test_work_of_a_verdict_grows_with_the_ranks_and_not_with_their_square(share: str) -> None:
+    def evidence(ranks: int) -> Evidence:
+        raised = [
+            InterruptionRecord(rank, Interruption.EXCEPTION, exception=CLOSED, origin="own", arrival_order=rank + 1)
+            for rank in range(ranks)
+        ]
+        exited = [
+            InterruptionRecord(rank, Interruption.TERMINATED, exit=Exit(code=1), detected_wall_ns=rank + 1)
+            for rank in range(ranks)
+        ]
+        half = [*exited[: ranks // 2], *raised[ranks // 2 :]]
+        records = {"all raised": raised, "all exited": exited}.get(share, half)
+        return Evidence(records=tuple(records), first=0, active=frozenset(range(ranks)))
+
+    assert operations(evidence(400)) < 2.3 * operations(evidence(200))

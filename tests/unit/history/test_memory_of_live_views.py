@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from array import array
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from resilience.attribution import first_and_cascade
@@ -16,26 +13,10 @@ from resilience.facts.records import Record, to_line
 from resilience.status.state import Watcher
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.spans import SpanView
+from tests.support.containers import size
 from tests.support.record_streams import Fault, job
 
 FEW, MANY = 40, 120  # restarts; the views keep something of the last few
-
-
-def size(value: object, known: set[int]) -> int:
-    """Return how many items all containers have that can be reached from a value."""
-    if id(value) in known or isinstance(value, (str, bytes, type)):
-        return 0
-    known.add(id(value))
-    parts: Iterable[object] = ()
-    if isinstance(value, dict):
-        parts = [*value.keys(), *value.values()]
-    elif isinstance(value, (list, tuple, set, frozenset, deque, array)):
-        parts = value
-    elif isinstance(value, msgspec.Struct):
-        parts = [getattr(value, name) for name in value.__struct_fields__]
-    elif hasattr(value, "__dict__"):
-        parts = vars(value).values()
-    return sum(1 + size(part, known) for part in parts)
 
 
 def sizes(view: object, take: Callable[[list[Record]], object]) -> list[int]:

@@ -137,13 +137,14 @@ def test_metrics_count_one_first_interruption_for_each_incident(job: Recorded) -
 
 def test_counts_of_interruptions_never_fall_while_records_arrive(job: Recorded) -> None:
     for node in {record.origin.node for record in job.records}:
-        history, interruptions = History(has_details=False), Interruptions()
+        history = History(has_details=False)
+        interruptions = Interruptions(history.cycles.nodes)
         before: Counter[Any] = Counter()
         for record in sorted((r for r in job.records if r.origin.node == node), key=lambda r: r.mono_ns):
             history.take(record)
             interruptions.take(record)
             if isinstance(record.event, COUNTS):
-                now = interruptions.counted(history.cycles.nodes)
+                now = interruptions.counted()
                 assert before <= now, record
                 before = now
 
