@@ -202,8 +202,9 @@ def report_end(agent: Agent, node: CycleSupervisor, console: Console, folder: Pa
     verdict, reporter = agent.verdict, node.reporter
     first, sentence = None, ""
     if verdict.is_failure and not node.has_left:  # before JobEnded, the last record; the others may not have failed
-        state = reporter.emit if console.is_first else lambda event: None
-        first, sentence = telling.first_failure(folder, reporter.origin, console.has_nodes, state)
+        first, sentence = telling.first_failure(
+            folder, reporter.origin, console.has_nodes, reporter.emit, console.is_first
+        )
     reporter.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
     if verdict.outcome == "completed":
         console.completed(success(folder, node.restarts_used))

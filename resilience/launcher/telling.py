@@ -42,10 +42,11 @@ def of_restart(
 
 
 def first_failure(
-    folder: Path, origin: Origin, has_nodes: bool, emit: restart_lines.Emit
+    folder: Path, origin: Origin, has_nodes: bool, emit: restart_lines.Emit, is_first_node: bool
 ) -> tuple[InterruptionRecord | None, str]:
     """Return the record of the rank that failed first in this cycle, None if the records do not show it; also the
-    verdict as a sentence, empty if there is none."""
+    verdict as a sentence, empty if there is none. The first node records the verdict; each node records that it could
+    not make one, because its own terminal then lacks the rank."""
     culprit_records: list[InterruptionRecord] = []
     sentences: list[str] = []
 
@@ -57,7 +58,8 @@ def first_failure(
             culprit_records.extend(record for record in incident.records if record.rank in culprits)
         if incident is not None:
             judgement = judged(incident, has_nodes)
-            emit(judgement)
+            if is_first_node:
+                emit(judgement)
             sentences.append(judgement.sentence)
 
     try:

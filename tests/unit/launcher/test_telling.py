@@ -11,6 +11,7 @@ from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.launcher import telling
 from resilience.system import call_with_timeout
+from tests.support.launch_streams import Fault, launched
 
 
 def test_last_message_that_gets_no_thread_names_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,19 +22,31 @@ def test_last_message_that_gets_no_thread_names_no_rank(tmp_path: Path, monkeypa
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     monkeypatch.setattr(call_with_timeout, "START_LIMIT", 0.0)
     origin = Origin("job", "node0", "agent", 1)
-    assert telling.first_failure(tmp_path, origin, False, emitted.append) == (None, "")
+    assert telling.first_failure(tmp_path, origin, False, emitted.append, is_first_node=True) == (None, "")
     (failed,) = emitted
     assert isinstance(failed, events.AnalysisFailed)
     assert failed.reason.startswith("RuntimeError: ")
 
 
+@pytest.mark.parametrize("is_first_node", [True, False])
 def test_analysis_that_fails_costs_the_last_message_its_rank_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first_node: bool
 ) -> None:
     def fail(*_: object) -> None:
         raise ImportError("the package was replaced on disk")
 
     emitted: list[events.Event] = []
     monkeypatch.setattr(telling, "_incident", fail)
-    assert telling.first_failure(tmp_path, Origin("job", "node0", "agent", 1), False, emitted.append) == (None, "")
+    origin = Origin("job", "node0", "agent", 1)
+    assert telling.first_failure(tmp_path, origin, False, emitted.append, is_first_node) == (None, "")
     assert emitted == [events.AnalysisFailed("ImportError: the package was replaced on disk")]
+
+
+def test_verdict_is_recorded_by_one_node_and_said_on_all(tmp_path: Path) -> None:
+    folder = launched([Fault("exhausted", 1)]).write(tmp_path / "run")
+    emitted: list[events.Event] = []
+    origin = Origin("job", "node0", "agent", 1)
+    answers = [telling.first_failure(folder, origin, False, emitted.append, is_first) for is_first in (True, False)]
+    assert answers[0] == answers[1]
+    assert "rank 1 failed first" in answers[0][1]
+    assert [type(event) for event in emitted] == [events.IncidentJudged]
