@@ -41,7 +41,7 @@ def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("manifest", MANIFESTS)
 def test_manifest_has_only_what_its_published_type_has(manifest: dict[str, Any]) -> None:
     models = pytest.importorskip(
-        "kubeflow_trainer_api.models", reason="kubeflow-trainer-api (extra `site`) is not here"
+        "kubeflow_trainer_api.models", reason="kubeflow-trainer-api (extra `test`) is not here"
     )
     read = getattr(models, MODELS[manifest["kind"]]).from_dict(manifest)
     assert without_defaults(read.to_dict(), manifest) == manifest
