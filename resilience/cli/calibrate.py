@@ -84,21 +84,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=[DEFAULT_FORMAT, "nvrx", "torchelastic"],
         default=DEFAULT_FORMAT,
-        help="nvrx: print flags for ft_launcher; torchelastic: has no such flags; default %(default)s",
+        help="resilience: print a table; nvrx: print flags for ft_launcher; torchelastic: say why it has no such "
+        "flags; default %(default)s",
     )
     parser.add_argument(
         "--target-false-alarms",
         type=float,
         default=DEFAULT.false_alarms,
         metavar="A",
-        help="accepted false alarms of the whole job within the horizon; default %(default)g",
+        help="number of false alarms that are acceptable in a whole job within the horizon; default %(default)g",
     )
     parser.add_argument(
         "--horizon",
         type=duration,
         default=DEFAULT.horizon_s,
         metavar="T",
-        help="period of --target-false-alarms, such as 12h; default 30d",
+        help="period for --target-false-alarms, such as 12h; default 30d",
     )
     parser.add_argument(
         "--ranks", type=int, default=0, metavar="N", help="number of ranks of future jobs; default: as observed"
@@ -107,19 +108,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--section", action="append", default=[], metavar="NAME", help="calibrate only this section; repeatable"
     )
     parser.add_argument(
-        "--min-timeout", type=duration, default=DEFAULT.min_timeout, metavar="T", help="shortest limit; default 1s"
+        "--min-timeout",
+        type=duration,
+        default=DEFAULT.min_timeout,
+        metavar="T",
+        help="shortest limit, such as 30s; default 1s",
     )
-    parser.add_argument("--max-timeout", type=duration, default=None, metavar="T", help="longest limit; default: none")
     parser.add_argument(
-        "--pool", action="store_true", help="combine runs, and an existing --out file, of different configurations"
+        "--max-timeout", type=duration, default=None, metavar="T", help="longest limit, such as 2h; default: none"
     )
-    parser.add_argument("--backtest", action="store_true", help="fit on all runs but one, test on the one left out")
+    parser.add_argument(
+        "--pool",
+        action="store_true",
+        help="combine runs, and an existing --out file, even if their configurations differ",
+    )
+    parser.add_argument(
+        "--backtest",
+        action="store_true",
+        help="test the fit: leave out each run in turn, fit on the others, and test on it",
+    )
     parser.add_argument(
         "--n",
         type=_numbers,
         default=[],
         metavar="N,…",
-        help=f"with --backtest: fit only on the first N durations, from {FEWEST}",
+        help=f"with --backtest: fit only on the first N durations; several numbers, each at least {FEWEST}",
     )
 
 

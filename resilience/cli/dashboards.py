@@ -16,7 +16,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write dashboards for Grafana; rules, alerts and their tests for Prometheus; and example configurations."
     )
-    verbs = parser.add_subparsers(metavar="export", required=True)
+    parser.epilog = "`resilience dashboards export --help` shows the options."
+    verbs = parser.add_subparsers(title="commands", metavar="export DIR", required=True)
     export = verbs.add_parser("export", help="write all files into a folder", allow_abbrev=False)
     export.add_argument(
         "folder", metavar="DIR", type=Path, help="created if needed; files of an earlier export are replaced"

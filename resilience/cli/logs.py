@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choose.add_argument(
         "--since",
         metavar="WHEN",
-        help="lines since a UTC time (2026-01-31T12:00:00, 12:00), or since 10m before the run's last line",
+        help="lines since a UTC time, such as 12:00 or 2026-01-31T12:00:00; 10m: the run's last 10 minutes",
     )
     choose.add_argument(
         "--around", type=int, metavar="INCIDENT", help="lines from 5 s before to 5 s after this incident"
@@ -69,13 +69,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choose.add_argument("--grep", metavar="REGEX", help="lines whose text matches a regular expression")
     choose.add_argument("--diff", metavar="OTHER_RUN", help="lines that have no similar line in OTHER_RUN")
     form = parser.add_argument_group("output")
-    form.add_argument("--fold", action=argparse.BooleanOptionalAction, help="print similar lines of many ranks once")
     form.add_argument(
-        "--columns", metavar="NAMES", help=f"columns from {', '.join(COLUMNS)}, or names of fields; does not fold"
+        "--fold",
+        action=argparse.BooleanOptionalAction,
+        help="print similar lines of many ranks once; default: --fold, unless --json or --columns is given",
     )
-    form.add_argument(
-        "--json", action="store_true", help="print one JSON object per line; does not fold unless --fold is given"
-    )
+    form.add_argument("--columns", metavar="NAMES", help=f"columns from {', '.join(COLUMNS)}, or names of fields")
+    form.add_argument("--json", action="store_true", help="print one JSON object per line")
     form.add_argument("--follow", "-f", action="store_true", help="wait for new lines until Ctrl-C")
     form.add_argument(
         "--sql",

@@ -86,8 +86,8 @@ class Options:
     preload: tuple[str, ...] = dataclasses.field(
         default=(),
         metadata={
-            "help": "module that the zygote imports before it forks workers; the first ones wait for it at most 20 s; "
-            "may be repeated"
+            "help": "module that the zygote imports, besides torch, before it forks workers; the first wait for it "
+            "at most 20 s; may be repeated"
         },
     )
     no_output_files: bool = dataclasses.field(
@@ -100,7 +100,7 @@ class Options:
     )
     exit_barrier_timeout: float = dataclasses.field(
         default=300.0,
-        metadata={"help": "longest time in seconds between the end of the first worker and that of the last"},
+        metadata={"help": "seconds that the other workers may still run after the first one has completed"},
     )
     join_timeout: float = dataclasses.field(
         default=600.0,
@@ -133,7 +133,7 @@ class Options:
     same_failure_exit_code: int = dataclasses.field(
         default=93,
         metadata={
-            "help": "exit status when another start would not help, so that no scheduler requeues the job",
+            "help": "exit status if another start would not help; a scheduler can be told not to requeue the job then",
             "bounds": Bounds("an exit status", 255),
         },
     )
@@ -146,7 +146,10 @@ class Options:
     )
     failure_window: float = dataclasses.field(default=3600.0, metadata={"help": "length of that window in seconds"})
     health_check: str | None = dataclasses.field(
-        default=None, metadata={"help": "command that must exit with 0 on this node; each cycle waits for it"}
+        default=None,
+        metadata={
+            "help": "command that must exit with 0 on this node before each start of the workers; default: no check"
+        },
     )
     health_check_timeout: float = dataclasses.field(
         default=60.0,
@@ -258,7 +261,9 @@ def parser() -> argparse.ArgumentParser:
     own_group = torchrun_parser.add_argument_group("resilience's options")
     for field in dataclasses.fields(Options):
         _add(own_group, field)
-    limit_group = torchrun_parser.add_argument_group("limits of the rank monitors")
+    limit_group = torchrun_parser.add_argument_group(
+        "limits of the rank monitors", "S: seconds. none: no limit, unless the option says otherwise."
+    )
     limit_group.add_argument(
         "--ft-cfg-path",
         "--ft_cfg_path",

@@ -187,14 +187,15 @@ class FaultToleranceConfig:
         default=False,
         metadata=_metadata(
             _yes_or_no,
-            "end a rank before its learned limit once its silence is 1.25 times its longest healthy one, it stands "
-            "still outside a collective, and all other ranks of its node wait in one",
+            "end a rank before its learned limit if three things hold: it has been silent for 1.25 times its longest "
+            "healthy silence, it stands still outside a collective, and all other ranks of its node wait in one",
         ),
     )
     num_warmup_iterations: int = dataclasses.field(
         default=5,
         metadata=_metadata(
-            _count, "how many sections of each name, and gaps between heartbeats, are the warm-up after each start"
+            _count,
+            "number of sections of each name, and of gaps between heartbeats, that count as warm-up after each start",
         ),
     )
     warmup_rank_heartbeat_timeout: float | None = dataclasses.field(
@@ -209,7 +210,8 @@ class FaultToleranceConfig:
         ),
     )
     safety_factor: float = dataclasses.field(
-        default=5.0, metadata=_metadata(_factor, "a calculated limit is the longest observed time, times this")
+        default=5.0,
+        metadata=_metadata(_factor, "factor: a calculated limit is the longest observed time multiplied by it"),
     )
     rank_termination_signal: signal.Signals = dataclasses.field(
         default=signal.SIGKILL, metadata=_metadata(_signal, "signal sent to a rank that has exceeded a limit")

@@ -58,9 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Raises: ConfigurationError, naming the variable, for a value out of bounds."""
 
-    run_dir: Annotated[str, _setting("path", "`./resilience-runs`", "folder that holds a folder for each job")] = (
-        "./resilience-runs"
-    )
+    run_dir: Annotated[
+        str, _setting("path", "`./resilience-runs`", "folder in which each job gets a folder of its own")
+    ] = "./resilience-runs"
     job_id: Annotated[
         JobId | None,
         _setting(
@@ -88,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     metrics_port: Annotated[
         Port | None,
-        _setting("port", "no endpoint", "port of the node's Prometheus endpoint; the next free one if taken"),
+        _setting("port", "no endpoint", "port of the node's Prometheus endpoint; if it is taken, the next free one"),
     ] = None
     metrics_host: Annotated[
         Address,
@@ -160,7 +160,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "path, or `auto`",
             "no learned limits",
-            "file of `resilience calibrate`; `auto`: the newest `timeouts.yaml` beside runs of this configuration",
+            "file of limits from `resilience calibrate`; `auto`: the newest `timeouts.yaml` next to runs of this "
+            "configuration",
         ),
     ] = None
     calibration_key: Annotated[
@@ -168,24 +169,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "any text",
             "the script's name",
-            "name of the workload, for learned limits: runs with equal names count as alike, whatever their scripts "
-            "and arguments",
+            "name of the workload for learned limits: runs with the same name are the same workload, even if their "
+            "scripts or arguments differ",
         ),
     ] = ""
-    timeouts_shadow: Annotated[bool, _setting("1 or 0", "0", "only report what the learned limits would have done")] = (
-        False
-    )
+    timeouts_shadow: Annotated[
+        bool, _setting("1 or 0", "0", "do not apply the learned limits; only report what they would have done")
+    ] = False
     detect_hangs: Annotated[
         bool,
-        _setting("1 or 0", "1", "end a rank that is silent for long if no limit is set for its present activity"),
+        _setting("1 or 0", "1", "end a rank that is silent for a long time, if no limit is set for what it is doing"),
     ] = True
     hang_first_limit: Annotated[
         Seconds,
-        _setting("seconds above 0", "600", "how long such a rank may be silent until the job has shown its pauses"),
+        _setting(
+            "seconds above 0", "600", "seconds that such a rank may be silent before the job's usual pauses are known"
+        ),
     ] = 600.0
     hang_least_limit: Annotated[
         Seconds,
-        _setting("seconds above 0", "60", "smallest limit after that, if 10 times the longest silence is shorter"),
+        _setting(
+            "seconds above 0",
+            "60",
+            "the limit after that is 10 times the longest silence so far, but at least this many seconds",
+        ),
     ] = 60.0
     collectives: Annotated[
         bool,

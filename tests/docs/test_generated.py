@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import SUPPRESS
 
 import pytest
@@ -31,3 +32,17 @@ def test_reference_lists_the_members_of_an_enum_and_not_its_constructor() -> Non
         _, _, described = reference.partition(f"### `{name}`\n")
         block = described.partition("\n### ")[0]
         assert f"`{member}`" in block and "boundary" not in block and f"{name}(" not in block
+
+
+def test_help_names_unit_and_default_of_every_option_of_ours() -> None:
+    groups = {group.title: group for group in parser()._action_groups}
+    assert "S: seconds" in (groups[LIMITS].description or "")
+    options = groups["resilience's options"]._group_actions
+    no_unit = [action.dest for action in options if action.metavar == "S" and "seconds" not in (action.help or "")]
+    no_default = [
+        action.dest
+        for action in [*options, *groups[LIMITS]._group_actions]
+        if action.help != SUPPRESS and action.nargs != 0
+        if not re.search("default|may be repeated|override it", action.help or "")
+    ]
+    assert (no_unit, no_default) == ([], [])
