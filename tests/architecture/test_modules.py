@@ -122,6 +122,7 @@ SHORT = {
     "resilience/system/checkpoint_writers.py": "one concern of the outside world",
     "resilience/system/devices.py": "one concern of the outside world",
     "resilience/system/exit_signals.py": "one concern of the outside world",
+    "resilience/system/exit_status.py": "one concern of the outside world",
     "resilience/system/health/cuda.py": "one concern of the outside world",
     "resilience/system/libraries.py": "one concern of the outside world",
     "resilience/system/native_threads.py": "one concern of the outside world",
