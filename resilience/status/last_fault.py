@@ -1,19 +1,20 @@
 """Which fault of a job is the last one?  For `status.state`, which reads only the two ends of each file.
 
-The newest iteration or cycle with a fault of a rank's own counts, and in it the rank that failed first, as in the
-report. Iterations have the order of their numbers, and faults of one iteration that of their arrival in the store: the
-clocks of two nodes may differ. The end of a worker that the launcher stopped is no fault. The end of a file may begin
-after the fault that the present iteration follows. Then another rank's record says which rank was first, and that
-rank's file is read further back."""
+The newest iteration or cycle counts that has a fault of a rank's own, or a verdict that names a rank. The verdict on
+record is the report's: it also names a rank for which all others waited and which has no record, and it says if no rank
+is to blame. Before it is written, the rank counts whose record reached the store first. Iterations have the order of
+their numbers, and faults of one iteration that of their arrival in the store: the clocks of two nodes may differ. The
+end of a worker that the launcher stopped is no fault. The end of a file may begin after the fault that the present
+iteration follows. Then another rank's record says which rank was first, and that rank's file is read further back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from resilience.attribution.symptoms import symptom
+from resilience.attribution.symptoms import CLASSES, symptom
 from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.interruptions import Interruption
@@ -25,6 +26,7 @@ FIRST, MORE = 64 << 10, 8  # bytes of a file's end that are read first, and the 
 ASKED = 3  # ranks that are asked which rank was first
 KEPT = 4  # iterations and cycles whose faults are kept: it takes the agent's records to know which workers it stopped
 
+_Value = TypeVar("_Value")
 Iteration = tuple[int, int, int, int]
 """Attempt, cycle, call, iteration."""
 Place = tuple[Cycle, int | None, int | None]
@@ -32,11 +34,12 @@ Place = tuple[Cycle, int | None, int | None]
 
 
 class SeenFault(NamedTuple):
-    """A fault. at_ns: UTC. call, iteration: None for a fault in a launched worker without a Wrapper."""
+    """A fault. at_ns: UTC. kind: None if only the verdict names the rank. call, iteration: None for a fault in a
+    launched worker without a Wrapper."""
 
     at_ns: int
     rank: int
-    kind: Interruption
+    kind: Interruption | None
     what: str
     node: str
     cycle: Cycle
@@ -56,18 +59,42 @@ class LastFault:
         self._ends: dict[Cycle, list[SeenFault]] = {}
         self._arrived: dict[Place, dict[tuple[int, Interruption], int]] = {}  # positions in the store
         self._iterations: set[Iteration] = set()  # the newest ones of which a fault is known
+        self._first: dict[Place, int] = {}  # the rank that was first in the store, as the ranks learned it
+        self._since: dict[Place, int] = {}  # when any rank was first interrupted, UTC
+        # With their times. If the rank is None, none is to blame.
+        self._verdicts: dict[Place, tuple[events.IncidentJudged, int]] = {}
 
     def take(self, record: Record) -> None:
         """Add a record."""
         origin, event = record.origin, record.event
-        if isinstance(event, events.RankInterrupted) and symptom(event.record).is_own:
-            self._add(record, event)
+        if isinstance(event, events.RankInterrupted):
+            self._interrupted(record, event)
+        elif isinstance(event, events.IncidentJudged):
+            self._judged(record, event)
+        elif isinstance(event, events.IterationDecided):
+            if event.by is not None:
+                decided: Place = (origin.attempt, origin.cycle), origin.call, origin.iteration
+                _keep(self._first, decided, event.by)
         elif isinstance(event, events.InterruptionArrived):
             place: Place = (origin.attempt, origin.cycle), origin.call, event.iteration
             arrived, key = self._arrived.setdefault(place, {}), (event.initial_rank, event.interruption)
             arrived[key] = min(event.position, arrived.get(key, event.position))
             if len(self._arrived) > KEPT:
                 del self._arrived[min(self._arrived, key=_order)]
+
+    def _interrupted(self, record: Record, event: events.RankInterrupted) -> None:
+        if symptom(event.record).is_own:
+            self._add(record, event)
+        origin, seen = record.origin, event.record
+        iteration = origin.iteration if seen.iteration is None else seen.iteration
+        place: Place = (origin.attempt, origin.cycle), None if iteration is None else origin.call, iteration
+        at_ns = seen.detected_wall_ns or record.wall_ns
+        _keep(self._since, place, min(at_ns, self._since.get(place, at_ns)))
+
+    def _judged(self, record: Record, event: events.IncidentJudged) -> None:
+        origin = record.origin
+        place: Place = (origin.attempt, event.cycle), None if event.iteration is None else origin.call, event.iteration
+        _keep(self._verdicts, place, (event, record.wall_ns))
 
     def _add(self, record: Record, event: events.RankInterrupted) -> None:
         origin, seen = record.origin, event.record
@@ -91,12 +118,20 @@ class LastFault:
     def look_back(self, present: Iteration, files: Sequence[Path]) -> None:
         """Read further back if no fault of the iteration before the present one is known. files: of all ranks."""
         before = (*present[:3], present[3] - 1)
-        if before[3] < 0 or before in self._iterations:
+        if before[3] < 0:
+            return
+        place: Place = (before[:2], *before[2:])
+        if place not in self._verdicts:
+            verdict = next(filter(None, (_find(path, events.IncidentJudged, before) for path in files[:ASKED])), None)
+            if verdict is not None:
+                self.take(verdict)
+        if before in self._iterations and place in self._arrived:
             return
         decided = next(filter(None, (_find(path, events.IterationDecided, before) for path in files[:ASKED])), None)
         if decided is None or not isinstance(decided.event, events.IterationDecided):
             return
-        for path in files:
+        self.take(decided)
+        for path in files if before not in self._iterations else ():
             if owner_of(path.stem).rank == decided.event.by:
                 first = _find(path, events.RankInterrupted, before)
                 if first is not None and isinstance(first.event, events.RankInterrupted):
@@ -104,10 +139,39 @@ class LastFault:
 
     def newest(self, cycles: CycleHistory) -> SeenFault | None:
         """Return the last fault. cycles: they know which workers the launcher stopped."""
+        faults = self._left_by_launcher(cycles)
+        last = self._by_arrival(faults, cycles)
+        naming = [place for place, (verdict, _) in self._verdicts.items() if verdict.rank is not None]
+        named = max(naming, key=_order, default=None)
+        if named is not None and (last is None or _order(last.place) <= _order(named)):
+            return self._of_verdict(named, faults)
+        if last is not None and last.place in self._verdicts:  # it blames no rank: this one only reported the fault
+            verdict, _ = self._verdicts[last.place]
+            return last._replace(what=f"{last.what}; {verdict.sentence}")
+        return last
+
+    def _of_verdict(self, place: Place, faults: Sequence[SeenFault]) -> SeenFault:
+        """Return the fault of the rank that a verdict names. The launcher's incident has all records of its cycle."""
+        verdict, at_ns = self._verdicts[place]
+        rank = verdict.rank
+        assert rank is not None
+        own = [fault for fault in faults if fault.rank == rank and fault.place == place]
+        own = own or [fault for fault in faults if fault.rank == rank and place[2] is None and fault.cycle == place[0]]
+        if own:
+            return max(own, key=_age)
+        what = CLASSES.get(verdict.what, verdict.what)  # type: ignore[call-overload]
+        return SeenFault(self._since.get(place, at_ns), rank, None, what, "", *place)
+
+    def _left_by_launcher(self, cycles: CycleHistory) -> list[SeenFault]:
+        """Return the faults without the ends of workers that the launcher stopped."""
         faults = [fault for found in self._found.values() for fault in found]
         for cycle, ends in self._ends.items():
             stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
             faults += [fault for fault in ends if fault.rank not in stopped[fault.node]]
+        return faults
+
+    def _by_arrival(self, faults: Sequence[SeenFault], cycles: CycleHistory) -> SeenFault | None:
+        """Return the last fault as the order of arrival in the store shows it."""
         if not faults:
             return None
         newest = max(fault.cycle for fault in faults)
@@ -116,10 +180,11 @@ class LastFault:
         last = max((fault for fault in faults if fault.place in shown), key=_age)
         together = [fault for fault in faults if fault.place == last.place]
         agreed = cycles.mover(last.cycle) if last.iteration is None else None
-        arrived = self._arrived.get(last.place, {})
+        arrived, first_in_store = self._arrived.get(last.place, {}), self._first.get(last.place)
 
-        def order(fault: SeenFault) -> tuple[bool, float, int]:
-            return fault.rank != agreed, arrived.get((fault.rank, fault.kind), math.inf), fault.at_ns
+        def order(fault: SeenFault) -> tuple[bool, float, bool, int]:
+            position = math.inf if fault.kind is None else arrived.get((fault.rank, fault.kind), math.inf)
+            return fault.rank != agreed, position, fault.rank != first_in_store, fault.at_ns
 
         first = min(together, key=order).rank
         return max((fault for fault in together if fault.rank == first), key=_age)
@@ -144,12 +209,22 @@ def _order(place: Place) -> tuple[Cycle, float, float]:
     return cycle, math.inf if call is None else call, math.inf if iteration is None else iteration
 
 
+def _keep(known: dict[Place, _Value], place: Place, value: _Value) -> None:
+    """Store a value of a place, and forget those of the oldest places."""
+    known[place] = value
+    if len(known) > KEPT:
+        del known[min(known, key=_order)]
+
+
 def _age(fault: SeenFault) -> int:
     return fault.at_ns
 
 
 def _place(record: Record) -> Iteration | None:
     origin, event = record.origin, record.event
+    if isinstance(event, events.IncidentJudged):
+        judged = event.iteration
+        return None if judged is None else (origin.attempt, event.cycle, origin.call, judged)
     iteration = event.record.iteration if isinstance(event, events.RankInterrupted) else None
     iteration = origin.iteration if iteration is None else iteration
     return None if iteration is None else (origin.attempt, origin.cycle, origin.call, iteration)

@@ -396,6 +396,8 @@ _SHOWN = frozenset(
     (
         events.RankInterrupted,
         events.InterruptionArrived,
+        events.IterationDecided,
+        events.IncidentJudged,
         events.WorkerStarted,
         events.MonitorStarted,
         events.CallStarted,

@@ -106,7 +106,7 @@ def assert_agree(records: list[Record]) -> None:
         told, now = shown.found, Watcher(folder, lambda: 0.0).look()
         assert_same_page(told, times(history), shown.page())
     if now is not None:
-        assert_same_header(told, now, metrics)
+        assert_same_header(told, now, metrics, history)
 
 
 def assert_one_first_interruption_for_each_incident(records: list[Record], without: int = 0) -> None:
@@ -151,7 +151,7 @@ def assert_same_page(told: Report, spent: Times, page: str) -> None:
     assert f"{len(told.incidents)} incident" in page or not told.incidents
 
 
-def assert_same_header(told: Report, now: Now, metrics: Counter[tuple[str, ...]]) -> None:
+def assert_same_header(told: Report, now: Now, metrics: Counter[tuple[str, ...]], history: History) -> None:
     assert now.attempt == told.attempt
     last = told.incidents[-1] if told.incidents else None
     # Status counts faults of a rank's own, and those that are on record.
@@ -166,6 +166,9 @@ def assert_same_header(told: Report, now: Now, metrics: Counter[tuple[str, ...]]
             assert now.outcome == told.launched.outcome
     elif told.launched is None and told.calls:
         assert now.world_size == told.world_size
+        if now.phase == "ended" and told.attempts == 1:
+            outcomes = {last.outcome for last in history.last_calls().values()}
+            assert (now.outcome == "completed") == ("completed" in outcomes)
 
 
 def seconds_counted(records: list[Record]) -> Counter[str]:

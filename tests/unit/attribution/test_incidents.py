@@ -106,10 +106,10 @@ def test_worker_that_ends_with_status_0_in_the_middle_is_blamed_unless_its_agent
     records = agents(told, *cycle, (exited, events.WorkerExited(1, 1, 7, code, signal, True)))
     found = fold([*told.records, *sorted(records, key=lambda record: record.mono_ns)])
     assert {culprit.rank for incident in found for culprit in incident.verdict.culprits} == blamed
-    interruptions = Interruptions()
+    interruptions = Interruptions(History().take_all(records).cycles.nodes)
     for record in told.records:
         interruptions.take(record)
-    counted = interruptions.counted(History().take_all(records).cycles.nodes)
+    counted = interruptions.counted()
     assert counted["terminated", "user_code", "first"] == len(blamed)
 
 

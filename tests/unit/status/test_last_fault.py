@@ -1,0 +1,105 @@
+"""Status and report name the same rank for the last fault, whatever decided who was first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from resilience.attribution.first_failure import judged
+from resilience.attribution.incident import Incident
+from resilience.attribution.incidents import fold
+from resilience.facts import events
+from resilience.facts.records import Record
+from resilience.status import first_read, last_fault
+from resilience.status.state import Now, Watcher
+from tests.support import launch_streams, nested_streams, record_streams
+from tests.support.agreement import written
+from tests.support.record_streams import Fault
+
+KINDS = get_args(record_streams.Kind)
+BEFORE = Fault("exception", 2, 0, 5)  # an earlier fault, of another rank
+
+
+def now_of(folder: Path) -> Now:
+    now = Watcher(folder, lambda: 1.7e9 + 3600.0).look()
+    assert now is not None
+    return now
+
+
+def with_verdicts(records: list[Record], incidents: tuple[Incident, ...]) -> list[Record]:
+    """Return the records with those that the monitor of rank 0, or the first agent, writes after each restart."""
+    made = list(records)
+    for incident in incidents:
+        role = "agent" if incident.layer == "launcher" else "monitor"
+        writer = [
+            record
+            for record in records
+            if record.origin.role == role and (role == "agent" or record.origin.initial_rank == 0)
+        ][-1]
+        origin = msgspec.structs.replace(writer.origin, attempt=incident.attempt)
+        if role == "monitor":
+            origin = msgspec.structs.replace(origin, call=incident.call, iteration=incident.iteration + 1)
+        made.append(msgspec.structs.replace(writer, origin=origin, event=judged(incident)))
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "only the ends of files are read"])
+def test_status_and_report_name_the_same_rank_once_the_verdict_is_on_record(
+    kind: record_streams.Kind, is_cut: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_cut:
+        monkeypatch.setattr(first_read, "HEAD", 1 << 10)
+        monkeypatch.setattr(first_read, "TAIL", 2 << 10)
+        monkeypatch.setattr(last_fault, "FIRST", 4 << 10)
+    records = record_streams.job([BEFORE, Fault(kind, 1, 1, 20)], world=4, spares=1).records
+    incidents = fold(records)
+    failure = now_of(written(with_verdicts(records, incidents), tmp_path / "run")).failure
+    last = [incident for incident in incidents if incident.verdict.first is not None][-1]
+    assert failure is not None
+    assert failure.rank == (last.verdict.first_blamed if last.verdict.culprits else last.verdict.first)
+    assert ("no rank is to blame" in failure.what) == (not last.verdict.culprits)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"waited_for", "communication", "skipped", "monitor"}))
+def test_status_and_report_name_the_same_rank_before_the_verdict_is_on_record(
+    kind: record_streams.Kind, tmp_path: Path
+) -> None:
+    records = record_streams.job([BEFORE, Fault(kind, 1, 1, 20)], world=4, spares=1).records
+    incidents = fold(records)
+    failure = now_of(written(records, tmp_path / "run")).failure
+    assert failure is not None
+    assert failure.rank == [each for each in incidents if each.verdict.culprits][-1].verdict.first_blamed
+
+
+def test_rank_that_the_others_waited_for_has_the_class_and_the_time_of_its_incident(tmp_path: Path) -> None:
+    """No record of its own says what it did: the one who waited reported."""
+    records = record_streams.job([BEFORE, Fault("waited_for", 1, 1, 20)], world=4).records
+    incident = fold(records)[-1]
+    own = [record for record in records if not is_own_fault(record, 1)]
+    failure = now_of(written(with_verdicts(own, (incident,)), tmp_path / "run")).failure
+    assert failure is not None and incident.detected_wall_ns is not None
+    assert (failure.rank, failure.what) == (1, "hanging")
+    assert failure.ago_s == pytest.approx(1.7e9 + 3600.0 - incident.detected_wall_ns / 1e9)
+
+
+def is_own_fault(record: Record, rank: int) -> bool:
+    event = record.event
+    return isinstance(event, events.RankInterrupted) and event.record.rank == rank
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("kind", ["kill", "raise", "hang"])
+def test_status_and_report_name_the_same_rank_for_a_restart_by_the_launcher(
+    kind: launch_streams.Kind, is_nested: bool, tmp_path: Path
+) -> None:
+    faults = [launch_streams.Fault("kill", 1), launch_streams.Fault(kind, 0)]
+    told = (nested_streams.nested if is_nested else launch_streams.launched)(faults, nodes=2)
+    incidents = fold(told.records)
+    for number, records in enumerate((told.records, with_verdicts(told.records, incidents))):
+        failure = now_of(written(records, tmp_path / f"run{number}")).failure
+        assert failure is not None
+        assert failure.rank == incidents[-1].verdict.first_blamed
