@@ -1,11 +1,12 @@
 """Which fault of a job is the last one?  For `status.state`, which reads only the two ends of each file.
 
 The newest iteration or cycle counts that has a fault of a rank's own, or a verdict that names a rank. The verdict on
-record is the report's: it also names a rank for which all others waited and which has no record, and it says if no rank
-is to blame. Before it is written, the rank counts whose record reached the store first. Iterations have the order of
-their numbers, and faults of one iteration that of their arrival in the store: the clocks of two nodes may differ. The
-end of a worker that the launcher stopped is no fault. The end of a file may begin after the fault that the present
-iteration follows. Then another rank's record says which rank was first, and that rank's file is read further back."""
+record is that of the terminal: it also names a rank for which all others waited and which has no record, and it says if
+no rank is to blame. Before it is written, the rank counts whose record reached the store first. Iterations have the
+order of their numbers, and faults of one iteration that of their arrival in the store: the clocks of two nodes may
+differ. The end of a worker that the launcher stopped is no fault. The end of a file may begin after the fault that the
+present iteration follows. Then another rank's record says which rank was first, and that rank's file is read further
+back."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from resilience.attribution.symptoms import CLASSES, symptom
+from resilience.attribution.first_failure import cause_in_words
+from resilience.attribution.symptoms import CLASSES, program_had_failed, symptom
 from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.interruptions import Interruption
@@ -99,6 +101,7 @@ class LastFault:
     def _add(self, record: Record, event: events.RankInterrupted) -> None:
         origin, seen = record.origin, event.record
         what = seen.message if seen.exception is None else seen.exception.in_words
+        what = cause_in_words(seen) if program_had_failed(seen) else what
         cycle = origin.attempt, origin.cycle
         iteration = origin.iteration if seen.iteration is None else seen.iteration
         call = None if iteration is None else origin.call

@@ -12,6 +12,8 @@ from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
 from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.status import first_read, last_fault
 from resilience.status.state import Now, Watcher
@@ -103,3 +105,12 @@ def test_status_and_report_name_the_same_rank_for_a_restart_by_the_launcher(
         failure = now_of(written(records, tmp_path / f"run{number}")).failure
         assert failure is not None
         assert failure.rank == incidents[-1].verdict.first_blamed
+
+
+def test_status_shows_the_exit_status_of_a_program_that_had_failed_when_a_limit_fired(tmp_path: Path) -> None:
+    ended = InterruptionRecord(1, Interruption.HARD_TIMEOUT, "no sign of life", exit=Exit(code=3), stage="ending")
+    origin = Origin("job", "node0", "monitor", 7, initial_rank=1, layer="launcher")
+    record = Record(0, 10**18, 5, origin, events.RankInterrupted(ended))
+    failure = now_of(written([record], tmp_path / "run")).failure
+    assert failure is not None
+    assert (failure.rank, failure.what) == (1, "exit code 3")
