@@ -1,4 +1,5 @@
-"""Builds sdist and wheel, installs the wheel into an empty environment, and uses it away from the repository.
+"""Builds sdist and wheel, installs the wheel into an empty environment, and uses it away from the repository. Then
+unpacks the sdist, installs its extra `test`, and runs the fast part of the tests there.
 
 `python -m tests.package` needs pip and the package index (or local files that pip knows), and some minutes: the
 environment gets torch too. `--keep FOLDER` keeps the built files there. The steps are printed; the first one that fails
@@ -41,9 +42,11 @@ IN_SDIST = {
     "docs/index.md",
     "pyproject.toml",
 }
+IN_SDIST |= {"CITATION.cff", "dashboards/grafana/overview.json", "docs/decisions/README.md"}
 IN_SDIST |= {"tests/README.md", "tests/conftest.py", "examples/launch.py", ".ci/constraints.txt", ".ci/run"}
 IN_WHEEL = {"resilience/py.typed", *(f"resilience/report/report.{suffix}" for suffix in ("css", "html.j2", "js"))}
 IN_WHEEL |= {"resilience/dashboards/grafana/overview.json", "resilience/dashboards/prometheus/tests/JobGone.yaml"}
+FAST_TESTS = ["tests/architecture", "tests/docs", "tests/unit/cli", "tests/unit/core"]  # minutes, on one core
 
 
 def main() -> int:
@@ -56,8 +59,13 @@ def main() -> int:
         built = arguments.keep or work / "dist"
         try:
             wheel, sdist = build(work, built)
-            problems = [*unexpected_in_wheel(wheel), *missing(wheel, IN_WHEEL), *missing(sdist, IN_SDIST)]
-            problems += [] if problems else problems_in_use(work, wheel, arguments.environment)
+            problems = [*unexpected_in_wheel(wheel), *missing(wheel, IN_WHEEL)]
+            problems += missing(sdist, IN_SDIST | set(tracked()))
+            if not problems:
+                given = arguments.environment
+                python = given / "bin" / "python" if given else _environment(work / "environment")
+                problems = problems_in_use(work, wheel, python)
+                run_tests(work, sdist, python)
         except subprocess.CalledProcessError as error:
             problems = [f"{' '.join(map(str, error.cmd))}: exit status {error.returncode}"]
     for problem in problems:
@@ -89,9 +97,15 @@ def missing(archive: Path, expected: set[str]) -> list[str]:
     return [f"{name} is not in {archive.name}" for name in sorted(expected - set(_names(archive)))]
 
 
-def problems_in_use(work: Path, wheel: Path, environment: Path | None) -> list[str]:
+def tracked() -> list[str]:
+    """Return the files that git tracks; none if this is not a checkout."""
+    if not (ROOT / ".git").exists():
+        return []
+    return _run(["git", "ls-files", "-z"], ROOT, is_read=True).split("\0")[:-1]
+
+
+def problems_in_use(work: Path, wheel: Path, python: Path) -> list[str]:
     """Install the wheel and use it as a stranger does, in an empty folder. Return what is wrong."""
-    python = _environment(work / "environment") if environment is None else environment / "bin" / "python"
     wanted = f"torch-resilience[demo] @ {wheel.as_uri()}"
     _run([python, "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS, wanted], work)
     away = work / "away"
@@ -110,6 +124,18 @@ def problems_in_use(work: Path, wheel: Path, environment: Path | None) -> list[s
     _run([command, "demo", "--keep"], away)
     _run([command, "report"], away, is_quiet=True)  # the newest run: the demonstration's
     return []
+
+
+def run_tests(work: Path, sdist: Path, python: Path) -> None:
+    """Unpack the sdist, install it with the extra `test`, and run the fast tests there, where there is no checkout.
+
+    Raises: CalledProcessError if a test fails."""
+    unpacked = work / "source"
+    unpacked.mkdir()
+    _run(["tar", "-xzf", sdist, "-C", unpacked], work)
+    (source,) = unpacked.iterdir()
+    _run([python, "-m", "pip", "install", "--quiet", "--constraint", ".ci/constraints.txt", ".[test]"], source)
+    _run([python, "-m", "pytest", "-q", *FAST_TESTS], source)
 
 
 def _environment(folder: Path) -> Path:
