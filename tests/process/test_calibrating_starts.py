@@ -12,12 +12,12 @@ from resilience.calibration.limits_file import Timeouts
 from resilience.cli import main
 from resilience.facts import events
 from resilience.system import timeouts_file
-from tests.process.launching import PATIENT, Launched, launcher
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
 UNHURRIED = ("--min-timeout", "5s")  # a healthy rank may get no processor for a second on a busy machine
-TWO_NODES: dict[str, Any] = {"nodes": "2", "nproc": 1, "agents": 2, "conf": PATIENT}
+TWO_NODES: dict[str, Any] = {"nodes": "2", "nproc": 1, "agents": 2, "conf": NO_NODE_IS_LOST}
 
 
 @pytest.fixture
