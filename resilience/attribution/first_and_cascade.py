@@ -145,22 +145,22 @@ class Interruptions:
                 distinct.append(entry)
                 if entry.is_end:
                     counted.deaths.add(death)
-        labels = list(self._of_iteration(node, place, distinct))
+        # If the iteration was settled before, these are late records.
+        had_first, had_given_up = counted.places.get((node, place), (False, True))
+        labels = list(self._of_iteration(node, place, distinct, had_first))
         has_first = any(label[2] == "first" for label in labels)
-        had_first, had_given_up = counted.places.get(
-            (node, place), (False, True)
-        )  # a settled one, and now a late record
         have_given_up = had_given_up and all(entry.gives_up for entry in entries)
         counted.places[node, place] = had_first or has_first, have_given_up
         counted.labels.update(labels)
 
-    def _of_iteration(self, node: str, place: Place, entries: Sequence[_Reported]) -> Iterator[Labels]:
+    def _of_iteration(self, node: str, place: Place, entries: Sequence[_Reported], had_first: bool) -> Iterator[Labels]:
         by, is_own = self._by.get((node, place), (None, False))
         if by is None and not any((place[:2], entry.rank) in self._over for entry in entries):
             return  # it is not yet known which rank was first in the store
         own_faults = [entry for entry in entries if entry.is_own or (entry.is_own is None and by in (None, entry.rank))]
         if is_own and (node, by) not in self._here and by not in [entry.rank for entry in entries]:
             own_faults = []  # that rank's node counts it
+        own_faults = [] if had_first else own_faults
         first = min(own_faults, key=lambda entry: (entry.rank != by, not entry.is_own, entry.rank), default=None)
         for entry in entries:
             yield entry.kind, entry.category, "first" if entry is first else "cascade"

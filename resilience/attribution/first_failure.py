@@ -7,12 +7,13 @@ from __future__ import annotations
 from resilience.attribution.advice import named
 from resilience.attribution.culprits import Culprit
 from resilience.attribution.incident import Incident
-from resilience.attribution.symptoms import CLASSES, program_had_failed
+from resilience.attribution.symptoms import CLASSES
 from resilience.attribution.verdict import Verdict
 from resilience.core.hang_kind import WORDS as HANGS
 from resilience.facts import events
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.history.iterations import AT_ENTRY
 
 LONGEST = 120  # characters of a cause
 NOBODY = "no rank is to blame"
@@ -59,15 +60,16 @@ def _record_of(culprit: Culprit, incident: Incident) -> InterruptionRecord | Non
 
 def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged:
     """Return the verdict as an event. Records, spans, logs and metrics then use the same words as the terminal."""
-    chief = chief_culprit(incident.verdict)
+    chief, is_launchers = chief_culprit(incident.verdict), incident.layer == "launcher"
     return events.IncidentJudged(
         failure_in_words(incident, has_nodes),
         incident.verdict.what,
         incident.cycle,
-        None if incident.layer == "launcher" else incident.iteration,
+        None if is_launchers or incident.iteration == AT_ENTRY else incident.iteration,
         None if chief is None else chief.rank,
         0.0 if chief is None else chief.confidence,
         () if incident.is_judged else blamed_nodes(incident),
+        None if is_launchers else incident.call,
     )
 
 
@@ -100,7 +102,7 @@ def _cause(record: InterruptionRecord) -> str:
     error, end, detector = record.exception, record.exit, record.detector
     if error is not None:
         return error.in_words
-    if end is not None and (record.interruption is Interruption.TERMINATED or program_had_failed(record)):
+    if end is not None and (record.interruption is Interruption.TERMINATED or record.program_had_failed):
         ending = end.signal or ("ended" if end.code is None else f"exit code {end.code}")
         return f"{ending}, out of memory" if end.oom else ending
     if record.interruption in (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT) and detector is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from resilience.attribution.advice import advise, named
-from resilience.attribution.symptoms import main_stack, program_had_failed
+from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
 from resilience.facts.fingerprints import of_parts, place_of
@@ -200,7 +200,7 @@ def completed(
 
 def _kind(chief: InterruptionRecord) -> str:
     kind = chief.interruption
-    if program_had_failed(chief):
+    if chief.program_had_failed:
         kind = Interruption.TERMINATED if chief.exception is None else Interruption.EXCEPTION
     return str(kind.value)
 

@@ -24,12 +24,11 @@ from resilience.attribution.incident import (
     silence_of,
     spreads,
 )
-from resilience.attribution.symptoms import LOOK
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
 from resilience.facts import tracebacks
 from resilience.facts.in_words import count
-from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts.interruptions import LOOK, Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle
 from resilience.history.history import History
 from resilience.history.iterations import AT_ENTRY, Iteration

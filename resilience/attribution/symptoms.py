@@ -17,7 +17,6 @@ from resilience.core.communication import left_communication, lost_loader_proces
 from resilience.core.watch import AGENT_LOST
 from resilience.facts.deadlines import limited
 from resilience.facts.interruptions import (
-    HANGS,
     Category,
     FaultOrigin,
     Frame,
@@ -108,8 +107,6 @@ _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 _STOPS = frozenset(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))  # what asks a process to stop
 _OBEYED = 128 + 15  # exit code by which a program says that it obeyed a SIGTERM
-LOOK = "look"
-"""The detector of a record that a look at this rank gave when another rank had exceeded a limit."""
 QUIET_END = 0.6
 """Confidence of an end that gives no reason, if nothing on record explains it. NCCL's watchdog aborts ranks that wait,
 and programs that catch the error of a collective often exit with a code."""
@@ -157,14 +154,6 @@ def gives_up(record: InterruptionRecord) -> bool:
     return record.exception is not None and record.exception.type in _GIVES_UP
 
 
-def program_had_failed(record: InterruptionRecord) -> bool:
-    """Return True if a limit of this or another rank fired while a failed program's interpreter shut down: the reason
-    matters, not how long that takes."""
-    is_known = record.exception is not None or record.exit is not None
-    is_seen = record.interruption in HANGS or (record.detector is not None and record.detector.name == LOOK)
-    return is_known and is_seen and record.stage == "ending"
-
-
 def is_inside(stack: tuple[Frame, ...]) -> bool:
     """Return True if a main thread's stack is in user code, not in a wait of this package."""
     for frame in reversed(stack):
@@ -189,7 +178,7 @@ def symptom(
     """Return the symptom of one record. signalled: the limit for which the monitor signalled the rank. stack: of its
     main thread, used if the record has none. sections: those the rank itself reported open before any cut."""
     kind = record.interruption
-    if program_had_failed(record):  # any signal of its monitor came later
+    if record.program_had_failed:  # any signal of its monitor came later
         return _exit_symptom(record, None) if record.exception is None else _exception_symptom(record)
     if kind is Interruption.TERMINATED:
         return _exit_symptom(record, signalled)

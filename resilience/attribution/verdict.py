@@ -35,7 +35,6 @@ from resilience.attribution.symptoms import (
     gives_up,
     is_inside,
     main_stack,
-    program_had_failed,
 )
 from resilience.facts.in_words import count
 from resilience.facts.interruptions import HANGS as LIMITS
@@ -327,7 +326,7 @@ def _blame_quiet(
     if not blamed and not others:
         others = [Culprit(rank, "hung", UNSURE, 7) for rank in _may_have_been_awaited(evidence, symptoms, quiet)]
     # If a rank's program had failed while others still waited, that is why they waited.
-    failed = {symptom.rank for symptom in quiet if program_had_failed(symptom.record)}
+    failed = {symptom.rank for symptom in quiet if symptom.record.program_had_failed}
     if failed:
         others = [each for each in others if each.rank not in failed and not waits(evidence, each.rank)]
     ranks = blamed | {symptom.rank for symptom in quiet}

@@ -160,7 +160,7 @@ def fingerprint(record: InterruptionRecord) -> str:
     """Return a text that is equal for repetitions of a failure: the exception, the limit, or the exit."""
     if record.exception is not None:
         return f"exception:{record.exception.fingerprint}"
-    if record.detector is not None and record.detector.name != "exit":
+    if record.detector is not None and not _has_ended(record):
         return f"limit:{record.detector.name}"
     if record.exit is not None and record.exit.signal is not None:
         return f"signal:{record.exit.signal}" + (":oom" if record.exit.oom else "")
@@ -173,7 +173,12 @@ def kind_of(record: InterruptionRecord) -> FailureKind:
     """Return which kind of failure a record describes."""
     if record.exception is not None:
         return "exception"
-    return "hang" if record.detector is not None and record.detector.name != "exit" else "exit"
+    return "exit" if record.detector is None or _has_ended(record) else "hang"
+
+
+def _has_ended(record: InterruptionRecord) -> bool:
+    """Return True if a process or its program ended, whatever limit or look showed it."""
+    return record.program_had_failed or (record.detector is not None and record.detector.name == "exit")
 
 
 def is_of_an_import(record: InterruptionRecord) -> bool:

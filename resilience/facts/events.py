@@ -618,10 +618,10 @@ class RestartDecided(Event, frozen=True, tag="restart.decided"):
 
 class IncidentJudged(Event, frozen=True, tag="incident.judged"):
     """The verdict on an interruption, in the words that the terminal shows. It needs the ranks' records, so it comes
-    after the restart. cycle, iteration: what was interrupted; iteration is None for a cycle of the launcher. rank: the
-    one blamed first, None if no rank is named. confidence: 0 to 1, of that rank. nodes: of the blamed ranks; empty if
-    no rank is blamed, if ranks of several nodes failed in the same way, or if an earlier verdict has named nodes for
-    this interruption."""
+    after the restart. cycle, call, iteration: what was interrupted; call and iteration are None for a cycle of the
+    launcher, and iteration for a call's entry. rank: the one blamed first, None if no rank is named. confidence: 0 to
+    1, of that rank. nodes: of the blamed ranks; empty if no rank is blamed, if ranks of several nodes failed in the
+    same way, or if an earlier verdict has named nodes for this interruption."""
 
     level: ClassVar[Level] = "warning"
     sentence: str
@@ -631,6 +631,7 @@ class IncidentJudged(Event, frozen=True, tag="incident.judged"):
     rank: int | None = None
     confidence: float = 0.0
     nodes: tuple[str, ...] = ()
+    call: int | None = None
 
 
 class JobEnded(Event, frozen=True, tag="job.ended"):

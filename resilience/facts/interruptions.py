@@ -38,6 +38,8 @@ class Interruption(Enum):
 
 
 HANGS = frozenset((Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT))
+LOOK = "look"
+"""The detector of a record that a look at this rank gave when another rank had exceeded a limit."""
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -183,6 +185,14 @@ class InterruptionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     log_tail: tuple[str, ...] = ()
     progress_unknown: bool = False  # no limit that could detect a lack of progress was armed
     schema: int = SCHEMA
+
+    @property
+    def program_had_failed(self) -> bool:
+        """Return True if a limit of this or another rank fired while a failed program's interpreter shut down: the
+        reason matters, not how long that takes."""
+        is_known = self.exception is not None or self.exit is not None
+        is_seen = self.interruption in HANGS or (self.detector is not None and self.detector.name == LOOK)
+        return is_known and is_seen and self.stage == "ending"
 
 
 def encode(record: InterruptionRecord) -> str:

@@ -282,8 +282,9 @@ class IterationHistory:
     def _incident_judged(
         self, place: Place, who: _Call, record: Record, event: events.IncidentJudged, at_ns: int
     ) -> None:
-        if event.iteration is not None and event.nodes:
-            self._judged.add((place[0], event.cycle, place[2], event.iteration))
+        if event.call is not None and event.nodes:
+            iteration = AT_ENTRY if event.iteration is None else event.iteration
+            self._judged.add((place[0], event.cycle, event.call, iteration))
 
     def _rare(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
         rank = who[3]

@@ -79,6 +79,6 @@ class WarmStart:
                     self._imported[module] = None
                     self._imported_at = time.monotonic()
             case VariablesSetTooLate(package, names):
-                if not zygote.why_unsuited:
+                if names and not zygote.why_unsuited:  # a program can damage its notes
                     zygote.why_unsuited = f"the program sets {names[0]} before it imports {package}"
                     self._reporter.emit(events.VariablesTooLate(rank, package, names))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
+import signal
 import time
 from collections import deque
 from pathlib import Path
@@ -111,6 +112,9 @@ class Witness:
         one seen, or none."""
         view = self.page.read()
         origin = self.origin
+        stage = record.stage or view.hook or (None if view.doing is Doing.OUTSIDE else view.doing.value)
+        # The record may show an earlier moment than the page, when the program had not ended yet.
+        shows_the_end = record.exit is None and record.interruption in HANGS and stage == Doing.ENDING.value
         # A rank that has since restarted shows the rank and the signs of life of its next iteration.
         is_same = record.iteration in (None, view.iteration) or not self.has_iterations
         record = msgspec.structs.replace(
@@ -121,9 +125,9 @@ class Witness:
             else record.active_rank,
             node=origin.node if origin is not None else record.node,
             pid=self.rank.pid,
-            exit=_coming_exit(view) if record.exit is None and record.interruption in HANGS else record.exit,
+            exit=_coming_exit(view) if shows_the_end else record.exit,
             detected_wall_ns=record.detected_wall_ns or time.time_ns(),
-            stage=record.stage or view.hook or (None if view.doing is Doing.OUTSIDE else view.doing.value),
+            stage=stage,
             log_tail=self._log_tail(),
         )
         if process != "none":
@@ -250,4 +254,7 @@ def shortest(limit: Limit) -> float | None:
 
 def _coming_exit(view: PageView) -> Exit | None:
     """Return how a process will end whose program has failed; its interpreter still shuts down. None for others."""
-    return Exit(code=view.exit_status) if view.doing is Doing.ENDING and view.exit_status else None
+    status = view.exit_status if view.doing is Doing.ENDING else None
+    if not status:
+        return None
+    return Exit(code=status) if status > 0 else Exit(signal=signal.Signals(-status).name)

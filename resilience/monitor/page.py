@@ -314,7 +314,8 @@ class RankSide:
     def ends(self, status: int | None = None) -> None:
         """Store that a watched program is over and its interpreter shuts down: no sign of life is due any more.
 
-        status: the exit status with which the process will end, None if it is unknown."""
+        status: the exit status with which the process will end, or the negative number of a signal; None if it is
+        unknown."""
         if self._words[_DOING_NOW] == _DOING_NUMBER[Doing.FUNCTION]:
             self._words[_EXIT_STATUS] = 0 if status is None else status + 1
             self.doing(Doing.ENDING)
@@ -544,7 +545,7 @@ class PageView(msgspec.Struct, frozen=True):
     ran_at: float | None  # when a thread beside its main thread last ran
     goodbye_call: int | None  # the last call that this rank said goodbye to
     left_call: int | None  # the last call that it left
-    exit_status: int | None  # with which the process will end, once its program is over
+    exit_status: int | None  # with which the process will end, once its program is over; < 0: by this signal
 
 
 class Closed(msgspec.Struct, frozen=True):

@@ -166,7 +166,8 @@ def _in_words(record: InterruptionRecord) -> str:
     if record.exception is not None:
         return record.exception.in_words[:200]
     if record.exit is not None and (record.exit.signal or record.exit.code is not None):
-        return f"its process ended: {record.exit.signal or f'exit code {record.exit.code}'}"
+        what = "its program ended" if record.program_had_failed else "its process ended"
+        return f"{what}: {record.exit.signal or f'exit code {record.exit.code}'}"
     return record.message[:200] or record.interruption.value
 
 

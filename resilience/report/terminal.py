@@ -12,7 +12,7 @@ from resilience.attribution.advice import named, ranks_in_words
 from resilience.attribution.cost import time_unknown_in_words
 from resilience.attribution.culprits import RULES
 from resilience.attribution.incident import Incident
-from resilience.attribution.symptoms import main_stack, program_had_failed
+from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
 from resilience.facts.in_words import count, seconds
@@ -310,7 +310,7 @@ def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Ite
         yield from exception_lines(chief.exception, width, by, is_whole)
         return
     if chief.exit is not None:
-        end = "its program ended, its interpreter did not" if program_had_failed(chief) else "its process ended"
+        end = "its program ended, its interpreter did not" if chief.program_had_failed else "its process ended"
         yield from field("what", f"{by}{end}: {_exit(chief)}", width, "bold")
         return
     detector = chief.detector

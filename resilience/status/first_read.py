@@ -14,13 +14,12 @@ MORE = 8  # factor by which TAIL grows
 _UNSHOWN = beginnings(
     events.StageStarted,
     events.StageEnded,
-    events.IterationDecided,
     events.AbortCut,
     events.InterruptDelivered,
     events.RestartEnded,
     events.RestartStep,
 )
-"""Most records are of these kinds. None of them changes the state shown here."""
+"""Most records are of these kinds. None of them changes the state shown here, as `state._SHOWN` lists what does."""
 _TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.CycleStarted))
 """Events after which a file shows what its rank or agent does."""
 

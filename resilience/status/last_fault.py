@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from resilience.attribution.first_failure import cause_in_words
-from resilience.attribution.symptoms import CLASSES, program_had_failed, symptom
+from resilience.attribution.symptoms import CLASSES, symptom
 from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.interruptions import Interruption
@@ -87,6 +87,9 @@ class LastFault:
     def _interrupted(self, record: Record, event: events.RankInterrupted) -> None:
         if symptom(event.record).is_own:
             self._add(record, event)
+        self._note_time(record, event)
+
+    def _note_time(self, record: Record, event: events.RankInterrupted) -> None:
         origin, seen = record.origin, event.record
         iteration = origin.iteration if seen.iteration is None else seen.iteration
         place: Place = (origin.attempt, origin.cycle), None if iteration is None else origin.call, iteration
@@ -95,13 +98,13 @@ class LastFault:
 
     def _judged(self, record: Record, event: events.IncidentJudged) -> None:
         origin = record.origin
-        place: Place = (origin.attempt, event.cycle), None if event.iteration is None else origin.call, event.iteration
+        place: Place = (origin.attempt, event.cycle), None if event.iteration is None else event.call, event.iteration
         _keep(self._verdicts, place, (event, record.wall_ns))
 
     def _add(self, record: Record, event: events.RankInterrupted) -> None:
         origin, seen = record.origin, event.record
         what = seen.message if seen.exception is None else seen.exception.in_words
-        what = cause_in_words(seen) if program_had_failed(seen) else what
+        what = cause_in_words(seen) if seen.program_had_failed else what
         cycle = origin.attempt, origin.cycle
         iteration = origin.iteration if seen.iteration is None else seen.iteration
         call = None if iteration is None else origin.call
@@ -124,6 +127,7 @@ class LastFault:
         if before[3] < 0:
             return
         place: Place = (before[:2], *before[2:])
+        files = sorted(files, key=_by_rank)
         if place not in self._verdicts:
             verdict = next(filter(None, (_find(path, events.IncidentJudged, before) for path in files[:ASKED])), None)
             if verdict is not None:
@@ -139,6 +143,7 @@ class LastFault:
                 first = _find(path, events.RankInterrupted, before)
                 if first is not None and isinstance(first.event, events.RankInterrupted):
                     self._add(first, first.event)
+                    self._note_time(first, first.event)
 
     def newest(self, cycles: CycleHistory) -> SeenFault | None:
         """Return the last fault. cycles: they know which workers the launcher stopped."""
@@ -206,6 +211,12 @@ def _find(path: Path, kind: type[events.Event], place: Iteration) -> Record | No
         last *= MORE
 
 
+def _by_rank(path: Path) -> tuple[bool, int]:
+    """Return a file in the order of ranks: the rank that is 0 in an iteration, or its monitor, writes the verdict."""
+    rank = owner_of(path.stem).rank
+    return rank is None, rank or 0
+
+
 def _order(place: Place) -> tuple[Cycle, float, float]:
     """Return a place in the order of places. A fault outside of iterations is the last one of its cycle."""
     cycle, call, iteration = place
@@ -226,8 +237,9 @@ def _age(fault: SeenFault) -> int:
 def _place(record: Record) -> Iteration | None:
     origin, event = record.origin, record.event
     if isinstance(event, events.IncidentJudged):
-        judged = event.iteration
-        return None if judged is None else (origin.attempt, event.cycle, origin.call, judged)
+        if event.call is None or event.iteration is None:
+            return None
+        return origin.attempt, event.cycle, event.call, event.iteration
     iteration = event.record.iteration if isinstance(event, events.RankInterrupted) else None
     iteration = origin.iteration if iteration is None else iteration
     return None if iteration is None else (origin.attempt, origin.cycle, origin.call, iteration)

@@ -9,7 +9,7 @@ _noted: int | None = None
 
 
 def note(status: int) -> int:
-    """Note the status with which this program ends; return it."""
+    """Note the status with which this program ends, the negative number of a signal that will end it; return it."""
     global _noted
     _noted = status
     return status

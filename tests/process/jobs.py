@@ -383,14 +383,16 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
 
 
 def leave_early(how: str) -> int:
-    """Rank 1 ends before the others: it `completes`, and they hold in their completion hooks, or it `leaves`, and they
-    hold in the next iteration."""
+    """Rank 1 ends before the others: it `completes`, perhaps after it has held `in its hook`, and they hold in their
+    completion hooks; or it `leaves`, and they hold in the next iteration."""
     rank = int(os.environ["RANK"])
 
     class Hold(Completion):
         def __call__(self, state: State) -> State:
             if rank != 1:
                 signs.hold("last", rank)
+            elif how == "in its hook":
+                signs.hold("hook", rank)
             return state
 
     @Wrapper(completion=Hold())

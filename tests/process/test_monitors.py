@@ -109,15 +109,18 @@ def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(s
     assert job.wait_ranks()[0].value == 1  # started again without rank 1
 
 
-@pytest.mark.parametrize("how", ["completes", "leaves"])
+@pytest.mark.parametrize("how", ["completes", "in its hook", "leaves"])
 def test_rank_that_ends_well_after_it_lost_its_monitor_is_not_taken_for_dead(start: Start, how: str) -> None:
     """Rank 2 really dies with its monitor. Who records that has looked at rank 1 before, or in the same round."""
     job = start(3, "tests.process.jobs:leave_early", how=how)
     for rank in range(3):
         job.await_sign("first", rank)
+    if how == "in its hook":
+        job.let_on("first")
+        job.await_sign("hook", 1)
     os.kill(job.monitor_pid(1), signal.SIGKILL)
     job.await_record(events.MonitorLost, rank=1, role="rank")
-    job.let_on("first")
+    job.let_on("hook" if how == "in its hook" else "first")
     assert job.wait_rank(1) is not None, job.output()
     for rank in (0, 2):
         job.await_sign("last", rank)

@@ -88,6 +88,7 @@ class Session:
         self._began = time.monotonic()
         self._closing = threading.Event()
         self._others_go_on = False  # without this rank, which has left
+        self._said_goodbye = False
         self._call = number
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
         self._monitor: Handle
@@ -325,11 +326,15 @@ class Session:
         """Note that the store knows this rank's end: no stand-in has to represent it in this call."""
         supervision.depart(self.store, self._member)
         self.page.say_goodbye(self._call)
+        self._said_goodbye = True
 
     def leave(self) -> None:
         """Note that the rank has left the call, however that went. Without a goodbye, its monitor now stands in for it.
         Repeating it changes nothing."""
         self.page.leave_call(self._call)
+        if self._said_goodbye:  # the monitor may have been lost since, while a last hook ran
+            supervision.depart(self.store, self._member)
+            self._said_goodbye = False
         self._monitor.send(messages.LeftCall())
 
     @property

@@ -122,6 +122,7 @@ def _run_program(call: Callable[[str], None], argument: str) -> int:
         except SystemExit as exit_request:  # the program's own hook may leave
             return exit_status.note(_status(exit_request))
         if isinstance(error, KeyboardInterrupt):
+            exit_status.note(-signal.SIGINT)
             return _die_by_sigint()
         return exit_status.note(FAILED)
     return exit_status.note(0)

@@ -122,3 +122,19 @@ def test_counts_that_nobody_reads_take_no_more_memory_with_more_iterations(
         sizes.append(size(interruptions, set()))
     assert max(sizes[200:]) == max(sizes[:200])
     assert set(interruptions.counted().values()) == {400}
+
+
+def test_late_fault_of_a_settled_iteration_that_had_its_first_one_is_a_cascade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ranks failed on their own in the iteration. An exporter that takes over reads rank 1's file later."""
+    monkeypatch.setattr(first_and_cascade, "KEPT", 4)
+    interruptions, most = Interruptions(), 100
+    late = most - 6
+    for rank, iterations in ((0, range(most)), (1, range(late, late + 1))):
+        failed = InterruptionRecord(rank, Interruption.EXCEPTION, exception=BAD, origin="own")
+        for iteration in iterations:
+            origin = Origin("job", "node", "rank", 7 + rank, iteration=iteration, initial_rank=rank)
+            told = events.IterationStarted(2, "active"), events.RankInterrupted(failed)
+            for event in (*told, events.IterationDecided(0, is_own=True)):
+                interruptions.take(Record(0, 5, 5, origin, event))
+        assert sum(interruptions.counted().values()) == most + rank
+    assert {labels[2]: count for labels, count in interruptions.counted().items()} == {"first": most, "cascade": 1}

@@ -34,7 +34,7 @@ def test_rank_that_the_verdict_blames_is_named_and_not_the_one_that_reported_fir
 def test_event_of_a_verdict_has_the_words_of_the_terminal() -> None:
     verdict = Verdict("killed", "host", first=1, culprits=(Culprit(1, "killed", 0.95, 1),))
     found = incident(verdict, KILLED)
-    assert judged(found) == events.IncidentJudged(failure_in_words(found), "killed", 0, 0, 1, 0.95, ("b",))
+    assert judged(found) == events.IncidentJudged(failure_in_words(found), "killed", 0, 0, 1, 0.95, ("b",), 0)
     nobody = judged(incident(Verdict("unknown", "unknown"), ECHO))
     assert (nobody.rank, nobody.confidence, nobody.sentence, nobody.nodes) == (
         None,

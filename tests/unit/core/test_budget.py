@@ -339,3 +339,21 @@ def test_first_death_without_a_step_is_no_repetition_even_where_one_is_the_limit
     budget = Budget(max_restarts=3, same_limit=1)
     assert decide(budget, [], made([("signal:SIGKILL", -1, 0.0, 0.0)])[0]).is_restart
     assert not decide(budget, [], made([("exception:a", -1, 0.0, 0.0)])[0]).is_restart
+
+
+@pytest.mark.parametrize(
+    ("interruption", "detector"), [(Interruption.UNRESPONSIVE, "look"), (Interruption.HARD_TIMEOUT, "watchdog")]
+)
+def test_failed_program_that_was_seen_shutting_down_is_an_end_and_no_hang(
+    interruption: Interruption, detector: str
+) -> None:
+    """A limit, or another rank's, only showed it. Two exit codes are two failures."""
+    code, signalled, silent = (
+        InterruptionRecord(1, interruption, detector=Detector(detector), exit=end, stage="ending")
+        for end in (Exit(code=3), Exit(signal="SIGINT"), None)
+    )
+    assert [(fingerprint(each), kind_of(each)) for each in (code, signalled, silent)] == [
+        ("exit:3", "exit"),
+        ("signal:SIGINT", "exit"),
+        (f"limit:{detector}", "hang"),
+    ]

@@ -11,9 +11,9 @@ from resilience.core.watch import Finding
 from resilience.core.watched import suspicion_in_words
 from resilience.facts import events
 from resilience.facts.in_words import count, seconds
-from resilience.facts.interruptions import Interruption, InterruptionRecord, OpenSection
+from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, OpenSection
 from resilience.monitor.server import silence_in_words
-from resilience.report.rank_lanes import _silent_stretches
+from resilience.report.rank_lanes import _in_words, _silent_stretches
 
 HOURS, TEXT = 9720.0, "2 h 42 min"
 
@@ -60,6 +60,13 @@ def test_labels_of_a_lane_have_hours_and_minutes(sections: tuple[OpenSection, ..
     record = InterruptionRecord(1, Interruption.HARD_TIMEOUT, silent_for_s=HOURS, open_sections=sections)
     (stretch,) = _silent_stretches(record, 0)
     assert TEXT in stretch.label
+
+
+@pytest.mark.parametrize(("stage", "who"), [("ending", "program"), ("run", "process")])
+def test_mark_of_a_lane_says_whether_the_process_or_only_its_program_ended(stage: str, who: str) -> None:
+    end, look = Exit(code=3), Detector("look")
+    record = InterruptionRecord(1, Interruption.UNRESPONSIVE, exit=end, detector=look, stage=stage)
+    assert _in_words(record) == f"its {who} ended: exit code 3"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from resilience.facts.limits import Limits
 from resilience.launcher import warm_start
 from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import Witnesses
-from resilience.launcher.worker.notes import ModuleImported
+from resilience.launcher.worker.notes import ModuleImported, VariablesSetTooLate
 from resilience.launcher.worker.worker_processes import EndedWorker
 
 
@@ -64,3 +64,10 @@ def test_agent_that_is_cut_off_asks_its_zygote_for_nothing(monkeypatch: pytest.M
     assert zygote.asked == []
     warm.look([], is_cut_off=False)
     assert zygote.asked == [(), ("json",)]
+
+
+def test_note_that_the_program_has_damaged_is_no_reason_to_start_cold() -> None:
+    zygote: Any = Preloading()
+    unused: Any = None
+    WarmStart(unused, zygote).look([(0, VariablesSetTooLate("torch", ()))], is_cut_off=False)
+    assert zygote.why_unsuited == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import os
+import signal
 import time
 from array import array
 from collections.abc import Iterator
@@ -219,13 +220,14 @@ def test_writer_that_is_interrupted_anywhere_does_not_make_a_hook_look_as_old_as
     assert view.doing is Doing.FUNCTION or view.since == clock.seconds
 
 
-def test_exit_status_of_a_program_that_is_over_is_shown() -> None:
+@pytest.mark.parametrize("status", [0, 3, 255, -signal.SIGINT])
+def test_exit_status_of_a_program_that_is_over_is_shown(status: int) -> None:
     rank, monitor = both_sides()
     rank.doing(Doing.FUNCTION)
     assert monitor.read().exit_status is None
-    rank.ends(3)
+    rank.ends(status)
     view = monitor.read()
-    assert (view.doing, view.exit_status) == (Doing.ENDING, 3)
+    assert (view.doing, view.exit_status) == (Doing.ENDING, status)
 
 
 def test_leave_all_leaves_nothing_open() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,7 @@ from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import NAME_BYTES
 from resilience.facts.events import TelemetryDropped
 from resilience.facts.identity import Origin
-from resilience.facts.interruptions import Interruption, InterruptionRecord
+from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
 from resilience.facts.limits import Learned, Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 from resilience.facts.records import Record
@@ -186,6 +187,29 @@ def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: p
     monitor._perform(Decision(Watch(), (CaptureEvidence(finding), AskRestart(finding))))
     (record,) = receiver.interrupt.call_args.args
     assert (record.iteration, record.active_rank) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("stage", "status", "end"),
+    [
+        (None, 3, Exit(code=3)),
+        (None, -signal.SIGINT, Exit(signal="SIGINT")),
+        (None, 0, None),
+        ("run", 3, None),  # the program ran when the record was made, and had ended when the page was read
+    ],
+)
+def test_record_of_a_hang_shows_the_coming_exit_if_it_is_of_the_end(
+    pipe: int, stage: str | None, status: int, end: Exit | None
+) -> None:
+    shared = Page.create()
+    rank = RankSide(shared)
+    rank.doing(Doing.FUNCTION)
+    rank.ends(status)
+    process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
+    monitor = RankMonitor(MonitorSide(shared), None, process, Mock(), None)
+    record = InterruptionRecord(0, Interruption.HARD_TIMEOUT, stage=stage)
+    enriched = monitor._witness.enrich(record, monitor._observe(), Limits(rule=Rule()), "none")
+    assert (enriched.exit, enriched.stage) == (end, stage or "ending")
 
 
 def on_trial(limits: Limits, base: Limits) -> Limits:

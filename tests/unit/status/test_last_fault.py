@@ -15,7 +15,10 @@ from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
+from resilience.history.cycles import CycleHistory
+from resilience.history.iterations import AT_ENTRY
 from resilience.status import first_read, last_fault
+from resilience.status.last_fault import LastFault
 from resilience.status.state import Now, Watcher
 from tests.support import launch_streams, nested_streams, record_streams
 from tests.support.agreement import written
@@ -114,3 +117,32 @@ def test_status_shows_the_exit_status_of_a_program_that_had_failed_when_a_limit_
     failure = now_of(written([record], tmp_path / "run")).failure
     assert failure is not None
     assert (failure.rank, failure.what) == (1, "exit code 3")
+
+
+def test_verdict_is_placed_by_its_own_call_and_not_by_that_of_its_writer() -> None:
+    """torchrun started the ranks again after the second call of cycle 0; a rank in its first call wrote the verdict."""
+    records = [
+        msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, call=1))
+        for record in record_streams.job([Fault("waited_for", 1, 0, 20)], world=4).records
+    ]
+    incident = fold(records)[-1]
+    writer = msgspec.structs.replace(records[-1].origin, cycle=1, call=0, initial_rank=0)
+    verdict = Record(10**6, records[-1].wall_ns + 1, records[-1].mono_ns + 1, writer, judged(incident))
+    last = LastFault()
+    for record in (*records, verdict):
+        last.take(record)
+    failure = last.newest(CycleHistory())
+    assert failure is not None
+    assert (failure.cycle, failure.call, failure.iteration) == ((0, 0), 1, 0) == ((0, 0), incident.call, 0)
+    assert failure.rank == incident.verdict.first_blamed
+
+
+def test_verdict_on_a_calls_entry_is_of_no_iteration() -> None:
+    incident = msgspec.structs.replace(fold(record_streams.job([Fault("kill", 1, 0)]).records)[-1], iteration=AT_ENTRY)
+    verdict = judged(incident)
+    assert (verdict.call, verdict.iteration) == (0, None)
+
+
+def test_verdict_is_looked_for_where_the_ranks_write_it() -> None:
+    names = [Path(f"{name}.jsonl") for name in ("a-7", "a-agent", "b-10", "c-0", "odd")]
+    assert [path.stem for path in sorted(names, key=last_fault._by_rank)] == ["c-0", "a-7", "b-10", "a-agent", "odd"]
