@@ -38,6 +38,10 @@ def note(event: events.Event) -> str | None:
             return unlearned_in_words(event)
         case events.RankProgressUnknown():
             return "no limit on progress was armed: a loop that makes no progress would go unnoticed"
+        case events.AbortDelayed():
+            at = f"{event.where}, at {event.store}" if event.store else event.where
+            limit = seconds(event.limit_s)
+            return f"a rank had not left the function {limit} after the abort; it waited until hard_timeout in {at}"
         case events.AbortFailed():
             return f"the abort hook raised: {event.error}"
         case events.AbortGroup(outcome="timed out"):
@@ -111,6 +115,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.TimeoutsShadowAlarm,
         events.TimeoutsUnlearned,
         events.RankProgressUnknown,
+        events.AbortDelayed,
         events.AbortFailed,
         events.AbortGroup,
         events.MonitorLost,

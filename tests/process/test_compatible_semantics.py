@@ -113,6 +113,9 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "test_dead_rank_is_excluded_and_its_end_recorded",
         "test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour",
     ),
+    "detect, unlike the design: a monitor that fails is recorded, and its rank goes on": (
+        "test_rank_whose_monitor_is_killed_goes_on_and_says_so",
+    ),
     "agree: arrival order comes from the store; the last call closes after last_call_wait at the latest": (
         "test_arrival_orders_come_from_the_store_and_are_unique",
         "test_last_call_waits_for_the_other_ranks_and_at_most_last_call_wait",

@@ -291,6 +291,16 @@ def await_end(pid: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
+def test_job_that_runs_for_more_than_a_minute_prints_nothing_of_the_wait_for_its_end(
+    terminal: Open, tmp_path: Path
+) -> None:
+    """torch's client prints two lines for each wait that times out."""
+    job = terminal([*OURS, "--nproc-per-node", "1"], "import time\ntime.sleep(70)\n")
+    assert job.wait() == 0, job.text
+    assert "socket.cpp" not in job.text and "timed out" not in job.text
+
+
 # -- a Wrapper ----------------------------------------------------------------------------------------
 
 

@@ -17,13 +17,15 @@ from typing import Any
 from resilience.errors import StoreError
 from resilience.system.store import wait
 
-CHUNK = 60.0  # seconds of one wait, before the next request for the key
+A_DAY = 86400.0  # seconds of one wait: for each that times out, torch's client prints two lines at the terminal
 RETRY = 1.0  # minimum seconds between two failures that wake the agent
 INTERRUPT_EVERY = 0.05  # seconds between two polls for a signal; they cost the store nothing
 
 
 class KeyWatch:
-    """Waits for one key at a time, in threads with their own clients. Call its methods from one thread."""
+    """Waits for one key at a time, in threads with their own clients. Call its methods from one thread.
+
+    A thread whose key is of interest no more waits on: sooner or later each of these keys is written."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         """connect: creates a client; raises StoreError if the store is unreachable."""
@@ -81,7 +83,7 @@ class KeyWatch:
         return True
 
     def close(self) -> None:
-        """Stop waiting. A thread inside a wait ends after CHUNK, or with the process."""
+        """Stop waiting. A thread inside a wait ends with the process."""
         self._is_closed.set()
         with self._lock:
             self._key = ""
@@ -99,7 +101,7 @@ class KeyWatch:
         while key := orders.get():
             try:
                 client = client or self._connect()
-                while not wait(client, key, CHUNK, CHUNK) and key == self._key:
+                while not wait(client, key, A_DAY, A_DAY) and key == self._key:
                     pass
             except (StoreError, OSError):  # the agent now reads the key itself, and notices if the store is gone
                 client = None
