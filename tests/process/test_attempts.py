@@ -152,6 +152,22 @@ def test_ranks_without_a_launcher_agree_on_an_attempt_of_their_own(start: Start,
     assert attempts_in(runs / "job@1") == {1}
 
 
+def test_two_starts_without_a_launcher_at_the_same_time_have_different_attempts(start: Start, tmp_path: Path) -> None:
+    """The ranks of both are in their function before those of any leave it."""
+    env = {"RESILIENCE_JOB_ID": "job"}
+    jobs = [start(2, "tests.process.jobs:wait_for_sign", env=env) for _ in range(2)]
+    for job, name in zip(jobs, ("job", "job@1"), strict=True):
+        job.account = Account(tmp_path / "runs" / name)
+    for job in jobs:
+        for rank in range(2):
+            job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+    (tmp_path / "go").touch()
+    assert [rank.value for job in jobs for rank in job.wait()] == [0] * 4
+    for attempt, job in enumerate(jobs):
+        started = [record.origin for record in job.records() if isinstance(record.event, events.CallStarted)]
+        assert sorted((origin.attempt, origin.initial_rank) for origin in started) == [(attempt, 0), (attempt, 1)]
+
+
 def test_ranks_that_their_launcher_starts_anew_go_on_with_their_attempt(start: Start, tmp_path: Path) -> None:
     endpoints = [str(free_port()), str(free_port())]
 

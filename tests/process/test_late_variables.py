@@ -70,6 +70,18 @@ def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_s
     assert "rank 0 set TORCH_LOGS before it imported torch, but a warm worker imports torch in advance" in shown
 
 
+def test_variable_that_a_package_sets_is_reported_like_one_of_the_script(launch: Launch, tmp_path: Path) -> None:
+    """The package is not beside the script, so no source shows it before."""
+    (tmp_path / "packages" / "settings_of_all").mkdir(parents=True)
+    package = "import os\nos.environ['TORCH_LOGS'] = '+dynamo'\n"
+    (tmp_path / "packages" / "settings_of_all" / "__init__.py").write_text(package)
+    job = launch(SCRIPT.replace("SETTING", "sys.path.append(str(here / 'packages'))\nimport settings_of_all"), nproc=1)
+    assert job.wait() == [0], job.job.output()
+    (late,) = (record.event for record in job.of(events.VariablesTooLate))
+    assert (late.package, late.names) == ("torch", ("TORCH_LOGS",))
+    assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
+
+
 def test_variable_that_is_set_after_the_import_keeps_workers_warm(launch: Launch) -> None:
     job = launch(
         "import torch\nos.environ['TORCH_' + 'LOGS'] = os.environ['OPEN' + 'BLAS_VERBOSE'] = '0'\n"

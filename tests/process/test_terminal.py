@@ -416,6 +416,15 @@ def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(
     )
 
 
+def test_ranks_whose_detection_of_hangs_is_switched_off_say_so_once(terminal: Open, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    job = terminal(
+        [*TORCHRUN, "--nproc-per-node", "2"], WRAPPED, RESILIENCE_RUN_DIR="runs", RESILIENCE_DETECT_HANGS="0"
+    )
+    assert job.wait() == 0, job.text
+    assert job.text.count("the detection of hangs is switched off") == 1
+
+
 def test_forked_child_that_leaves_the_function_prints_no_end_of_the_job(terminal: Open, tmp_path: Path) -> None:
     world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     job = terminal([sys.executable], FORKING, RESILIENCE_RUN_DIR="runs", **world)
