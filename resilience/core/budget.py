@@ -1,9 +1,9 @@
 """May the job start its workers once more?  One budget for the whole job, based on which failures occurred and when.
 
-`max_restarts` is the ceiling. Three rules end the job earlier. The same failure three times in a row without progress,
-because a fourth restart would end like the third. A number of restarts without any progress, whatever the failures
-are. One failure that recurs too often within the window, even if steps are made in between. Progress is a higher step
-than any rank of the job has reported before.
+`max_restarts` is the ceiling. Three rules end the job earlier: the same failure comes three times in a row without
+progress, so another restart would end like the last two; several restarts bring no progress, whatever the failures
+are; one failure recurs too often within the window, even if steps are made in between. Progress is a higher step than
+any rank of the job has reported before.
 
 A program need not report steps. If no rank has reported one, progress is unknown: a program that writes checkpoints may
 be killed ten times and rightly continue. Then only exceptions count as repetitions, because an exception with the same

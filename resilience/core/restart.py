@@ -3,8 +3,8 @@
 Each rank of an iteration runs `iterate`. `stand_in` represents a dead or leaving rank; its monitor, a sibling's monitor
 or the leaving rank itself runs it. Both are generators: they *yield* an operation on the shared store, or `RunStage`
 for a stage of the wrapped call, and are *sent* the result. So the same code runs against a real store
-(`system.store.drive`) and under the virtual clock of `testing.cluster`, which may stop any rank between any two
-operations.
+(`system.store.drive`) and under the virtual clock of `tests/restart_simulation`, which may stop any rank between any
+two operations.
 
 A rank may be killed at any point, because:
 - every write is idempotent, so a stand-in for a dead rank simply repeats it;
@@ -439,8 +439,8 @@ def report(keys: Keys, record: str, fault_of: int | None) -> Protocol[str]:
     """Write an interruption record to the store and decide the iteration as interrupted.
 
     Return the outcome of the iteration: COMPLETED if success came first. The order of arrival comes from the store,
-    never from a clock. fault_of: the initial rank if the record is of its own fault, which clears every rank that has
-    only an error out of a communication call. The first of these faults is the one that counts."""
+    never from a clock. fault_of: the initial rank if the record is of its own fault. The first of these faults counts:
+    it clears every rank that has only an error out of a communication call."""
     first = None if fault_of is None else int((yield CompareSet(keys.fault, str(fault_of))))
     position = yield AddRecord(keys.records, 1, keys.iteration, first)
     yield SetRecord(f"{keys.records}/{position}", record)

@@ -30,6 +30,7 @@ LONGEST = 1000  # bytes of a line
 TOGETHER = 30.0  # seconds in which ranks that wait for a hung rank become suspects too
 PATIENCE = 2.0  # seconds that the last message waits for the reader
 SOON = 5.0  # seconds after which a restart that waits for nodes gets a line
+LATE = 30.0  # the same for the start of a job, or of a node that joins it
 
 
 def say(message: str) -> None:
@@ -165,17 +166,20 @@ class Console:
             self._cause = self._detail = ""
 
     def _reset_timer(self) -> None:
-        """Measure how long this node waits for the nodes of a restart. Workers may need long to stop before that."""
+        """Measure how long this node waits for other nodes. At a restart, workers may need long to stop before that."""
         if self._late_timer is not None:
             self._late_timer.cancel()
             self._late_timer = None
-        if self._is_joining and self._cause:
-            self._late_timer = threading.Timer(SOON, self._show_delay, (self._cause,))
+        if self._is_joining and (self._cause or self._rendezvous is None):
+            self._late_timer = threading.Timer(SOON if self._cause else LATE, self._show_delay, (self._cause,))
             self._late_timer.daemon = True
             self._late_timer.start()
 
     def _show_delay(self, cause: str) -> None:
-        self._show("warning", f"{cause}; waiting for the nodes of the next cycle")
+        if cause:
+            self._show("warning", f"{cause}; waiting for the nodes of the next cycle")
+        else:
+            self._show("info", f"waiting for the other nodes of the job ({LATE:g} s so far)")
 
     def _sentence(self, record: Record) -> str:
         """Return the line for an event; empty if people need not see it."""

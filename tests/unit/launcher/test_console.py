@@ -204,6 +204,14 @@ def test_restart_that_waits_for_nodes_is_told_meanwhile(
     assert await_lines(pipe[0]) == ["resilience run: node b is lost; waiting for the nodes of the next cycle"]
 
 
+def test_start_that_waits_for_nodes_is_told_meanwhile(
+    pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_module, "LATE", 0.01)
+    Console(20, tmp_path, pipe[1]).take(record(JOINS))
+    assert await_lines(pipe[0]) == ["resilience run: waiting for the other nodes of the job (0.01 s so far)"]
+
+
 class Timers:
     """In place of `threading.Timer`: lists what the timers that run would print."""
 
@@ -236,7 +244,9 @@ def test_node_waits_for_others_from_the_end_of_its_workers_until_the_next_rendez
             console.take(record(event))
         return [timer.texts for timer in timers.running]
 
-    assert waits(JOINS, JOINED, events.CycleStarted("first", 0, 10)) == []
+    assert waits(JOINS) == [("",)]  # of the job's start
+    console.take(met(0))
+    assert waits(JOINED, events.CycleStarted("first", 0, 10)) == []
     assert waits(DECIDED, events.CyclePhaseStarted("stop"), events.CycleEnded("failed", 1.0)) == []
     assert waits(JOINS) == [("node b is lost",)]
     assert waits(JOINED, STARTED) == []
