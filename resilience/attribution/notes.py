@@ -20,7 +20,8 @@ def note(event: events.Event) -> str | None:
     """Return the text of an event's note, None if it deserves none. Equal texts are one note."""
     match event:
         case events.HangsWatched():
-            return watched_in_words(event)
+            text = watched_in_words(event)  # a Wrapper under the launcher has limits of its own
+            return text.replace("hangs:", "hangs in the wrapped function:", 1) if event.in_wrapper else text
         case events.HangSuspected():
             where = f"in section {event.kind!r}" if event.kind else "outside sections"
             limit = f"a rank is ended there after {seconds(event.allowed_s)}"

@@ -17,10 +17,11 @@ OFF = "RESILIENCE_DETECT_HANGS=0"
 LONGER = "RESILIENCE_HANG_FIRST_LIMIT"
 
 
-def watched(limits: Limits) -> HangsWatched:
-    """Return how hangs are detected under these limits."""
+def watched(limits: Limits, in_wrapper: bool = False) -> HangsWatched:
+    """Return how hangs are detected under these limits. in_wrapper: in the function of a Wrapper."""
     rule = limits.rule
-    return HangsWatched(dict(_set(limits)), None if rule is None else rule.first, None if rule is None else rule.least)
+    first, least = (None, None) if rule is None else (rule.first, rule.least)
+    return HangsWatched(dict(_set(limits)), first, least, in_wrapper)
 
 
 def watched_in_words(event: HangsWatched) -> str:

@@ -45,12 +45,12 @@ class LeftRank(msgspec.Struct, frozen=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """The job from the view of the launcher. outcome, exit_code, detail: None or empty while it runs. is_clean: the job
-    was preempted, and all workers ended with exit status 0."""
+    """The job from the view of the launcher. max_restarts: None if no cycle began. outcome, exit_code, detail: None or
+    empty while it runs. is_clean: the job was preempted, and all workers ended with exit status 0."""
 
     cycles: int
     restarts_used: int
-    max_restarts: int
+    max_restarts: int | None
     outcome: str | None = None
     exit_code: int | None = None
     detail: str = ""
@@ -223,22 +223,23 @@ def _program(run: Run | Reader) -> tuple[str, ...]:
 
 
 def _launched(cycles: CycleHistory) -> Launched | None:
-    if not cycles.places:
+    if not cycles.places and not cycles.over:
         return None
-    newest = cycles.parts(cycles.places[-1])
+    newest_attempt = cycles.places[-1][0] if cycles.places else max(attempt for _, attempt in cycles.over)
+    newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
     starts = [part.started for part in newest.values() if part.started is not None]
-    restarts_used = max(event.restarts_used for event in starts)
     ends = [
         event
         for (node, attempt), event in sorted(cycles.over.items())
-        if attempt == cycles.places[-1][0] and node in newest  # nodes that left earlier do not know how the job ended
+        # Nodes that left earlier do not know how the job ended. A job that found no nodes ends before its first cycle.
+        if attempt == newest_attempt and (node in newest or not cycles.places)
     ]
     completed = [event for event in ends if event.outcome == "completed"]  # some nodes continued without the others
     last = max(completed or ends, key=lambda event: event.exit_code, default=None)
     return Launched(
         cycles=len(cycles.places),
-        restarts_used=restarts_used,
-        max_restarts=starts[0].max_restarts,
+        restarts_used=max((event.restarts_used for event in starts), default=0),
+        max_restarts=starts[0].max_restarts if starts else None,
         outcome=None if last is None else last.outcome,
         exit_code=None if last is None else last.exit_code,
         detail="" if last is None else last.detail,

@@ -207,7 +207,7 @@ class Session:
                     standard.show(f"records in {folder}")
                 lines = launcher_check.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
                 self.emit(*map(events.ConfigurationAdvised, lines))
-                self.emit(watched(limits))
+                self.emit(watched(limits, in_wrapper=True))
         self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         supervision.announce(self.store, self.node, self._member)
         self._announce(function)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.facts import events
+from resilience.facts.identity import Origin
 from resilience.facts.records import Record
 from resilience.report.condensed import Launched, Note, Report, as_json, report
 from resilience.run_folder.load import Run
@@ -46,6 +47,16 @@ def test_run_that_is_under_way_has_no_end() -> None:
 def test_empty_run_says_so() -> None:
     found = report(Run(Path("runs/x"), None, (), ()))
     assert (found.job_id, found.end, found.lost_s) == ("x", "no records", None)
+
+
+def test_job_that_ends_before_its_first_cycle_says_how_the_launcher_ended() -> None:
+    """Its agent had waited for the other nodes."""
+    origin = Origin("job", "node0", "agent", 7)
+    told: list[events.Event] = [events.CyclePhaseStarted("rendezvous"), events.JobEnded("failed", 1, "no place")]
+    records = tuple(Record(number, 10**18, number, origin, event) for number, event in enumerate(told))
+    found = report(Run(Path("runs/x"), None, records, ()))
+    assert found.end == "the launcher: failed, exit status 1: no place"
+    assert found.is_ended and found.launched is not None and found.launched.cycles == 0
 
 
 def test_losses_are_summed_over_the_incidents() -> None:
