@@ -42,7 +42,7 @@ def note(event: events.Event) -> str | None:
         case events.AbortDelayed():
             at = f"{event.where}, at {event.store}" if event.store else event.where
             limit = seconds(event.limit_s)
-            return f"a rank had not left the function {limit} after the abort; it waited until hard_timeout in {at}"
+            return f"a rank had not left the function {limit} after the abort; it had until hard_timeout to leave {at}"
         case events.AbortFailed():
             return f"the abort hook raised: {event.error}"
         case events.AbortGroup(outcome="timed out"):

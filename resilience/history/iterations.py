@@ -111,6 +111,17 @@ def place_at(origin: Origin) -> Place:
     return (origin.attempt, origin.cycle, origin.call, AT_ENTRY if origin.iteration is None else origin.iteration)
 
 
+def judged_place(origin: Origin, event: events.IncidentJudged) -> tuple[int | None, int | None]:
+    """Return call and iteration of a verdict: both None for a cycle of the launcher, the iteration for a call's entry.
+
+    Records from before the field `call` have their writer's call, and -1 for the entry. origin: of the writer."""
+    if event.call is not None:
+        return event.call, event.iteration
+    if event.iteration is None:
+        return None, None
+    return origin.call, None if event.iteration == AT_ENTRY else event.iteration
+
+
 class IterationHistory:
     """All iterations of a job, and what is known about each rank across them."""
 
@@ -282,9 +293,9 @@ class IterationHistory:
     def _incident_judged(
         self, place: Place, who: _Call, record: Record, event: events.IncidentJudged, at_ns: int
     ) -> None:
-        if event.call is not None and event.nodes:
-            iteration = AT_ENTRY if event.iteration is None else event.iteration
-            self._judged.add((place[0], event.cycle, event.call, iteration))
+        call, iteration = judged_place(record.origin, event)
+        if call is not None and event.nodes:
+            self._judged.add((place[0], event.cycle, call, AT_ENTRY if iteration is None else iteration))
 
     def _rare(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
         rank = who[3]

@@ -30,7 +30,7 @@ LONGEST = 1000  # bytes of a line
 TOGETHER = 30.0  # seconds in which ranks that wait for a hung rank become suspects too
 PATIENCE = 2.0  # seconds that the last message waits for the reader
 SOON = 5.0  # seconds after which a restart that waits for nodes gets a line
-LATE = 30.0  # the same for the start of a job, or of a node that joins it
+LATE = 30.0  # the same for the start of a job
 
 
 def say(message: str) -> None:
@@ -49,11 +49,18 @@ class Console:
     """The terminal lines of one agent. Main thread only."""
 
     def __init__(
-        self, level: int, folder: Path, descriptor: int | None = None, restarts_all: bool = True, quiet: bool = False
+        self,
+        level: int,
+        folder: Path,
+        descriptor: int | None = None,
+        restarts_all: bool = True,
+        quiet: bool = False,
+        hosts_store: bool = True,
     ) -> None:
         """level: the lowest level printed, as in `logging`; folder: of the run; descriptor: default stderr.
-        restarts_all: each failure of a rank leads to a restart, whose line names it."""
-        self._level, self._folder = level, folder
+        restarts_all: each failure of a rank leads to a restart, whose line names it. hosts_store: this node hosts the
+        job's store, so it prints that the job waits for its first nodes: one line, however many nodes wait."""
+        self._level, self._folder, self._hosts_store = level, folder, hosts_store
         self._restarts_all, self._is_quiet = restarts_all, quiet
         self._descriptor = terminal.stream(terminal.STDERR) if descriptor is None else descriptor
         self._rendezvous: events.RendezvousCompleted | None = None
@@ -170,7 +177,7 @@ class Console:
         if self._late_timer is not None:
             self._late_timer.cancel()
             self._late_timer = None
-        if self._is_joining and (self._cause or self._rendezvous is None):
+        if self._is_joining and (self._cause or (self._rendezvous is None and self._hosts_store)):
             self._late_timer = threading.Timer(SOON if self._cause else LATE, self._show_delay, (self._cause,))
             self._late_timer.daemon = True
             self._late_timer.start()

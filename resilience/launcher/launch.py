@@ -111,11 +111,12 @@ def launch(command: Command) -> int:
                 raise
             return signalled_too_early(signals)
         cleanup.callback(handler.shutdown)
-        if handler.is_host and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
+        hosts_store = handler.is_host
+        if hosts_store and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
             note("this node hosts the job's store: SIGTERM to it stops the whole job")
         folder, launched = agreed_folder(command, settings, config, handler)
         restarts_all = command.config.restart_policy == "any-failed"
-        console = Console(command.config.log_level, folder, restarts_all=restarts_all, quiet=is_quiet)
+        console = Console(command.config.log_level, folder, None, restarts_all, is_quiet, hosts_store)
         reporter = NodeEvents(folder, launched.job_id, name, launched.attempt, console)
         cleanup.callback(reporter.close)
         options = command.options

@@ -257,4 +257,7 @@ def _coming_exit(view: PageView) -> Exit | None:
     status = view.exit_status if view.doing is Doing.ENDING else None
     if not status:
         return None
-    return Exit(code=status) if status > 0 else Exit(signal=signal.Signals(-status).name)
+    try:
+        return Exit(code=status) if status > 0 else Exit(signal=signal.Signals(-status).name)
+    except ValueError:  # a program that damages its memory can write any number there
+        return Exit(code=status)

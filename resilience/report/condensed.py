@@ -223,17 +223,20 @@ def _program(run: Run | Reader) -> tuple[str, ...]:
 
 
 def _launched(cycles: CycleHistory) -> Launched | None:
-    if not cycles.places and not cycles.over:
+    if not cycles.places and not cycles.agents:
         return None
-    newest_attempt = cycles.places[-1][0] if cycles.places else max(attempt for _, attempt in cycles.over)
     newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
     starts = [part.started for part in newest.values() if part.started is not None]
-    ends = [
-        event
-        for (node, attempt), event in sorted(cycles.over.items())
-        # Nodes that left earlier do not know how the job ended. A job that found no nodes ends before its first cycle.
-        if attempt == newest_attempt and (node in newest or not cycles.places)
-    ]
+    if cycles.places:  # nodes that left earlier do not know how the job ended
+        ends = [
+            event
+            for (node, attempt), event in sorted(cycles.over.items())
+            if attempt == cycles.places[-1][0] and node in newest
+        ]
+    else:  # the job found no nodes: it is over once no node waits any more
+        waited = max(agents[-1].attempt for agents in cycles.agents.values())
+        ends = [event for (_, attempt), event in sorted(cycles.over.items()) if attempt == waited]
+        ends = ends if cycles.is_over(waited) else []
     completed = [event for event in ends if event.outcome == "completed"]  # some nodes continued without the others
     last = max(completed or ends, key=lambda event: event.exit_code, default=None)
     return Launched(

@@ -19,7 +19,7 @@ _UNSHOWN = beginnings(
     events.RestartEnded,
     events.RestartStep,
 )
-"""Most records are of these kinds. None of them changes the state shown here, as `state._SHOWN` lists what does."""
+"""Most records are of these kinds. None of them is in `state._SHOWN`, which lists what changes the state shown here."""
 _TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.CycleStarted))
 """Events after which a file shows what its rank or agent does."""
 

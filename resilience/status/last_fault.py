@@ -22,6 +22,7 @@ from resilience.facts.identity import owner_of
 from resilience.facts.interruptions import Interruption
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory
+from resilience.history.iterations import judged_place
 from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
 
 FIRST, MORE = 64 << 10, 8  # bytes of a file's end that are read first, and the factor by which they grow
@@ -97,8 +98,8 @@ class LastFault:
         _keep(self._since, place, min(at_ns, self._since.get(place, at_ns)))
 
     def _judged(self, record: Record, event: events.IncidentJudged) -> None:
-        origin = record.origin
-        place: Place = (origin.attempt, event.cycle), None if event.iteration is None else event.call, event.iteration
+        call, iteration = judged_place(record.origin, event)
+        place: Place = (record.origin.attempt, event.cycle), None if iteration is None else call, iteration
         _keep(self._verdicts, place, (event, record.wall_ns))
 
     def _add(self, record: Record, event: events.RankInterrupted) -> None:
@@ -237,9 +238,8 @@ def _age(fault: SeenFault) -> int:
 def _place(record: Record) -> Iteration | None:
     origin, event = record.origin, record.event
     if isinstance(event, events.IncidentJudged):
-        if event.call is None or event.iteration is None:
-            return None
-        return origin.attempt, event.cycle, event.call, event.iteration
+        call, judged = judged_place(origin, event)
+        return None if call is None or judged is None else (origin.attempt, event.cycle, call, judged)
     iteration = event.record.iteration if isinstance(event, events.RankInterrupted) else None
     iteration = origin.iteration if iteration is None else iteration
     return None if iteration is None else (origin.attempt, origin.cycle, origin.call, iteration)

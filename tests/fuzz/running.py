@@ -17,7 +17,7 @@ from types import FrameType
 
 from tests.fuzz.target import Target
 
-LIMIT = 30.0  # seconds of CPU time that one input may take; one that waits for ever is ended by the runner
+LIMIT, WAIT_LIMIT = 30.0, 240.0  # seconds of CPU time, and of time, that one input may take
 MEMORY = 8 << 30  # bytes of address space: a size that somebody else chose must not fill the machine
 MOST_FAILURES = 20  # after so many different ones there is no use in going on
 
@@ -96,7 +96,7 @@ def _fed(target: Target, seed: str) -> tuple[str, bool]:
         with _bounded_time():
             return "", not target.run(seed)
     except TooSlowError:
-        return f"took longer than {LIMIT:g} s of CPU time\n{traceback.format_exc()}", False
+        return f"took longer than {LIMIT:g} s of CPU time, or {WAIT_LIMIT:g} s\n{traceback.format_exc()}", False
     except Exception:
         return traceback.format_exc(), False
 
@@ -113,13 +113,16 @@ def _bounded_time() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         raise TooSlowError
 
-    before = signal.signal(signal.SIGPROF, late)
+    before = signal.signal(signal.SIGPROF, late), signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_LIMIT)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
 
 
 @contextmanager

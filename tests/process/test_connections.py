@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 
 import pytest
 import torch.distributed as dist
 
+from resilience.system import patience
 from resilience.system.listening_sockets import listen
 from resilience.system.open_sockets import shut_down, tcp_sockets
 
@@ -17,6 +20,16 @@ def serve() -> tuple[int, dist.TCPStore]:
     return port, dist.TCPStore(
         "127.0.0.1", port, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False
     )
+
+
+def test_connection_that_is_kept_alive_is_probed_by_the_kernel() -> None:
+    port, _server = serve()
+    _client, connections = patience.connect(lambda: dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
+    assert len(connections) == 1
+    connections[0].keep_alive()
+    with socket.socket(fileno=os.dup(connections[0].fd)) as copy:
+        assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
 
 def test_whoever_waits_for_an_answer_gets_an_error_and_other_servers_are_left_alone() -> None:

@@ -158,7 +158,9 @@ def assert_same_header(told: Report, now: Now, metrics: Counter[tuple[str, ...]]
     if last is not None and last.chief is not None and symptom(last.chief).is_own and told.completeness.is_whole:
         assert now.failure is not None
         assert now.failure.rank in {culprit.rank for culprit in last.verdict.culprits}
-    if told.launched is not None and told.attempts == 1:
+    if told.launched is not None and not told.launched.cycles:
+        assert not now.cycle and not now.restarts
+    elif told.launched is not None and told.attempts == 1:
         assert now.cycle is not None and now.cycle + 1 == told.launched.cycles
         assert now.restarts == told.launched.restarts_used
         assert now.world_size is not None and told.world_size is not None and now.world_size <= told.world_size

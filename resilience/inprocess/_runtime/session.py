@@ -317,6 +317,7 @@ class Session:
         """Drop the parent's session in a forked child. Connections stay open, because another thread of the parent may
         have held one of their locks."""
         self.emitter.replace_sinks([])
+        self._said_goodbye = False  # `leave` must not use the parent's connection
         self._monitor.forget()
         _kept_in_child.append(self)
 

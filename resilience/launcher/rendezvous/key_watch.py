@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from resilience.errors import StoreError
+from resilience.system import patience
 from resilience.system.store import wait
 
 A_DAY = 86400.0  # seconds of one wait: for each that times out, torch's client prints two lines at the terminal
+A_MINUTE = 60.0  # the same for other clients, such as etcd's, which print nothing
 RETRY = 1.0  # minimum seconds between two failures that wake the agent
 INTERRUPT_EVERY = 0.05  # seconds between two polls for a signal; they cost the store nothing
 
@@ -25,7 +27,7 @@ INTERRUPT_EVERY = 0.05  # seconds between two polls for a signal; they cost the 
 class KeyWatch:
     """Waits for one key at a time, in threads with their own clients. Call its methods from one thread.
 
-    A thread whose key is of interest no more waits on: sooner or later each of these keys is written."""
+    A thread goes on waiting for a key that the agent no longer needs: sooner or later each of these keys is written."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         """connect: creates a client; raises StoreError if the store is unreachable."""
@@ -98,10 +100,15 @@ class KeyWatch:
 
     def _run(self, orders: queue.SimpleQueue[str]) -> None:
         client: Any = None
+        chunk = A_MINUTE
         while key := orders.get():
             try:
-                client = client or self._connect()
-                while not wait(client, key, A_DAY, A_DAY) and key == self._key:
+                if client is None:
+                    client, connections = patience.connect(self._connect)
+                    for connection in connections:
+                        connection.keep_alive()
+                    chunk = A_DAY if connections else A_MINUTE
+                while not wait(client, key, chunk, chunk) and key == self._key:
                     pass
             except (StoreError, OSError):  # the agent now reads the key itself, and notices if the store is gone
                 client = None

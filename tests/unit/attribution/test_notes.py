@@ -22,7 +22,7 @@ def test_every_event_with_a_text_is_looked_up_and_no_other() -> None:
 )
 def test_note_on_a_rank_that_was_kept_says_what_it_waited_for(store: str, where: str) -> None:
     text = notes.note(events.AbortDelayed(2.0, "/train.py:9 load", store))
-    assert text == f"a rank had not left the function 2 s after the abort; it waited until hard_timeout in {where}"
+    assert text == f"a rank had not left the function 2 s after the abort; it had until hard_timeout to leave {where}"
 
 
 def test_notes_on_the_limits_of_a_wrapper_and_of_its_launcher_are_told_apart() -> None:

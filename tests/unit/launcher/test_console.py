@@ -208,6 +208,7 @@ def test_start_that_waits_for_nodes_is_told_meanwhile(
     pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console_module, "LATE", 0.01)
+    Console(20, tmp_path, pipe[1], hosts_store=False).take(record(JOINS))
     Console(20, tmp_path, pipe[1]).take(record(JOINS))
     assert await_lines(pipe[0]) == ["resilience run: waiting for the other nodes of the job (0.01 s so far)"]
 

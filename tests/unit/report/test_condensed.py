@@ -59,6 +59,17 @@ def test_job_that_ends_before_its_first_cycle_says_how_the_launcher_ended() -> N
     assert found.is_ended and found.launched is not None and found.launched.cycles == 0
 
 
+def test_job_that_waits_for_its_nodes_has_no_end_though_one_of_them_has_left() -> None:
+    told = [(node, events.CyclePhaseStarted("rendezvous")) for node in ("node0", "node1")]
+    told += [("node1", events.JobEnded("preempted", 143))]
+    records = tuple(
+        Record(number, 10**18, number, Origin("job", node, "agent", int(node[-1])), event)
+        for number, (node, event) in enumerate(told)
+    )
+    found = report(Run(Path("runs/x"), None, records, ()))
+    assert (found.is_ended, found.end) == (False, "the launcher recorded no end")
+
+
 def test_losses_are_summed_over_the_incidents() -> None:
     found = report_of(job([Fault("exception", 1, 0), Fault("hang", 1, 1, 23)]))
     assert found.lost_steps == 3

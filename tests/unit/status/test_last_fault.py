@@ -16,7 +16,7 @@ from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
-from resilience.history.iterations import AT_ENTRY
+from resilience.history.iterations import AT_ENTRY, judged_place
 from resilience.status import first_read, last_fault
 from resilience.status.last_fault import LastFault
 from resilience.status.state import Now, Watcher
@@ -146,3 +146,29 @@ def test_verdict_on_a_calls_entry_is_of_no_iteration() -> None:
 def test_verdict_is_looked_for_where_the_ranks_write_it() -> None:
     names = [Path(f"{name}.jsonl") for name in ("a-7", "a-agent", "b-10", "c-0", "odd")]
     assert [path.stem for path in sorted(names, key=last_fault._by_rank)] == ["c-0", "a-7", "b-10", "a-agent", "odd"]
+
+
+def test_verdict_from_before_the_field_call_has_its_writers_call() -> None:
+    """Iteration 1 failed after iteration 0 was judged, and its verdict is not on record."""
+    faults = [Fault("exception", 1, 0), Fault("exception", 2, 1, 20)]
+    records = record_streams.job(faults, world=4).records
+    (told,) = with_verdicts([record for record in records if record.origin.role == "monitor"][:1], fold(records)[:1])[
+        1:
+    ]
+    assert isinstance(told.event, events.IncidentJudged)
+    old = msgspec.structs.replace(told, event=msgspec.structs.replace(told.event, call=None))
+    last = LastFault()
+    for record in (*records, old):
+        last.take(record)
+    failure = last.newest(CycleHistory())
+    assert failure is not None
+    assert (failure.rank, failure.iteration, failure.what) == (2, 1, "ValueError: bad batch")
+
+
+@pytest.mark.parametrize(
+    ("call", "iteration", "expected"),
+    [(2, 3, (2, 3)), (2, None, (2, None)), (None, None, (None, None)), (None, 3, (7, 3)), (None, -1, (7, None))],
+)
+def test_place_of_a_verdict(call: int | None, iteration: int | None, expected: tuple[int | None, int | None]) -> None:
+    verdict = events.IncidentJudged("", "killed", 0, iteration, call=call)
+    assert judged_place(Origin("job", "node", "monitor", 5, call=7), verdict) == expected

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from resilience.launcher.rendezvous import key_watch
 from resilience.launcher.rendezvous.key_watch import KeyWatch
 
 
@@ -30,17 +31,22 @@ def test_watch_that_got_no_thread_starts_one_at_the_next_call(monkeypatch: pytes
     watch.close()
 
 
-def test_one_wait_lasts_a_day_because_torch_prints_two_lines_for_each_that_times_out() -> None:
-    waits: queue.SimpleQueue[timedelta] = queue.SimpleQueue()
-    is_written = threading.Event()
+@pytest.mark.parametrize("has_server", [True, False])
+def test_one_wait_lasts_a_day_where_torch_prints_two_lines_for_each_that_times_out(
+    monkeypatch: pytest.MonkeyPatch, has_server: bool
+) -> None:
+    """A connection that is idle for so long is probed."""
+    chunks: queue.SimpleQueue[float] = queue.SimpleQueue()
+    probed: list[str] = []
+    connections = [SimpleNamespace(keep_alive=lambda: probed.append("yes"))] if has_server else []
 
-    def wait(keys: list[str], timeout: timedelta) -> None:
-        waits.put(timeout)
-        assert is_written.wait(60.0)
+    def wait(client: object, key: str, limit: float, chunk: float) -> bool:
+        chunks.put(chunk)
+        return True
 
-    watch = KeyWatch(lambda: SimpleNamespace(wait=wait, check=lambda keys: True))
-    assert not watch.has("key")
-    assert waits.get(timeout=60.0) > timedelta(hours=23)
-    is_written.set()
+    monkeypatch.setattr(key_watch, "wait", wait)
+    monkeypatch.setattr(key_watch.patience, "connect", lambda connect: (connect(), connections))
+    watch = KeyWatch(object)
     assert watch.wait("key", 60.0, lambda: False)
+    assert (chunks.get(timeout=60.0), probed) == ((86400.0, ["yes"]) if has_server else (60.0, []))
     watch.close()
