@@ -20,8 +20,8 @@ def note(event: events.Event) -> str | None:
     """Return the text of an event's note, None if it deserves none. Equal texts are one note."""
     match event:
         case events.HangsWatched():
-            text = watched_in_words(event)  # a Wrapper under the launcher has limits of its own
-            return text.replace("hangs:", "hangs in the wrapped function:", 1) if event.in_wrapper else text
+            # A Wrapper under the launcher has limits of its own.
+            return watched_in_words(event, "hangs in the wrapped function" if event.in_wrapper else "hangs")
         case events.HangSuspected():
             where = f"in section {event.kind!r}" if event.kind else "outside sections"
             limit = f"a rank is ended there after {seconds(event.allowed_s)}"

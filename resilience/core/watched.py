@@ -24,8 +24,8 @@ def watched(limits: Limits, in_wrapper: bool = False) -> HangsWatched:
     return HangsWatched(dict(_set(limits)), first, least, in_wrapper)
 
 
-def watched_in_words(event: HangsWatched) -> str:
-    """Return one line: which limits are in force, or that there are none."""
+def watched_in_words(event: HangsWatched, subject: str = "hangs") -> str:
+    """Return one line: which limits are in force, or that there are none. subject: how the line begins."""
     limits = [f"{name} {limit:g} s" for name, limit in event.limits.items()]
     more = f" and {len(limits) - MOST} more" if len(limits) > MOST else ""
     shown = ", ".join(limits[:MOST]) + more
@@ -33,10 +33,10 @@ def watched_in_words(event: HangsWatched) -> str:
         watched_limits = (
             f"only these limits are in force: {shown}" if limits else "not detected, because no limit is set"
         )
-        return f"hangs: {watched_limits}; the detection of hangs is switched off"
+        return f"{subject}: {watched_limits}; the detection of hangs is switched off"
     later = f"later {FACTOR:g} times its longest, at least {event.least_s:g} s"
     line = (
-        f"hangs: after a step, heartbeat or section, {event.first_s:g} s of silence end a rank "
+        f"{subject}: after a step, heartbeat or section, {event.first_s:g} s of silence end a rank "
         f"({START * event.first_s:g} s until the second), {later}"
     )
     return f"{line}; set: {shown}" if limits else line

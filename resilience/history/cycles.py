@@ -231,6 +231,21 @@ class CycleHistory:
         nodes = nodes or {node for node, agents in self.agents.items() if agents[-1].attempt == attempt}
         return all((node, attempt) in self.over for node in nodes)
 
+    def ends(self, attempt: int) -> list[events.JobEnded]:
+        """Return how the job ended on the nodes of the attempt's newest cycle. Nodes that left earlier do not know it; if
+        no others recorded an end, theirs count once the job is over."""
+        newest = max((place for place in self._places if place[0] == attempt), default=None)
+        ends = {node: event for (node, number), event in self.over.items() if number == attempt}
+        stayed = [] if newest is None else [ends[node] for node in sorted(self.parts(newest)) if node in ends]
+        return stayed or ([ends[node] for node in sorted(ends)] if self.is_over(attempt) else [])
+
+    def end(self, attempt: int) -> events.JobEnded | None:
+        """Return how the job ended in the attempt, None if no end is on record. A node that completed decides, for nodes
+        may continue without the others; among failures, the highest exit code."""
+        ends = self.ends(attempt)
+        completed = [event for event in ends if event.outcome == "completed"]
+        return max(completed or ends, key=lambda event: event.exit_code, default=None)
+
     def part(self, node: str, place: Cycle) -> NodeCycle:
         """Return one node's part of a cycle, an empty part if nothing is known."""
         return self.nodes.get(node, {}).get(place) or NodeCycle()

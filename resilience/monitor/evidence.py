@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
-import signal
 import time
 from collections import deque
 from pathlib import Path
@@ -257,7 +256,4 @@ def _coming_exit(view: PageView) -> Exit | None:
     status = view.exit_status if view.doing is Doing.ENDING else None
     if not status:
         return None
-    try:
-        return Exit(code=status) if status > 0 else Exit(signal=signal.Signals(-status).name)
-    except ValueError:  # a program that damages its memory can write any number there
-        return Exit(code=status)
+    return Exit(code=status) if status > 0 else Exit(signal=processes.signal_name(-status))

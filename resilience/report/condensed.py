@@ -227,18 +227,8 @@ def _launched(cycles: CycleHistory) -> Launched | None:
         return None
     newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
     starts = [part.started for part in newest.values() if part.started is not None]
-    if cycles.places:  # nodes that left earlier do not know how the job ended
-        ends = [
-            event
-            for (node, attempt), event in sorted(cycles.over.items())
-            if attempt == cycles.places[-1][0] and node in newest
-        ]
-    else:  # the job found no nodes: it is over once no node waits any more
-        waited = max(agents[-1].attempt for agents in cycles.agents.values())
-        ends = [event for (_, attempt), event in sorted(cycles.over.items()) if attempt == waited]
-        ends = ends if cycles.is_over(waited) else []
-    completed = [event for event in ends if event.outcome == "completed"]  # some nodes continued without the others
-    last = max(completed or ends, key=lambda event: event.exit_code, default=None)
+    attempt = cycles.places[-1][0] if cycles.places else max(agents[-1].attempt for agents in cycles.agents.values())
+    ends, last = cycles.ends(attempt), cycles.end(attempt)
     return Launched(
         cycles=len(cycles.places),
         restarts_used=max((event.restarts_used for event in starts), default=0),

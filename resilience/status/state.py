@@ -332,15 +332,9 @@ class Watcher:
                 return "ended", "completed" if "completed" in outcomes else "failed", ""
             return ("running" if self._iteration != (0, 0, 0, 0) or self._calls else "starting"), None, ""
         attempt = max(agents[-1].attempt for agents in cycles.agents.values())
-        ends = [event for (_, number), event in cycles.over.items() if number == attempt]
-        if ends and cycles.is_over(attempt):
-            newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
-            stayed = [event for (node, number), event in cycles.over.items() if number == attempt and node in newest]
-            completed = [
-                event for event in ends if event.outcome == "completed"
-            ]  # some nodes continued without the others
-            worst = max(completed or stayed or ends, key=lambda event: event.exit_code)
-            return "ended", worst.outcome, worst.detail
+        end = cycles.end(attempt) if cycles.is_over(attempt) else None
+        if end is not None:
+            return "ended", end.outcome, end.detail
         if not cycles.places or cycles.places[-1][0] != attempt:
             return "starting", None, ""
         parts = cycles.parts(cycles.places[-1]).values()

@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from resilience.errors import ConfigurationError, RestartAbort
 from resilience.inprocess import CallWrapper, Wrapper
-from resilience.inprocess._runtime import monitor_process, session
+from resilience.inprocess._runtime import monitor_process, session, supervision
+from resilience.inprocess.completion import Completion
 from resilience.inprocess.rank_assignment import ShiftRanks
 from resilience.inprocess.state import State
 from resilience.inprocess.terminate import Terminate
@@ -278,6 +279,41 @@ def fork_and_leave(ending: str) -> tuple[Any, Any]:
         value = f"raised {error}"
     if os.getpid() != rank:
         told.write_text(f"{value}, RANK={os.environ['RANK']}, {threading.active_count()} thread")
+        os._exit(0)
+    return value, told.read_text()
+
+
+def fork_after_the_goodbye() -> tuple[str, str]:
+    """Fork in the completion hook, which runs after the goodbye; the child leaves the call. Answers the parent's value
+    and whether the child spoke to the store as its parent."""
+    told = Path(f"child-{os.environ['RANK']}")
+    rank, departures = os.getpid(), []
+
+    class Fork(Completion):
+        def __call__(self, state: State) -> State:
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+                return state
+            sys.setprofile(lambda frame, event, _: note(frame, event))
+            raise ValueError("in the child")
+
+    def note(frame: FrameType, event: str) -> None:
+        if event == "call" and frame.f_code is supervision.depart.__code__:
+            departures.append(frame.f_code.co_name)
+
+    @Wrapper(completion=Fork())
+    def function(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        return f"parent {call.iteration}"
+
+    try:
+        value = function()
+    except BaseException as error:
+        value = type(error).__name__
+    if os.getpid() != rank:
+        sys.setprofile(None)
+        told.write_text(f"{value}, spoke {len(departures)} times")
         os._exit(0)
     return value, told.read_text()
 

@@ -63,6 +63,11 @@ def test_forked_child_that_leaves_the_function_says_nothing_as_its_parent(start:
     assert len({record.origin.pid for record in job.records() if record.origin.role == "rank"}) == 2
 
 
+def test_forked_child_that_leaves_a_hook_after_the_goodbye_does_not_speak_to_the_store(start: Start) -> None:
+    (rank,) = start(1, f"{JOBS}:fork_after_the_goodbye").wait()
+    assert rank.value == ("parent 0", "ValueError, spoke 0 times")
+
+
 @pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_call_interrupted_at_any_line_of_its_start_leaves_nothing(start: Start, stride: int) -> None:
     (rank,) = start(1, f"{JOBS}:call_interrupted_at_each_line_of_its_start", stride=stride).wait(limit=250)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from resilience.facts.interruptions import Frame
+from resilience.core.observation import Doing
+from resilience.facts.interruptions import Exit, Frame
 from resilience.monitor import evidence
 from resilience.monitor.evidence import Witness
+from resilience.system import stacks
 from resilience.system.processes import ProcessState
 
 
@@ -59,3 +61,16 @@ def test_rank_that_computes_only_since_a_moment_ago_is_seen_to_have_waited(
     now = 4.2
     witness.see(0.0)
     assert witness.hang((Frame("train.py", 1, "train"),), False) == hang
+
+
+@pytest.mark.parametrize(
+    ("status", "exit"),
+    [(3, Exit(code=3)), (-2, Exit(signal="SIGINT")), (-777, Exit(signal="signal 777")), (0, None), (None, None)],
+)
+def test_exit_that_a_program_has_noted_is_read_whatever_it_wrote(status: int | None, exit: Exit | None) -> None:
+    """A program that damages its memory can write any number there."""
+    view = SimpleNamespace(since=0.0, heartbeat_at=None, step_at=None, step=1, doing=Doing.ENDING, exit_status=status)
+    page: Any = SimpleNamespace(read=lambda: view, collectives=list)
+    witness = Witness(page, SimpleNamespace(pid=os.getpid(), state=lambda: None), None)  # type: ignore[arg-type]
+    witness.take_stacks = lambda thorough: stacks.NONE  # type: ignore[method-assign]
+    assert witness.look().exit == exit
