@@ -232,16 +232,16 @@ class CycleHistory:
         return all((node, attempt) in self.over for node in nodes)
 
     def ends(self, attempt: int) -> list[events.JobEnded]:
-        """Return how the job ended on the nodes of the attempt's newest cycle. Nodes that left earlier do not know it; if
-        no others recorded an end, theirs count once the job is over."""
+        """Return how the job ended on the nodes of the attempt's newest cycle. Nodes that left earlier do not know it;
+        theirs count once the job is over, if no other node recorded an end."""
         newest = max((place for place in self._places if place[0] == attempt), default=None)
         ends = {node: event for (node, number), event in self.over.items() if number == attempt}
         stayed = [] if newest is None else [ends[node] for node in sorted(self.parts(newest)) if node in ends]
         return stayed or ([ends[node] for node in sorted(ends)] if self.is_over(attempt) else [])
 
     def end(self, attempt: int) -> events.JobEnded | None:
-        """Return how the job ended in the attempt, None if no end is on record. A node that completed decides, for nodes
-        may continue without the others; among failures, the highest exit code."""
+        """Return how the job ended in the attempt, None if no end is on record. A node that completed decides, since
+        nodes may continue without the others; among failures, the highest exit code decides."""
         ends = self.ends(attempt)
         completed = [event for event in ends if event.outcome == "completed"]
         return max(completed or ends, key=lambda event: event.exit_code, default=None)
