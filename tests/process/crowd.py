@@ -23,6 +23,7 @@ from tests.support import signs
 PREFIX = "call"
 LIMIT = 300.0  # seconds
 RANKS_A_NODE = 8
+CONNECTIONS_A_RANK = 5  # its own, its watcher's, its monitor's, and one to the store of each of two iterations
 
 
 def host(size: int, soft: int) -> dict[str, Any]:

@@ -41,6 +41,24 @@ def restart_once(
     return {"iteration": train(), "soft": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
 
 
+def hold_after_a_restart(port: int) -> int:
+    """Restart once, and hold in the next iteration with every connection open."""
+
+    @Wrapper(store_kwargs={"port": port})
+    def train(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if call.iteration == 0 and os.environ["RANK"] == "1":
+            raise ValueError("by schedule")
+        dist.all_reduce(torch.ones(1))
+        signs.hold("again", int(os.environ["RANK"]))
+        dist.destroy_process_group()
+        return call.iteration
+
+    return train()
+
+
 def rank_0_changes_the_address() -> str:
     """Rank 0 sets MASTER_ADDR to an address that nobody has, and raises once it is let on. Answers the address at
     which the ranks met."""

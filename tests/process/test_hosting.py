@@ -21,6 +21,7 @@ from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from resilience.system.descriptors import SPARE
 from resilience.system.listening_sockets import listen
+from tests.process.crowd import CONNECTIONS_A_RANK
 from tests.support.ranks import Job, free_port
 from tests.support.stops import stop
 
@@ -269,6 +270,31 @@ def test_group_of_some_ranks_that_names_a_place_by_url_is_hosted_by_its_rank_0(s
 # -- many ranks ---------------------------------------------------------------------------------
 
 
+def test_rank_of_a_real_job_has_no_more_connections_to_the_stores_than_a_virtual_one(start: Start) -> None:
+    """Otherwise the number that 1,024 virtual ranks need would say nothing about real ones."""
+    job = start(3, "tests.process.hosted:hold_after_a_restart", port=free_port())
+    for rank in range(3):
+        job.await_sign("again", rank)
+    host = psutil.Process(job.monitor_pid(0))
+    sockets = host.net_connections("tcp")
+    ports = {each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN}
+    pids = {rank: {job.monitor_pid(rank)} for rank in range(3)}
+    for record in job.of(events.CallStarted):
+        assert record.origin.initial_rank is not None
+        pids[record.origin.initial_rank].add(record.origin.pid)
+    counts = {
+        rank: sum(
+            each.status == psutil.CONN_ESTABLISHED and each.raddr.port in ports
+            for pid in pids[rank]
+            for each in psutil.Process(pid).net_connections("tcp")
+        )
+        for rank in (1, 2)
+    }
+    job.let_on("again")
+    assert [rank.value for rank in job.wait()] == [1] * 3
+    assert 0 < min(counts.values()) and max(counts.values()) <= CONNECTIONS_A_RANK, counts
+
+
 @pytest.mark.parametrize(
     ("world_size", "processes", "soft"), [(64, 2, 256), pytest.param(1024, 4, 1024, marks=pytest.mark.slow)]
 )
@@ -293,7 +319,7 @@ def test_all_connections_of_a_world_fit_one_hosting_process_whose_soft_limit_is_
     assert {tuple(sorted(rank))[:3] for rank in took if "failed" not in rank} == {("completed", "connected", "entered")}
     last = {name: max(rank[name] for rank in took if name in rank) for name in took[0]}
     nodes = world_size // RANKS_A_NODE
-    assert hosted.value["used"] - hosted.value["before"] <= 5 * world_size + nodes + SPARE
+    assert hosted.value["used"] - hosted.value["before"] <= CONNECTIONS_A_RANK * world_size + nodes + SPARE
     print(
         f"{world_size} ranks: {hosted.value['used']} descriptors ({hosted.value['before']} before), "
         f"limit {hosted.value['soft']} raised to {hosted.value['raised']}; barrier "
