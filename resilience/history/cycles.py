@@ -118,8 +118,15 @@ class NodeCycle:
     def stopped(self) -> set[int]:
         """Return the ranks that the agent ended on purpose. A rank that exited with status 0 during the run ended by
         itself."""
-        ran_until = next((stage.ended_ns for stage in self.stages if stage.phase == "run"), None)
-        return {rank for rank, worker in self.workers.items() if worker.is_stopped(ran_until)}
+        return {rank for rank, worker in self.workers.items() if worker.is_stopped(self._ran_until)}
+
+    def has_completed(self, worker: Worker) -> bool:
+        """Return True if this worker exited with status 0, and not because the agent ended it."""
+        return worker.has_completed and not worker.is_stopped(self._ran_until)
+
+    @property
+    def _ran_until(self) -> int | None:
+        return next((stage.ended_ns for stage in self.stages if stage.phase == "run"), None)
 
     @property
     def silent_ns(self) -> int:

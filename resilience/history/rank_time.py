@@ -9,9 +9,9 @@ silent one. A spare is idle, and so is a rank that finished before the others. T
 as its node is on record. Repeated work is rework, at the earlier speed. If no step is reported, rework is unknown and
 counts as zero here; the views say that it is unknown.
 
-A worker of the launcher without a signal of progress may be loading, or its program sends none. While it runs, its time
-is unknown. If its cycle fails, it has worked since its start. But if its rank showed progress in an earlier cycle on
-the same node, it was still loading.
+A worker of the launcher without a signal of progress may be loading, or its program sends none. Its time is unknown,
+except the silence that ended its cycle. If the worker completes, it has worked since its start. If its rank shows
+progress in another cycle on the same node, earlier or later, the program sends signals, and the worker was loading.
 
 The time of a lost node counts up to its last record. A node that was not in the job's previous cycle waits at no cost
 until that cycle has failed. Its own records do not say when that was, so its metrics count its whole wait.
@@ -39,8 +39,8 @@ RankCall = tuple[int, int, int]
 
 
 class RankSeconds(msgspec.Struct):
-    """Time of ranks in nanoseconds. work: includes the time lost to hangs and to rework. unknown: of running workers
-    that have shown no progress, since their start; no part of the total."""
+    """Time of ranks in nanoseconds. work: includes the time lost to hangs and to rework. unknown: of workers that have
+    shown no progress, since their start; no part of the total."""
 
     work: int = 0
     startup: int = 0
@@ -249,7 +249,9 @@ class RankTimes:
         by_rank: dict[int, RankSeconds] = {}
         launched: set[RankCall] = set()
         for node, parts in cycles.nodes.items():
-            signalling: set[int] = set()  # ranks that showed progress on this node in an earlier cycle
+            signalling = {  # ranks that have shown progress on this node
+                rank for part in parts.values() for rank, worker in part.workers.items() if worker.has_shown_progress
+            }
             for place in sorted(place for place, part in parts.items() if part.started is not None):
                 workers = parts[place].workers
                 visit = _Visit(cycles, node, place, until(node, place), signalling)
@@ -258,7 +260,6 @@ class RankTimes:
                     wrapped = self._wrapped.get((*place, rank))
                     earlier = None if visit.before is None else self._wrapped.get((*visit.before, rank))
                     by_rank.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
-                signalling = signalling | {rank for rank, worker in workers.items() if worker.has_shown_progress}
         earlier_ends: dict[tuple[int, int, str], int | None] = {}  # attempt, rank, node -> end of its earlier cycle
         for key in sorted(self._wrapped.keys() - launched):
             wrapped = self._wrapped[key]
@@ -274,14 +275,15 @@ class RankTimes:
 
 
 class _Visit:
-    """One node in one cycle. until: end of the count in monotonic nanoseconds. signalling: ranks that showed progress
-    in an earlier cycle. before: the cycle from which the node was restarted into this one."""
+    """One node in one cycle. until: end of the count in monotonic nanoseconds. signalling: ranks that show
+    progress in any cycle. before: the cycle from which the node was restarted into this one."""
 
     def __init__(self, cycles: CycleHistory, node: str, place: Cycle, until: int | None, signalling: Set[int]) -> None:
         self._part, self._signalling = cycles.part(node, place), signalling
         self.before = cycles.before(node, place)
         self._before = None if self.before is None else cycles.part(node, self.before)
         failed = self._part.failed_at
+        self._is_over = failed is not None
         self._end = until if failed is None else failed[0]
         failed_before = None if self._before is None else self._before.failed_at
         self._since = cycles.waited_since(node, place) if failed_before is None else failed_before[0]
@@ -297,19 +299,21 @@ class _Visit:
         at_work = worker.called_ns if inside is not None else None if worker.progress is None else worker.progress[0]
         until = worker.started_ns
         if at_work is None and self._end is not None:
-            if rank in self._signalling and not worker.has_completed:
-                until = self._end  # it has not come as far as in an earlier cycle
-                spent.work = spent.hang = max(0, min(until - worker.started_ns, self._part.silent_ns))
-            elif self._part.failed_at is not None:
+            if self._is_over and self._part.has_completed(worker):
                 at_work = worker.started_ns
             else:
-                spent.unknown = max(0, self._end - until)
+                spent.work = spent.hang = max(0, min(self._end - worker.started_ns, self._part.silent_ns))
+                before_silence = self._end - spent.hang
+                if rank in self._signalling:
+                    until = before_silence  # it was loading
+                else:
+                    spent.unknown = max(0, before_silence - until)
         since = worker.started_ns if self._since is None else self._since
         if earlier is not None:
             since = max(since, earlier.since)
         if at_work is not None:
             until = at_work if self._end is None else min(at_work, self._end)
-        waited = max(0, until - since - spent.hang)
+        waited = max(0, until - since)
         if inside is not None:
             spent = inside.spent_until(self._end)
             if self._end is not None:  # a Wrapper knows nothing of a hang that the launcher's monitor has found

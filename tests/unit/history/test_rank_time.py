@@ -146,6 +146,76 @@ def test_time_in_which_a_program_that_has_shown_progress_before_loads_in_vain_is
     assert_same_seconds(records)
 
 
+def _crash_loop_without_signals(cycles: int, seconds: float) -> NodeStory:
+    """The worker of a job fails in each cycle, and has never sent a signal of progress."""
+    story = NodeStory()
+    now = 0.0
+    for cycle in range(cycles):
+        story.join("a", now, now + 1, cycle=cycle, why="failure" if cycle else "first", size=1)
+        story.spawn("a", now + 1, [0], cycle=cycle, signs=False)
+        story.exited("a", now + seconds, 0, 1, False, cycle)
+        story.stop("a", now + seconds, "failed", cycle, ran=seconds - 1, failed_node="a")
+        now += seconds + 0.2
+    return story
+
+
+def test_time_of_workers_that_failed_without_a_signal_is_unknown_and_not_productive() -> None:
+    """Four times the program loads for 5 minutes and crashes."""
+    records = _crash_loop_without_signals(4, 300.0).records
+    spent = times(History().take_all(records))
+    assert spent.productive_s == 0
+    assert spent.unknown_s == pytest.approx(1200.0, abs=6.0)
+    assert spent.ettr is None
+    counters = seconds_counted(records)
+    assert counters["work"] == 0
+    assert sum(counters.values()) < 10.0
+
+
+def test_first_signal_after_crashes_shows_that_the_earlier_cycles_were_loading() -> None:
+    story = _crash_loop_without_signals(2, 300.0)
+    before = seconds_counted(story.records)
+    story.join("a", 600.4, 601.4, cycle=2, why="failure", size=1)
+    story.spawn("a", 601.4, [0], cycle=2)
+    story.exited("a", 702.5, 0, 0, True, 2)
+    story.stop("a", 702.5, cycle=2)
+    spent = times(History().take_all(story.records))
+    assert spent.unknown_s == 0
+    assert spent.startup_s == pytest.approx(300.0, abs=0.5)
+    assert spent.restart_s == pytest.approx(302.5, abs=0.5)
+    assert spent.productive_s == pytest.approx(100.0, abs=0.5)
+    assert before <= seconds_counted(story.records)
+    assert_same_seconds(story.records)
+
+
+def test_silence_that_ended_a_cycle_without_signals_is_lost_and_the_rest_is_unknown() -> None:
+    records = launched([launch_streams.Fault("hang", 0)], signs=False).records
+    first = [record for record in records if record.origin.cycle == 0]
+    spent = times(History().take_all(first))
+    assert spent.hang_s == pytest.approx(2.01)
+    assert spent.productive_s == 0
+    assert spent.unknown_s == pytest.approx(launch_streams.LAST_STEP * launch_streams.STEP_S, abs=0.1)
+    assert_same_seconds(first)
+
+
+def test_program_without_signals_that_completes_has_worked_since_its_start() -> None:
+    """The cycle that failed before may have been loading."""
+    spent = times(History().take_all(launched([launch_streams.Fault("kill", 0)], signs=False).records))
+    assert spent.productive_s == pytest.approx(2.0, abs=0.01)
+    assert spent.unknown_s == pytest.approx(launch_streams.LAST_STEP * launch_streams.STEP_S, abs=0.1)
+    assert spent.ettr is not None
+
+
+def test_worker_that_exits_with_0_because_it_was_stopped_has_not_completed() -> None:
+    """Rank 0 crashes while all load; rank 1 has a handler for SIGTERM that exits with 0."""
+    story = NodeStory()
+    story.join("a", 0, 1)
+    story.spawn("a", 1.0, [0, 1], signs=False)
+    story.exited("a", 300.0, 0, 1, False)
+    story.exited("a", 300.05, 1, 0, True)
+    story.stop("a", 300.01, "failed", ran=298.8, failed_node="a")
+    assert times(History().take_all(story.records)).productive_s == 0
+
+
 def test_hang_of_a_restarted_worker_before_its_first_sign_is_silence_and_no_restart() -> None:
     story = _crash_while_loading(0, 0.0)
     story.join("a", 100.2, 101.2, cycle=1, why="failure", size=1)

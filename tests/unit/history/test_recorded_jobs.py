@@ -127,6 +127,8 @@ def test_report_and_metrics_have_the_seconds_that_were_counted(job: Recorded) ->
         assert getattr(times, f"{cause}_s") * times.ranks == pytest.approx(spent[cause], abs=1e-6), cause
         assert counters[cause] == pytest.approx(spent[cause], abs=1e-6), cause
     assert counters["work"] == pytest.approx(spent["work"], abs=1e-6)
+    assert times.unknown_s * times.ranks == pytest.approx(spent["unknown"], abs=1e-6)
+    assert (times.ettr is None) == (job.name == "fails-at-start")  # none of its workers has shown progress
 
 
 def test_metrics_count_one_first_interruption_for_each_incident(job: Recorded) -> None:
@@ -246,11 +248,11 @@ def test_sql_has_the_restarts_and_phases_that_were_counted(job: Recorded) -> Non
         if (job.name, key[0]) not in UNDONE:
             assert seconds == pytest.approx(expected[key], abs=1e-6), key
     with run_query(
-        job.folder, "SELECT sum(startup_s), sum(restart_s), sum(hang_s), sum(idle_s) FROM seconds"
+        job.folder, "SELECT sum(startup_s), sum(restart_s), sum(hang_s), sum(idle_s), sum(unknown_s) FROM seconds"
     ) as answer:
         (row,) = answer.rows
     if job.counted["spent"] is not None:
-        assert row == pytest.approx([job.counted["spent"][cause] for cause in CAUSES], abs=1e-6)
+        assert row == pytest.approx([job.counted["spent"][cause] for cause in (*CAUSES, "unknown")], abs=1e-6)
 
 
 def test_status_says_how_often_the_launcher_restarted_and_how_the_job_ended(job: Recorded) -> None:
