@@ -12,7 +12,7 @@ left out and counted; the timeline shows them.
     incidents the incidents of the report, with their cost
     phases    each phase of each incident's restart, by rank, or by node for a restart by the launcher
     restarts  each restart of each rank that is over, also those that the launcher undid
-    seconds   where the time of each rank went, by cause
+    seconds   where the time of each rank went, by cause; of ranks whose records are complete
 
 The last four are views of the run's history, as in the report, on one clock."""
 
@@ -72,6 +72,7 @@ _LINE = {
     "kind": "VARCHAR",
     "file": "VARCHAR",
 }
+_OF_HISTORY = ("incidents", "phases", "restarts", "seconds")
 _COUNTS = ("attempt", "cycle", "call")  # omitted from a record if 0
 _SPREAD = ("count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s")
 _NAMED = {timings.HEARTBEAT: "(heartbeat)", HEARTBEAT: "(heartbeat)", OUT_OF_SECTION: "(out of section)"}
@@ -145,7 +146,7 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute(f"SET temp_directory = {_quoted(temporary)}")
             history, completeness = _records_read(folder, sql)
-            bad = _define(connection, folder, Path(temporary), history)
+            bad = _define(connection, folder, Path(temporary), history, completeness)
             try:
                 result = connection.execute(sql)
                 if result is None:
@@ -174,7 +175,7 @@ def _records_read(folder: Path, sql: str) -> tuple[History, Completeness]:
     return History(), completeness_of(folder) if "records" in names else Completeness()
 
 
-def _define(connection: Any, folder: Path, temporary: Path, history: History) -> int:
+def _define(connection: Any, folder: Path, temporary: Path, history: History, completeness: Completeness) -> int:
     """Create the views for a query; return how many lines of records and logs cannot be parsed."""
     connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
     connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
@@ -202,7 +203,8 @@ def _define(connection: Any, folder: Path, temporary: Path, history: History) ->
               UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text_path])})"""
     )
     tables = {"timings": _timings_of(folder), "periods": _periods_of(folder), "calls": _calls_of(folder)}
-    tables |= {view: rows(history) for view, rows in _OF_HISTORY.items()}
+    tables |= {"incidents": _incidents_of(history), "phases": _phases_of(history), "restarts": _restarts_of(history)}
+    tables |= {"seconds": _seconds_of(history, completeness)}
     for view, rows in tables.items():
         table = temporary / f"{view}.ndjson"
         _write(table, rows)
@@ -346,18 +348,20 @@ def _restarts_of(history: History) -> Iterator[dict[str, Any]]:
         yield {"layer": restart.layer, **place, "rank": restart.rank, "duration_s": restart.duration_s}
 
 
-def _seconds_of(history: History) -> Iterator[dict[str, Any]]:
+def _seconds_of(history: History, completeness: Completeness) -> Iterator[dict[str, Any]]:
+    """Yield the time of each rank whose records are complete; of none if the report gives no times."""
+    if not completeness.is_enough:
+        return
     has_unknown_rework = any(incident.has_unknown_rework for incident in incidents_of(history))
     for rank, spent in sorted(history.spent().items()):
+        if rank in completeness.damaged:
+            continue
         times: dict[str, float | None] = {
             f"{name}_s": value / 1e9 for name, value in msgspec.structs.asdict(spent).items()
         }
         if has_unknown_rework and not spent.rework:
             times["rework_s"] = None
         yield {"rank": rank} | times | {"work_s": spent.productive / 1e9}
-
-
-_OF_HISTORY = {"incidents": _incidents_of, "phases": _phases_of, "restarts": _restarts_of, "seconds": _seconds_of}
 
 
 def _micros(seconds: float) -> int:

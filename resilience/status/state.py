@@ -110,7 +110,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began, of all calls
     that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it. phase
     "lost": no process of the job is left and no end is recorded; detail gives the evidence. damaged: lines that were
-    read and are no records."""
+    read and are no records. absent: initial ranks that must have records by now, but have none."""
 
     run: str
     job_id: str
@@ -130,6 +130,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: FaultNow | None = None
     attempt: int = 0
     damaged: int = 0
+    absent: tuple[int, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -159,6 +160,7 @@ class Watcher:
         self._left: set[int] = set()  # ranks whose process has ended
         self._outside: set[int] = set()  # ranks whose call is over; their process may continue with other work
         self._node: dict[int, str] = {}
+        self._recorded: set[int] = set()  # ranks with a record of their own or of their monitor
         self._place: dict[int, Cycle] = {}  # of the last known worker of each rank
         self._pid: dict[int, int] = {}
         self._size: int | None = None
@@ -170,8 +172,15 @@ class Watcher:
     def look(self) -> Now | None:
         """Return the current state of the job; None while there are no records."""
         now = self._clock()
-        if now >= self._list_at:
-            self._list_at = now + LIST_EVERY
+        self._read(has_to_list=now >= self._list_at)
+        if self._absent():
+            self._read(has_to_list=True)  # their files may have been created since
+        self._list_at = now + LIST_EVERY if now >= self._list_at else self._list_at
+        return None if self._first_ns is None else self._now(now, self._first_ns)
+
+    def _read(self, has_to_list: bool) -> None:
+        """Read what was added to the files. has_to_list: look for new files before."""
+        if has_to_list:
             self._list()
         records, is_first_look = self._folder / "records", None in self._tails.values()
         for name, tail in self._tails.items():
@@ -182,7 +191,6 @@ class Watcher:
             self._take_all(added)
         if is_first_look:
             self._last_fault.look_back(self._iteration, [records / name for name in self._tails])
-        return None if self._first_ns is None else self._now(now, self._first_ns)
 
     def _list(self) -> None:
         try:
@@ -216,6 +224,7 @@ class Watcher:
         self._job_id, rank = origin.job_id, origin.initial_rank
         if rank is None:
             return False
+        self._recorded.add(rank)
         self._note_cycle(rank, origin)
         if not self._is_newest(rank, origin):
             return False
@@ -317,7 +326,20 @@ class Watcher:
             detail=detail,
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
+            absent=self._absent(),
         )
+
+    def _absent(self) -> tuple[int, ...]:
+        """Return the ranks that must have records by now, but have none: once the cycle's workers run, or once ranks
+        have entered their function, for which all of them meet."""
+        cycles = self._history.cycles
+        if cycles.places:
+            place = cycles.places[-1]
+            is_running = any(part.run_began_ns is not None for part in cycles.parts(place).values())
+            size = cycles.world_size(place) if is_running else None
+        else:
+            size = self._size if self._in_place else None
+        return tuple(rank for rank in range(size or 0) if rank not in self._recorded)
 
     def _phase(self, now: float) -> tuple[Phase, str | None, str]:
         """Return the phase of the job; after its end, also outcome and detail."""

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from resilience.attribution.advice import ranks_in_words
+from resilience.attribution.advice import named, ranks_in_words
 from resilience.errors import ConfigurationError
 from resilience.facts.in_words import count, seconds
 from resilience.run_folder.rank_ranges import ranges_of
@@ -141,6 +141,9 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     if now.damaged:
         lines = count(now.damaged, "line")
         text = f"{lines} could not be read, so what follows may be wrong; `resilience report` names the files"
+        yield from field("records", text, width, "red", indent=2)
+    if now.absent:
+        text = f"no records of {named(now.absent)}, which must have run; what follows lacks them"
         yield from field("records", text, width, "red", indent=2)
     size = "?" if now.world_size is None else count(now.world_size, "rank")
     states = ", ".join(f"{number} {state}" for state, number in now.states.items())

@@ -59,6 +59,31 @@ def test_run_of_which_most_files_are_damaged_tells_no_share_and_is_not_green(
     assert not plain["completeness"]["is_whole"]
 
 
+def seconds_by_sql(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[int, float]:
+    """The productive seconds of each rank in the view `seconds`."""
+    pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
+    capsys.readouterr()
+    assert main(["logs", str(folder), "--json", "--sql", "SELECT rank, work_s FROM seconds"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {row["rank"]: row["work_s"] for row in rows}
+
+
+def test_sql_has_no_seconds_if_too_many_records_are_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert seconds_by_sql(folder, capsys).keys() == {0, 1, 2, 3, 4}
+    for path in sorted((folder / "records").iterdir())[1:]:
+        damage(path)
+    assert seconds_by_sql(folder, capsys) == {}
+
+
+def test_sql_has_the_seconds_of_the_ranks_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = job([Fault("exception", 1, 0)], world=20).write(tmp_path / "run")
+    damage(folder / "records" / "node-7.jsonl")
+    found, rows = report(load(folder)).times, seconds_by_sql(folder, capsys)
+    assert found is not None
+    assert rows.keys() == set(range(20)) - {7}
+    assert sum(rows.values()) / len(rows) == pytest.approx(found.productive_s)
+
+
 def test_few_damaged_files_leave_the_numbers_of_the_whole_ones(tmp_path: Path) -> None:
     folder = job([Fault("exception", 1, 0)], world=20).write(tmp_path / "run")
     whole = report(load(folder)).times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +19,8 @@ from resilience.facts.records import Record, from_line, to_line
 from resilience.history.history import History
 from resilience.status import first_read, last_fault, state
 from resilience.status.state import FaultNow, Now, RankNow, Section, Watcher, order
+from resilience.status.view import status_lines
+from resilience.system.render import plain
 from resilience.telemetry import rank_snapshot
 from tests.support import large_run, record_streams
 from tests.support.agreement import written
@@ -353,6 +356,45 @@ def test_damage_at_both_ends_of_a_long_file_is_counted_and_the_cut_line_is_none(
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([lines[0], b"torn", *lines[1:-2], b"\xff{", *lines[-2:]]))
     assert now_of(folder).damaged == 2
+
+
+def test_ranks_without_a_file_are_named(tmp_path: Path) -> None:
+    folder = launched([Fault("hang", 0)], nodes=2, is_running=True).write(tmp_path / "launched")
+    assert now_of(folder).absent == ()
+    for path in (folder / "records").glob("node1-[0-9]*"):
+        path.unlink()
+    now = now_of(folder)
+    assert (now.world_size, now.absent) == (4, (2, 3))
+    text = " ".join(" ".join(plain(line) for line in status_lines(now, 80, 20)).split())
+    assert "records no records of ranks 2-3, which must have run" in text
+    wrapped = record_streams.job(world=4).write(tmp_path / "wrapped")
+    assert now_of(wrapped).absent == ()
+    (wrapped / "records" / "node-2.jsonl").unlink()
+    assert now_of(wrapped).absent == (2,)
+
+
+def test_ranks_whose_workers_are_being_started_are_not_absent(tmp_path: Path) -> None:
+    """Their monitors create the files."""
+    whole = launched(is_running=True).records
+    began = next(n for n, record in enumerate(whole) if isinstance(record.event, events.WorkerStarted))
+    assert now_of(written(whole[: began + 1], tmp_path / "run")).absent == ()
+
+
+def test_file_that_appears_during_a_look_is_read_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's file is older than those of its monitors; the folder is listed every 5 s."""
+    told = launched(is_running=True)
+    folder = written([record for record in told.records if record.origin.initial_rank is None], tmp_path / "run")
+    written([record for record in told.records if record.origin.initial_rank is not None], tmp_path / "rest")
+    listed = os.listdir
+
+    def after(path: str | Path) -> list[str]:
+        names = listed(path)
+        for name in listed(tmp_path / "rest" / "records"):
+            os.rename(tmp_path / "rest" / "records" / name, folder / "records" / name)
+        return names
+
+    monkeypatch.setattr(state.os, "listdir", after)
+    assert now_of(folder).absent == ()
 
 
 def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_soon(tmp_path: Path) -> None:
