@@ -227,20 +227,23 @@ def _resumed(iteration: Iteration) -> int | None:
 def _seconds_a_step(history: History, key: Place) -> float | None:
     """Return how long a step took in this iteration, else in another iteration of the call.
 
-    The restart before an iteration says at which step it began. The first iteration began with step 0 if the restart
-    after it resumed at step 0."""
+    The restart before an iteration says at which step it began. The first iteration says it itself; if it is of an
+    earlier version, it began with step 0 if the restart after it resumed at step 0."""
     iterations = history.iterations
     other_places = sorted(iterations.keys() - {key})
     for place in (key, *(place for place in other_places if place[:3] == key[:3])):
         iteration, before = iterations[place], iterations.get((*place[:3], place[3] - 1))
         entered = _resumed(before) if before is not None and place[3] > 0 else None
+        loading = 0.0
+        if entered is None and iteration.first_steps:
+            entered, loading = min(iteration.first_steps.values())
         if entered is None and place[3] == 0 and _resumed(iteration) == 0:
             entered = 0
         run = max((seconds for _, seconds in iteration.runs.values()), default=None)
         reached = _reached(iteration)
         if entered is not None and reached is not None and run is not None and reached > entered:
             silence = max((record.silent_for_s or 0.0 for record in iteration.records), default=0.0)
-            return max(0.0, run - silence) / (reached - entered)
+            return max(0.0, run - silence - loading) / (reached - entered)
     return None
 
 

@@ -134,6 +134,17 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
     step: int | None = None
 
 
+class FirstStepReported(Event, frozen=True, tag="first_step.reported"):
+    """This rank reported the first step of its function in a call: later steps are counted from it. If the function
+    loaded a checkpoint, it is no step 0. Only the iteration in which the rank works first has this event.
+
+    after_s: since the function was entered."""
+
+    level: ClassVar[Level] = "debug"
+    step: int
+    after_s: Seconds
+
+
 class RestartStep(Event, frozen=True, tag="restart.step"):
     """This rank reported its first step after a restart that had ended with another signal, such as a section in which
     the function loaded its checkpoint. step: the step with which the function continued."""
@@ -822,6 +833,7 @@ AnyEvent = (
     | StageStarted
     | StageEnded
     | RestartEnded
+    | FirstStepReported
     | RestartStep
     | RankInterrupted
     | InterruptionArrived

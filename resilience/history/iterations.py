@@ -52,6 +52,7 @@ class Iteration:
         self.ended: dict[int, str] = {}
         self.stopped: Set[int] = frozenset()  # by the launcher, on purpose: not a failure
         self.runs: dict[int, tuple[str, float]] = {}
+        self.first_steps: dict[int, tuple[int, float]] = {}  # of the call, and after how many seconds in the function
         self.restarts: dict[int, _Restarted] = {}
         self.unseen: set[int] = set()  # ranks that were not looked at before anything was cut
         self.sent: dict[int, tuple[str, tuple[str, ...]]] = {}  # reason and signals that a monitor sent to its rank
@@ -148,6 +149,7 @@ class IterationHistory:
             events.StageEnded: self._stage_ended,
             events.RestartEnded: self._continued,
             events.RestartStep: self._continued,
+            events.FirstStepReported: self._began_with,
             events.RankInterrupted: self._interrupted,
             events.InterruptionArrived: self._arrived,
             events.IterationDecided: self._outcome_seen,
@@ -237,6 +239,11 @@ class IterationHistory:
         restarts = self._at(self._ended_restart.get(who, place)).restarts
         if (restart := restarts.get(who[3])) is not None and restart.step is None:
             restarts[who[3]] = msgspec.structs.replace(restart, step=event.step)
+
+    def _began_with(
+        self, place: Place, who: _Call, record: Record, event: events.FirstStepReported, at_ns: int
+    ) -> None:
+        self._at(place).first_steps[who[3]] = (event.step, max(0.0, event.after_s))
 
     def _interrupted(self, place: Place, who: _Call, record: Record, event: events.RankInterrupted, at_ns: int) -> None:
         self.seen.add(who)

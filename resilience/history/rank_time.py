@@ -84,6 +84,7 @@ class WrappedRank:
         self._reached: int | None = None  # the interrupted step
         self._entered: int | None = None  # the step with which it continued after a restart
         self._is_step_unknown = False  # no step has been reported since the last restart
+        self._loading = 0  # nanoseconds of work before the first step of the call
         self._step_ns: float | None = None  # duration of one step
         self._repeated = 0  # steps of rework that do not count yet: how long a step takes is not known
 
@@ -111,6 +112,9 @@ class WrappedRank:
             self._is_step_unknown = True
         else:
             self._went_on(event.step)
+
+    def _first_step_reported(self, event: events.FirstStepReported, at: int) -> None:
+        self._entered, self._loading = event.step, round(max(0.0, event.after_s) * 1e9)
 
     def _first_step_taken(self, event: events.RestartStep, at: int) -> None:
         self._went_on(event.step)
@@ -185,7 +189,7 @@ class WrappedRank:
     def _forget_unknown(self) -> None:
         """Forget the steps before a restart if no step was reported after it: its rework stays unknown."""
         if self._is_step_unknown:
-            self._is_step_unknown, self._entered, self._reached = False, None, None
+            self._is_step_unknown, self._entered, self._reached, self._loading = False, None, None, 0
 
     def _went_on(self, step: int) -> None:
         """Count the rework of a rank that continues with `step`: it repeats its work beyond that step."""
@@ -193,18 +197,19 @@ class WrappedRank:
         entered = 0 if self._entered is None and step == 0 else self._entered
         if self._reached is not None:
             if entered is not None and self._reached > entered:
-                self._step_ns = self._worked / (self._reached - entered)
+                self._step_ns = max(0, self._worked - self._loading) / (self._reached - entered)
             self._repeated += max(0, self._reached - step)
             if self._step_ns is not None:
                 self._spent.rework += min(self._spent.productive, round(self._repeated * self._step_ns))
                 self._repeated = 0
-        self._entered, self._reached = step, None
+        self._entered, self._reached, self._loading = step, None, 0
 
 
 _TAKEN_BY: dict[type[events.Event], Callable[[WrappedRank, Any, int], None]] = {
     events.StageStarted: WrappedRank._stage_started,
     events.StageEnded: WrappedRank._stage_ended,
     events.RestartEnded: WrappedRank._restart_ended,
+    events.FirstStepReported: WrappedRank._first_step_reported,
     events.RestartStep: WrappedRank._first_step_taken,
     events.IterationDecided: WrappedRank._outcome_seen,
     events.RankFellSilent: WrappedRank._fell_silent,

@@ -16,6 +16,7 @@ _UNSHOWN = beginnings(
     events.StageEnded,
     events.AbortCut,
     events.InterruptDelivered,
+    events.FirstStepReported,
     events.RestartEnded,
     events.RestartStep,
 )

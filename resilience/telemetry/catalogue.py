@@ -65,12 +65,14 @@ _WORK_EVENTS = (
     _E.RankExited,
     _E.RankInterrupted,
     _E.CyclePhaseEnded,
+    _E.CycleEnded,
 )
 _LOSS_EVENTS = (
     _E.CallStarted,
     _E.CallEnded,
     _E.StageStarted,
     _E.StageEnded,
+    _E.FirstStepReported,
     _E.RestartEnded,
     _E.RestartStep,
     _E.IterationDecided,

@@ -270,6 +270,28 @@ def train(
     return value
 
 
+def resume_training() -> int:
+    """Train from a checkpoint of step 100, after half a second of loading; a step takes 0.1 s, and every step but the
+    last two is in a later checkpoint. Rank 1 fails once, in step 106. Return the last step."""
+
+    @wrapper_of({}, {}, [])
+    def loop(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo")
+        with resilience.section("load"):
+            time.sleep(0.5)
+        for step in range(104 if call.iteration else 100, 110):
+            resilience.step(step)
+            if (call.iteration, os.environ["RANK"], step) == (0, "1", 106):
+                raise ValueError("by schedule")
+            time.sleep(0.1)
+            dist.barrier()
+        dist.destroy_process_group()
+        return step
+
+    return loop()
+
+
 def train_with_evidence(**kwargs: Any) -> Any:
     """Train; after a hang nothing is cut before all ranks have been seen, also on a busy machine."""
     from resilience.core import watch

@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
+from resilience.attribution.cost import times
 from resilience.attribution.incidents import fold
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
+from resilience.history.history import History
 from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job
 
@@ -44,6 +46,18 @@ def test_exception_on_one_rank_restarts_all(start: Start, world: int, kind: str)
     assert first.exception.stack[-1].file.endswith("jobs.py")
     assert first.step == 5
     assert {record.origin.initial_rank for record in job.of(events.RestartEnded)} == set(range(world))
+
+
+def test_rework_after_the_only_restart_of_a_job_that_began_with_a_checkpoint_is_known(start: Start) -> None:
+    job = start(2, "tests.process.jobs:resume_training")
+    assert [rank.value for rank in job.wait()] == [109, 109]
+    (incident,) = fold(job.records())
+    assert incident.cost.lost_steps == 2
+    assert incident.cost.rework_s is not None and incident.cost.rework_s >= 2 * 0.1
+    spent = times(History().take_all(job.records()))
+    assert spent.rework_s == pytest.approx(incident.cost.rework_s, rel=0.2)
+    ran = [record.event.duration_s for record in job.of(events.StageEnded) if record.event.stage == "run"]
+    assert incident.cost.rework_s < 2 * (max(ran) - 0.5) / 6 + 0.001  # the time of loading is no part of a step
 
 
 @WORLDS

@@ -17,6 +17,7 @@ import msgspec
 
 from resilience.facts.events import (
     Event,
+    FirstStepReported,
     IterationEnded,
     IterationStarted,
     Outcome,
@@ -53,7 +54,8 @@ class RankEvents:
         self._entered_at: float | None = None
         self._is_awaiting_progress = False
         self._has_shown_progress = False  # in this call
-        self._is_awaiting_step = False  # the restart has ended with another signal
+        self._is_awaiting_step = False  # of the call, or of a restart that has ended with another signal
+        self._has_restarted = False  # in this call
         self._iteration_began = 0.0
         self._interruption = "peer"
         self._unsettled_failure: InterruptionRecord | None = None  # a failure that has no record yet
@@ -86,7 +88,7 @@ class RankEvents:
 
     def entering(self) -> None:
         self._entered_at = time.monotonic()
-        self._is_awaiting_step = False
+        self._is_awaiting_step = not self.is_restarting
         self._emit(StageStarted("run"))
         if self._restart_began is not None and not self._has_shown_progress:
             self._end_restart("entry", self._restart_began, self._entered_at)
@@ -101,8 +103,13 @@ class RankEvents:
             self._end_restart(sign, self._restart_began, self._entered_at)
         elif sign == "step" and self._is_awaiting_step and (step := self._step()) is not None:
             self._is_awaiting_step = False
-            self._emit(RestartStep(step))
+            self._emit(self._first_step(step))
         return self._is_awaiting_step
+
+    def _first_step(self, step: int) -> Event:
+        if self._has_restarted or self._entered_at is None:
+            return RestartStep(step)
+        return FirstStepReported(step, time.monotonic() - self._entered_at)
 
     def _end_restart(self, sign: ProgressSign, restart_began: float, entered_at: float) -> None:
         ended_at = entered_at if sign == "entry" else time.monotonic()
@@ -111,7 +118,7 @@ class RankEvents:
         ended = StageEnded("restart", "completed", duration, ended_ago_s=time.monotonic() - ended_at)
         self._emit(ended, RestartEnded(self._interruption, duration, sign, step))
         self._is_awaiting_step = step is None
-        self._restart_began = None
+        self._restart_began, self._has_restarted = None, True
         self._interruption = "peer"
 
     def left_function(self, is_interrupted: bool, failed: bool) -> None:

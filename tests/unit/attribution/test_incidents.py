@@ -724,6 +724,22 @@ def test_steps_done_again_are_known_if_the_function_loads_its_checkpoint_before_
     assert [incident.cost.lost_steps for incident in fold(records)] == whole == [0, 3]
 
 
+def test_steps_done_again_after_the_only_restart_of_a_job_that_began_with_a_checkpoint_have_a_cost() -> None:
+    told = job([Fault("hang", 1, 0, step=23)])
+    records: list[Record] = []
+    for record in told.records:
+        event = record.event
+        if isinstance(event, events.RestartEnded) and event.step is not None:
+            event = msgspec.structs.replace(event, step=20)
+        records.append(msgspec.structs.replace(record, event=event))
+        if isinstance(event, events.StageStarted) and event.stage == "run" and record.origin.iteration == 0:
+            first = events.FirstStepReported(10, 0.35)
+            records.append(msgspec.structs.replace(record, event=first))
+    (incident,) = fold(records)
+    assert incident.cost.lost_steps == 3
+    assert incident.cost.rework_s == pytest.approx(3 * (1.0 - 0.35) / 13, rel=0.05)  # 13 steps after it had loaded
+
+
 def test_hang_began_with_the_last_sign_of_life() -> None:
     incident = only(job([Fault("hang", 1, 0)]))
     assert incident.detected_wall_ns is not None and incident.since_wall_ns is not None

@@ -373,6 +373,23 @@ def test_first_step_after_a_checkpoint_was_loaded_tells_the_rework() -> None:
     assert rework_of([*seen, (405.0, events.RestartStep(200))]) == pytest.approx(150.0)
 
 
+def test_rework_of_a_job_that_began_with_a_checkpoint_is_known_after_its_only_restart() -> None:
+    """It loads for 60 s, makes 20 steps in 20 s, and repeats 5 of them."""
+    first = events.FirstStepReported(100, 60.0)
+    seen = [*called(0.0), (60.0, first), *restarted(80.0, 120, "step", 115)]
+    assert rework_of(seen) == pytest.approx(5.0)
+
+
+def test_speed_before_a_hang_does_not_include_its_silence() -> None:
+    silent = events.IterationDecided(0, step=120, silent_for_s=30.0)
+    seen = [*called(0.0), (60.0, events.FirstStepReported(100, 60.0)), (110.0, silent)]
+    seen += [
+        (111.0, events.RestartEnded("hang", 1.0, "step", 115)),
+        (111.0, events.StageEnded("restart", "completed", 1.0)),
+    ]
+    assert rework_of(seen) == pytest.approx(5.0)
+
+
 def rework_of(seen: list[tuple[float, events.Event]]) -> float:
     """The rework of one rank, in seconds."""
     rank = WrappedRank("node0")

@@ -323,7 +323,7 @@ NOT_ALONE: dict[str, set[type]] = {
     "resilience_job_info": {events.RendezvousCompleted},
     "resilience_monitor_up": {events.CycleStarted},  # of monitors that were killed with their agent
     # rework: no step was reported when it began
-    "resilience_lost_seconds_total": {events.RestartEnded, events.RestartStep},
+    "resilience_lost_seconds_total": {events.FirstStepReported, events.RestartEnded, events.RestartStep},
     "resilience_restart_iterations_total": {events.RankStoodInFor},  # the others follow, and count
 }
 

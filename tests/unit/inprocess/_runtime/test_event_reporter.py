@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -75,6 +76,37 @@ def test_step_that_ends_a_restart_is_reported_with_it() -> None:
     (ended,) = [event for event in emitted.events if isinstance(event, events.RestartEnded)]
     assert (ended.sign, ended.step) == ("step", 50)
     assert not any(isinstance(event, events.RestartStep) for event in emitted.events)
+
+
+def first_steps(emitted: Emitted) -> list[events.Event]:
+    return [event for event in emitted.events if isinstance(event, events.FirstStepReported | events.RestartStep)]
+
+
+def test_first_step_of_a_call_is_reported_with_the_time_since_the_function_was_entered() -> None:
+    page, emitted = RankSide(Page.create()), Emitted()
+    reporter = RankEvents(cast(Emitter, emitted), lambda: page.step_value)
+    reporter.entering()
+    page.on_progress = lambda sign: None if reporter.progressed(cast(events.ProgressSign, sign)) else clear(page)
+    page.enter("load checkpoint")
+    time.sleep(0.02)
+    page.step(100)
+    assert page.on_progress is None  # further steps cost nothing
+    page.step(101)
+    (first,) = first_steps(emitted)
+    assert isinstance(first, events.FirstStepReported)
+    assert first.step == 100
+    assert 0.02 <= first.after_s < 60
+
+
+def clear(page: RankSide) -> None:
+    page.on_progress = None
+
+
+def test_iteration_after_a_restart_reports_no_first_step_of_a_call() -> None:
+    page, emitted = after_restart()
+    page.step(50)
+    page.step(51)
+    assert first_steps(emitted) == []  # `restart.ended` has the step
 
 
 def test_restart_of_a_function_that_never_shows_progress_ends_with_its_entry() -> None:
