@@ -46,12 +46,14 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     """The cost of the incident, in steps and in seconds of the whole job; None means "not known".
 
     hang_s: silence until a limit fired. restart_s: detection to first progress, slowest rank. rework_s:
-    repeated steps, at the speed before the incident. lost_s: the sum of the known costs."""
+    repeated steps, at the speed before the incident. lost_s: the sum of the known costs. has_steps: a step before or
+    after the restart is on record."""
 
     lost_steps: int | None = None
     hang_s: float | None = None
     restart_s: float | None = None
     rework_s: float | None = None
+    has_steps: bool = True
 
     @property
     def lost_s(self) -> float | None:
@@ -139,12 +141,18 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Progress(NamedTuple):
-    """How far the job had come. reached: the highest step that had begun; resumed: the lowest one after the restart.
-    seconds_a_step: how long a step took before the incident, None if not known."""
+    """How far the job had come. first: the lowest step before the restart; reached: the highest step that had begun;
+    resumed: the lowest one after the restart. seconds_a_step: how long a step took before the incident, None if not
+    known."""
 
+    first: int | None
     reached: int | None
     resumed: int | None
     seconds_a_step: Callable[[], float | None]
+
+    @property
+    def has_steps(self) -> bool:
+        return any(step is not None for step in (self.first, self.reached, self.resumed))
 
 
 def nodes_of_suspects(
@@ -215,7 +223,7 @@ def _of_chief(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]
 
 
 def _cost(progress: Progress, silence: float | None, restart: Spread | None) -> Cost:
-    reached, resumed, seconds_a_step = progress
+    _, reached, resumed, seconds_a_step = progress
     lost = None if reached is None or resumed is None else max(0, reached - resumed)
     step_s = seconds_a_step() if lost else 0.0
     return Cost(
@@ -223,6 +231,7 @@ def _cost(progress: Progress, silence: float | None, restart: Spread | None) -> 
         hang_s=silence,
         restart_s=None if restart is None else restart.max_s,
         rework_s=None if lost is None or step_s is None else lost * step_s,
+        has_steps=progress.has_steps,
     )
 
 

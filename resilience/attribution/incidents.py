@@ -124,7 +124,8 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         phases=spreads(history.restart_phases(key), events.PHASES),
         actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY),
     )
-    progress = Progress(_reached(iteration), _resumed(iteration), partial(_seconds_a_step, history, key))
+    first = _first_step(history, key)
+    progress = Progress(first, _reached(iteration), _resumed(iteration), partial(_seconds_a_step, history, key))
     return completed(incident, before, restarts, progress, iteration.wall_ns, iteration.stacks, iteration.swallowed)
 
 
@@ -222,6 +223,13 @@ def _reached(iteration: Iteration) -> int | None:
 def _resumed(iteration: Iteration) -> int | None:
     """Return the lowest step with which a rank continued after the restart."""
     return min((end.step for end in iteration.restarts.values() if end.step is not None), default=None)
+
+
+def _first_step(history: History, key: Place) -> int | None:
+    """Return the lowest step with which a rank began this iteration."""
+    iteration, before = history.iterations[key], history.iterations.get((*key[:3], key[3] - 1))
+    resumed = None if before is None else _resumed(before)
+    return min((step for step, _ in iteration.first_steps.values()), default=resumed)
 
 
 def _seconds_a_step(history: History, key: Place) -> float | None:

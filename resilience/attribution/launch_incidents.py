@@ -310,10 +310,17 @@ def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iterati
 def _progress(parts: dict[str, NodeCycle], following: dict[str, NodeCycle], evidence: Evidence) -> Progress:
     steps_reached = [*evidence.steps.values(), *(part.reached for part in parts.values() if part.reached is not None)]
     reached = max(steps_reached, default=None)
-    steps = [worker.first_step for part in following.values() for worker in part.workers.values()]
-    resumed = min((step[1] for step in steps if step is not None), default=None)
+    first, resumed = _first_step(parts), _first_step(following)
     silence = silence_of(evidence.records) or 0.0
-    return Progress(reached, resumed, partial(_seconds_a_step, parts, 0 if reached is None else reached, silence))
+    return Progress(
+        first, reached, resumed, partial(_seconds_a_step, parts, 0 if reached is None else reached, silence)
+    )
+
+
+def _first_step(parts: dict[str, NodeCycle]) -> int | None:
+    """Return the lowest step with which a worker began the cycle."""
+    steps = [worker.first_step for part in parts.values() for worker in part.workers.values()]
+    return min((step[1] for step in steps if step is not None), default=None)
 
 
 def _seconds_a_step(parts: dict[str, NodeCycle], reached: int, silence: float) -> float | None:

@@ -36,6 +36,7 @@ from resilience.system.render import (
 
 LISTED = 12  # missing items and notes; the others are only counted
 BAR = 22
+NO_STEP = "rework unknown: no step reported"
 REWORK_UNKNOWN = "rework unknown: the step before or after the restart is not on record"
 STEP_TIME_UNKNOWN = "rework unknown: how long a step took is not on record"
 TIMES_UNKNOWN = "unknown: too many records are missing"
@@ -446,5 +447,6 @@ def _cost(incident: Incident) -> str:
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
     unknown = ""
     if incident.has_unknown_rework:
-        unknown = f"; {STEP_TIME_UNKNOWN if cost.lost_steps else REWORK_UNKNOWN}"
+        known = REWORK_UNKNOWN if cost.has_steps else NO_STEP
+        unknown = f"; {STEP_TIME_UNKNOWN if cost.lost_steps else known}"
     return total + ", ".join(parts) + unknown

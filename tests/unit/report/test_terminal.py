@@ -24,7 +24,7 @@ from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Exit
 from resilience.report.condensed import report
 from resilience.report.page import ReportPage
-from resilience.report.terminal import REWORK_UNKNOWN, incident_lines, report_lines
+from resilience.report.terminal import incident_lines, report_lines
 from resilience.run_folder.load import load
 from resilience.system.render import cut, painted, plain, show, table, wrap
 from tests.support import launch_streams
@@ -113,6 +113,22 @@ def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
         assert part in text
 
 
+def test_rework_of_a_job_that_reports_steps_is_unknown_if_the_one_after_the_restart_is_not_on_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = launch_streams.launched([launch_streams.Fault("kill", 1)])
+    for key, records in told.files.items():
+        told.files[key] = [
+            record
+            for record in records
+            if not (record.origin.cycle == 1 and isinstance(record.event, events.WorkerProgressed))
+        ]
+    run = str(told.write(tmp_path / "runs" / "launched"))
+    assert main(["report", run, "--incident", "1"]) == 0
+    text = unwrapped(capsys.readouterr().out)
+    assert "rework unknown: the step before or after the restart is not on record" in text
+
+
 @pytest.mark.parametrize("signs", [True, False])
 def test_rework_is_said_to_be_unknown_where_no_step_is_reported(
     signs: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -122,7 +138,7 @@ def test_rework_is_said_to_be_unknown_where_no_step_is_reported(
     for options, times in (([], 2), (["--incident", "1"], 0)):  # of the time and of all incidents
         assert main(["report", run, *options]) == 0
         text = unwrapped(capsys.readouterr().out)
-        assert (REWORK_UNKNOWN in text) is not signs
+        assert ("rework unknown: no step reported" in text) is not signs
         assert text.count("rework of 1 incident unknown") == times * (not signs)
     assert main(["report", run, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -133,7 +149,7 @@ def test_rework_is_said_to_be_unknown_where_no_step_is_reported(
     assert (found["unknown_cost"], found["unknown_rework"]) == (0, int(not signs))
     page = tmp_path / "report.html"
     assert main(["report", run, "--html", str(page)]) == 0
-    assert (REWORK_UNKNOWN in unwrapped(page.read_text())) is not signs
+    assert ("rework unknown: no step reported" in unwrapped(page.read_text())) is not signs
     assert ("Repeated steps of 1 incident unknown" in page.read_text()) is not signs
     assert ('repeated steps</td><td class="n">unknown</td>' in page.read_text()) is not signs
 
