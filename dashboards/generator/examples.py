@@ -57,6 +57,7 @@ _BUDGET = _series("resilience_restart_budget_remaining", 'layer="launcher"')
 _BUDGET_MAX = _series("resilience_restart_budget_max", 'layer="launcher"')
 _PRODUCTIVE = _series("resilience_productive_seconds_total")
 _LOST = _series("resilience_lost_seconds_total", 'cause="restart"')
+_HANG = _series("resilience_lost_seconds_total", 'cause="hang"')
 _IDLE = _series("resilience_lost_seconds_total", 'cause="idle"')
 _DROPPED = _series("resilience_telemetry_dropped_total", 'signal="span", reason="queue"')
 _UP = 'up{cluster="c", job_id="j", job="resilience", node="n1", instance="n1:9"}'
@@ -228,6 +229,12 @@ CASES: dict[str, tuple[Case, ...]] = {
     "GoodputLow": (
         Case({_PRODUCTIVE: "0+480x90", _LOST: "_x10 0+120x80"}, "85m", ((_job(), "80%"),)),
         Case({_PRODUCTIVE: "0+480x90", _LOST: "_x10 0+10x80"}, "85m"),
+        # 1,000 ranks: once an hour all of them wait for 30 minutes for one that hangs, until a limit fires.
+        Case(
+            {_PRODUCTIVE: "0+60000x180", _HANG: "0x39 1800000x59 3600000x59"},
+            "100m",
+            ((_job(), "50%"),),
+        ),
         # A spare is idle, and no fault.
         Case({_PRODUCTIVE: "0+480x90", _IDLE: "0+120x90"}, "85m"),
         Case({_PRODUCTIVE: "0+480x90", _IDLE: "0+120x90", _LOST: "_x10 0+120x80"}, "85m", ((_job(), "80%"),)),

@@ -24,6 +24,9 @@ class Scenario(msgspec.Struct, frozen=True):
     paged: str = "j"
 
 
+_SIGNS = ("resilience_step", "resilience_heartbeat_interval_seconds_count")
+
+
 def job(
     *, pattern: str, began: float = -36_000, restarts: str = "7", job_id: str = "j", node: str = "n0", ranks: int = 8
 ) -> dict[str, str]:
@@ -65,7 +68,7 @@ def job(
         ),
         f"resilience_step{{{labels}}}": growing(60, 5000),
         f"resilience_heartbeat_interval_seconds_count{{{labels}}}": growing(60, 5000),
-        f"resilience_productive_seconds_total{{{labels}}}": growing(480, 100_000),
+        f"resilience_productive_seconds_total{{{labels}}}": growing(60 * ranks, 100_000),
         f'resilience_lost_seconds_total{{{labels}, cause="restart"}}': restart_values,
     }
 
@@ -87,6 +90,21 @@ def hung(since: int, minutes: int = 120, restarts: str = "7", began: float = -36
         if values.endswith(f"x{since}") and "+" in values
         else values.replace(f"x{since}", f"x{minutes}")
         for name, values in job(pattern=f"Xx{since}", restarts=restarts, began=began).items()
+    }
+
+
+def hangs_hourly(ranks: int, hours: int) -> dict[str, str]:
+    """Return the series of a job that steps for the first half of each hour and hangs for the other one, until a limit
+    fires. All ranks wait: the silence is lost by each of them."""
+    restarts = " ".join(f"{hour}x59" for hour in range(hours))
+    stepping = " ".join(f"{5000 + 1740 * hour}+60x29 {5000 + 1740 * (hour + 1)}x29" for hour in range(hours))
+    series = job(pattern=f"Xx{60 * hours}", restarts=restarts, ranks=ranks)
+    of_node = 'job_id="j", node="n0"'
+    return {
+        **{name: stepping if name.startswith(_SIGNS) else values for name, values in series.items()},
+        f'resilience_lost_seconds_total{{{of_node}, cause="hang"}}': " ".join(
+            f"{1800 * ranks * hour}x59" for hour in range(hours)
+        ),
     }
 
 
@@ -238,6 +256,12 @@ SCENARIOS = (
         {**hung(20), **silent(1000, 20)},
         (20, 25, 45),
         {"RankHeartbeatStale": (25, 45), "JobStalled": (45,)},
+    ),
+    Scenario(
+        "1,000 ranks hang for 30 minutes in each hour",
+        hangs_hourly(1000, 4),
+        (20, 45, 55, 70, 90, 115, 130, 150, 175, 200, 235),
+        {"JobStalled": (55, 115, 175, 235), "GoodputLow": (90, 115, 130, 150, 175, 200, 235)},
     ),
     Scenario(
         "a job reports steps only, and single ranks have no series",
