@@ -55,6 +55,7 @@ SAMPLES = "resilience_section_duration_seconds_count"
 LOST = ("resilience_lost_seconds_total", 'cause="restart"')
 
 OUTCOME = "resilience_ended_timestamp_seconds"
+BARS = "restarts: Iterations and cycles by outcome"
 CYCLES = (ENDED_ITERATIONS, 'layer="launcher"', INTERRUPTED)
 
 
@@ -214,6 +215,26 @@ STORIES = (
             Shown("overview: Goodput", 200, {"": 0}),
             Shown("fleet: Lowest goodput", 200, {J: 0, 'job_id="healthy"': 1}),
         ),
+    ),
+    *(
+        Story(
+            f"a quiet job that restarted before; {what}",
+            {of(BEGAN): values.replace("7x", "-36000x"), of(*CYCLES): values},
+            tuple(
+                Shown(panel, at, shown, query)
+                for at in minutes
+                for panel, query, shown in (
+                    ("overview: Restarts", 0, {"": 0}),
+                    ("fleet: Most restarts", 0, {}),
+                    # Unknown at the first sample after the gap.
+                    (BARS, 0, {} if at == 71 else {'layer="launcher", outcome="interrupted"': 0}),
+                )
+            ),
+        )
+        for what, values, minutes in (
+            ("Prometheus did not scrape for 10 minutes", "7x60 _x10 7x290", (50, 61, 71, 73, 80, 120, 300)),
+            ("a new Prometheus", "7x360", (1, 3, 10, 60, 300)),
+        )
     ),
     Story(
         "a program runs for hours and sends no signal of progress",
