@@ -14,7 +14,7 @@ from resilience.attribution.incidents import incidents_of
 from resilience.attribution.stack_groups import stack_groups
 from resilience.cli import main
 from resilience.facts import events
-from resilience.facts.interruptions import ThreadStack
+from resilience.facts.interruptions import Cause, ExceptionInfo, Frame, ThreadStack
 from resilience.facts.records import Record
 from resilience.report import log_lines
 from resilience.report.page import ReportPage, _headline
@@ -120,6 +120,39 @@ def test_stacks_on_the_page_are_whole(tmp_path: Path) -> None:
     for group in stack_groups(history, incident):
         for frame in group.stack:
             assert f"{frame.file}:{frame.line} {frame.function}" in html.unescape(page)
+
+
+def test_exception_on_the_page_has_its_causes_and_notes_with_all_frames(tmp_path: Path) -> None:
+    """A failed read was handled, and a validation raised on its account."""
+    read = Cause("OSError", "disk 7 is gone", "cause", (Frame("/home/me/io.py", 5, "read"),), ("after 3 attempts",))
+    first = Cause("KeyError", "'shard'", "context", (Frame("/home/me/index.py", 8, "find"),))
+    frames = (Frame("/home/me/lock.py", 2, "lock"), Frame("/home/me/lock.py", 9, "wait"))
+    oldest = Cause("TimeoutError", "no lock", "context", frames)
+    stack = (Frame("/home/me/train.py", 12, "train"), Frame("/home/me/data.py", 34, "next_batch"))
+    error = ExceptionInfo("ValueError", "bad batch", "f", stack, notes=("shard 17",), causes=(read, first, oldest))
+    told = job([Fault("exception", 1, 0)], world=3)
+    for rank, records in told.files.items():
+        for number, record in enumerate(records):
+            if isinstance(record.event, events.RankInterrupted) and record.event.record.rank == 1:
+                seen = msgspec.structs.replace(record.event.record, exception=error)
+                told.files[rank][number] = msgspec.structs.replace(record, event=events.RankInterrupted(seen))
+    page = Page(page_of(told.write(tmp_path / "run"), tmp_path / "report.html"))
+    text = " ".join("".join(page.text).split())
+    for part in (
+        "ValueError: bad batch",
+        "/home/me/data.py:34 in next_batch",
+        "/home/me/train.py:12 in train",
+        "shard 17",
+        "caused by OSError: disk 7 is gone",
+        "/home/me/io.py:5 in read",
+        "after 3 attempts",
+        "while handling KeyError: 'shard'",
+        "/home/me/index.py:8 in find",
+        "while handling TimeoutError: no lock",
+        "/home/me/lock.py:9 in wait",
+        "/home/me/lock.py:2 in lock",
+    ):
+        assert part in text, part
 
 
 def test_page_is_whole_and_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
