@@ -19,6 +19,7 @@ from resilience.cli.logs import since_ns
 from resilience.errors import ConfigurationError
 from resilience.facts import events
 from resilience.run_folder.rank_ranges import ranks_of
+from resilience.system import files
 from tests.fixtures.jobs import unpacked
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.record_streams import Fault, job
@@ -245,12 +246,14 @@ def test_options_that_match_nothing_are_named_and_the_exit_status_is_1(
     assert f"no line of {run} matches {options[0]} {options[1]}" in said.err
 
 
-def test_lines_keep_their_times_whatever_time_a_copy_gave_the_files(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_keep_their_times_in_a_copy_whose_files_are_newer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain text has no times of its own; the launcher has noted when it was read."""
+    path = write(run, "output/0/5.err", b"loading\nno such shard\n")
+    files.times_of(path).write_bytes(b"0 %d\n8 %d\n" % (AT + SECOND // 2, AT + 3 * SECOND))
     told = call(capsys, str(run))
-    for path in run.rglob("*.jsonl"):
-        os.utime(path, (0, 0))
+    assert any(line.startswith("22:13:23.000") and line.endswith("no such shard") for line in told)
+    for file in run.rglob("*"):
+        os.utime(file, ns=(AT + 10**14, AT + 10**14))
     assert call(capsys, str(run)) == told
 
 
