@@ -48,14 +48,26 @@ def test_exported_configuration_is_loaded(
 
 def test_docker_compose_loads_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESILIENCE_RUN_DIR", str(ROOT))
-    compose = ["docker", "compose", "--file", str(EXPORTED / "docker-compose.yaml"), "config", "--quiet"]
-    if (
-        shutil.which("docker") is None
-        or subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=LIMIT).returncode
-    ):
-        pytest.skip("docker compose is not here, so docker-compose.yaml was not loaded")
+    program = composer()
+    if program is None:
+        pytest.skip("docker-compose.yaml was not loaded: apt-get install --no-install-recommends docker-compose")
+    compose = [*program, "--file", str(EXPORTED / "docker-compose.yaml"), "config"]
     done = subprocess.run(compose, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
+    assert f"{ROOT}:/runs:ro" in done.stdout or f"source: {ROOT}\n" in done.stdout  # as versions 1 and 2 write it
+    monkeypatch.delenv("RESILIENCE_RUN_DIR")
+    done = subprocess.run(compose, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode != 0
+    assert "the directory that holds the run folders" in done.stderr
+
+
+def composer() -> list[str] | None:
+    """Return the command of Docker Compose that is installed: version 2, a plugin, or version 1. None: there is none."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) is not None:
+            if subprocess.run([*command, "version"], capture_output=True, timeout=LIMIT).returncode == 0:
+                return command
+    return None
 
 
 def test_docs_show_both_ways_of_discovery() -> None:
