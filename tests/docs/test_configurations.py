@@ -62,11 +62,11 @@ def test_docker_compose_loads_the_example(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def composer() -> list[str] | None:
-    """Return the command of Docker Compose that is installed: version 2, a plugin, or version 1. None: there is none."""
+    """Return the command of the Docker Compose that is installed: of version 2, a plugin, or of version 1."""
     for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]) is not None:
-            if subprocess.run([*command, "version"], capture_output=True, timeout=LIMIT).returncode == 0:
-                return command
+        is_here = shutil.which(command[0]) is not None
+        if is_here and not subprocess.run([*command, "version"], capture_output=True, timeout=LIMIT).returncode:
+            return command
     return None
 
 

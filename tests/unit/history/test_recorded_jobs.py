@@ -44,6 +44,7 @@ from tests.support.server import ROOT
 
 LAYERS = ("inprocess", "launcher")
 CAUSES = ("startup", "restart", "hang", "idle")
+CHECKPOINT_EVERY = 5  # steps, as in tests/fixtures/train.py
 RESTARTS, PHASES = "resilience_restart_duration_seconds", "resilience_restart_phase_duration_seconds_sum"
 
 
@@ -127,8 +128,23 @@ def test_report_and_metrics_have_the_seconds_that_were_counted(job: Recorded) ->
         assert getattr(times, f"{cause}_s") * times.ranks == pytest.approx(spent[cause], abs=1e-6), cause
         assert counters[cause] == pytest.approx(spent[cause], abs=1e-6), cause
     assert counters["work"] == pytest.approx(spent["work"], abs=1e-6)
+    if "rework" in spent:  # in a Wrapper it is tested by steps, below
+        assert (times.rework_s or 0.0) * times.ranks == pytest.approx(spent["rework"], abs=1e-6)
+        assert counters["rework"] == pytest.approx(spent["rework"], abs=1e-6)
     assert times.unknown_s * times.ranks == pytest.approx(spent["unknown"], abs=1e-6)
     assert (times.ettr is None) == (job.name == "fails-at-start")  # none of its workers has shown progress
+
+
+def test_steps_that_are_done_again_are_those_since_the_last_checkpoint(job: Recorded) -> None:
+    """Each fault strikes in a step that the plan names; two at once are one incident."""
+    places = [fault.split(".") for fault in job.plan.faults]
+    struck = {(cycle, iteration): int(step) for cycle, iteration, _, step, _ in places}
+    expected: list[int | None] = [step % CHECKPOINT_EVERY for step in struck.values()]
+    if job.name in ("agent-killed", "fails-at-start"):  # nothing was restarted; no step was made
+        expected = [None] * len(job.report.incidents)
+    elif job.name == "wrapper-in-launcher":  # no record has the first step after the launcher's restart
+        expected[1] = None
+    assert [incident.cost.lost_steps for incident in job.report.incidents] == expected
 
 
 def test_metrics_count_one_first_interruption_for_each_incident(job: Recorded) -> None:
