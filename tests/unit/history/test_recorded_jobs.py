@@ -122,8 +122,6 @@ def test_report_and_metrics_have_the_seconds_that_were_counted(job: Recorded) ->
     spent, times, counters = job.counted["spent"], job.report.times, seconds_counted(job.records)
     assert times is not None
     assert_same_seconds(job.records)  # those of the report are those of the metrics, rework too
-    if spent is None:
-        return  # a Wrapper inside the launcher
     for cause in CAUSES:
         assert getattr(times, f"{cause}_s") * times.ranks == pytest.approx(spent[cause], abs=1e-6), cause
         assert counters[cause] == pytest.approx(spent[cause], abs=1e-6), cause
@@ -189,7 +187,8 @@ def test_metrics_have_the_restarts_and_phases_that_were_counted(job: Recorded, l
     failed = sum(metrics[name, layer, outcome] for name, outcome in ENDED)
     nodes = len({span.attributes["host.name"] for span in job.spans})
     ended = job.counted["failures"] * nodes if layer == "launcher" else job.counted["interrupted"]
-    assert failed == ended or job.name == "wrapper-in-launcher"  # each node's ranks count their iterations
+    if (job.name, layer) not in UNDONE:  # each node's ranks count their iterations: see below
+        assert failed == ended
 
 
 def test_death_that_wrapper_and_launcher_react_to_is_one_restart(tmp_path: Path) -> None:
@@ -267,8 +266,7 @@ def test_sql_has_the_restarts_and_phases_that_were_counted(job: Recorded) -> Non
         job.folder, "SELECT sum(startup_s), sum(restart_s), sum(hang_s), sum(idle_s), sum(unknown_s) FROM seconds"
     ) as answer:
         (row,) = answer.rows
-    if job.counted["spent"] is not None:
-        assert row == pytest.approx([job.counted["spent"][cause] for cause in (*CAUSES, "unknown")], abs=1e-6)
+    assert row == pytest.approx([job.counted["spent"][cause] for cause in (*CAUSES, "unknown")], abs=1e-6)
 
 
 def test_status_says_how_often_the_launcher_restarted_and_how_the_job_ended(job: Recorded) -> None:
