@@ -300,7 +300,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_rank_silence_seconds",
         "gauge",
-        "Time since a rank's last sign of life (heartbeat, ping, step, end of a section) at the time of the scrape.",
+        "Time since a rank's last sign of life (heartbeat, ping, step, end of a section) when its state was written, "
+        "or at the scrape if that is overdue.",
         ("rank",),
         source="rank snapshots",
     ),

@@ -39,5 +39,5 @@ def top(expression: str) -> str:
 
 
 def silence(by: str) -> str:
-    """Return an expression for the time since the last sign of life, at the time of the scrape."""
+    """Return an expression for the time since the last sign of life, as the metric has it."""
     return f"max by ({by}) ({present(SILENCE)})"
