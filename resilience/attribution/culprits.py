@@ -22,7 +22,7 @@ RULES: Mapping[int, str] = {
     8: "joined, not complete",
     9: "desynchronised",
     10: "wait-for walk",
-    11: "hung before a death",
+    11: "a hang that no death explains",
     14: "common mode",
     16: "store lost",
 }

@@ -5,7 +5,8 @@ another rank's fault, which rank waited for which, what all had in common. The v
 not a cause in hardware; "unknown" is a valid verdict. The rule numbers are those of docs/account.md. Rules that could
 not run are listed with the data they lack.
 
-The rules about a rank for which others waited are in `attribution.awaited`."""
+The rules about a rank for which others waited are in `attribution.awaited`, and the rule about hangs that another
+rank's end does not explain is in `attribution.reach`."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ from resilience.attribution.evidence import (
     without_reruns,
     without_restart,
 )
+from resilience.attribution.reach import NOTICED_WITHIN_NS, OwnHangs, began_out_of_reach, is_before, own_hangs
 from resilience.attribution.symptoms import (
     Class,
     Symptom,
@@ -37,14 +39,11 @@ from resilience.attribution.symptoms import (
     main_stack,
 )
 from resilience.facts.in_words import count
-from resilience.facts.interruptions import HANGS as LIMITS
 from resilience.facts.interruptions import Category, Interruption
 from resilience.facts.user_frames import user_frame
 
-NOTICED_WITHIN_NS = 1_000_000_000  # on a busy machine, monitors may notice two ends in the wrong order
 SHORTEST_TIMEOUT_S = 1.0  # of a process group: no job waits less for a collective
 WITHIN_LIMITS = "stayed within the limits"  # cleared because nothing else is on record
-_WAITS_FOR_NO_RANK = HANGS.keys() - {"in_loop"}  # a rank that waits for its device may seem to loop
 _CATEGORIES: Mapping[Class, Category] = {
     "stopped": "host",
     "blocked_in_kernel": "storage",
@@ -253,8 +252,8 @@ def _likeness(symptom: Symptom) -> tuple[object, ...]:
 
 
 def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
-    own = [symptom for symptom in symptoms.values() if symptom.is_own and not symptom.is_guess]
-    faults, quiet = [each for each in own if not each.is_quiet], [each for each in own if each.is_quiet]
+    shown = [symptom for symptom in symptoms.values() if symptom.is_own and not symptom.is_guess]
+    faults, quiet = [each for each in shown if not each.is_quiet], [each for each in shown if each.is_quiet]
     exits = [symptom for symptom in faults if symptom.rule == 1]
     raised = [symptom for symptom in faults if symptom.rule == 2]
     hung = [symptom for symptom in faults if symptom.rule not in (1, 2)]
@@ -263,13 +262,13 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         blamed += _blame_raised(evidence, raised, alone=not exits and not hung)
     # No other rank kills or crashes a process: whatever else happened, this is a fault of its own.
     blamed += [Culprit(symptom.rank, symptom.what, symptom.confidence, 1) for symptom in exits]
-    older = _hung_before(evidence, hung, [*raised, *exits, *quiet]) if blamed else []
+    own = own_hangs(evidence, hung, [*raised, *exits, *quiet]) if blamed else OwnHangs()
     if hung and (not blamed or evidence.first in {symptom.rank for symptom in hung}):
         blamed += _blame_hung(evidence, hung)
-    elif older:
-        blamed += _blame_hung(evidence, older)
+    elif own.older or own.later:
+        blamed += _blame_hung(evidence, [*own.older, *own.later])
     fired = {culprit.rule for culprit in blamed} | {symptom.rule for symptom in symptoms.values() if not symptom.is_own}
-    fired |= {11} if older else set()
+    fired |= {11} if own.older or own.later else set()
     if quiet:
         blamed += _blame_quiet(evidence, symptoms, quiet, {culprit.rank for culprit in blamed})
         fired |= {culprit.rule for culprit in blamed}
@@ -287,13 +286,13 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
             blamed[0].what, _category(blamed[0], {}), culprits=tuple(blamed), rules_fired=tuple(sorted(fired))
         )
 
-    hung_first = {symptom.rank for symptom in older}
+    older, later = {symptom.rank for symptom in own.older}, {symptom.rank for symptom in own.later}
 
-    def order(culprit: Culprit) -> tuple[bool, bool, bool, float, float, int]:
+    def order(culprit: Culprit) -> tuple[bool, int, bool, float, float, int]:
         rank, confidence = culprit.rank, culprit.confidence
         position = arrival(symptoms[rank].record) if rank in symptoms else float("inf")
-        is_older = rank in hung_first
-        return confidence < NAMED, not is_older, rank != evidence.first, position, -confidence, rank
+        place = (rank not in older) + (rank in later)
+        return confidence < NAMED, place, rank != evidence.first, position, -confidence, rank
 
     blamed.sort(key=order)
     chief = blamed[0]
@@ -340,7 +339,9 @@ def _blame_quiet(
     for symptom in quiet:
         if symptom.rank in awaited:
             continue  # the others waited for it before it ended
-        is_first = all(_ended_before(symptom, each) for each in faults if each is not symptom)
+        is_first = all(
+            is_before(symptom, each) or began_out_of_reach(each, symptom) for each in faults if each is not symptom
+        )
         confidence = symptom.confidence if is_first and not others else UNSURE
         culprits.append(Culprit(symptom.rank, symptom.what, confidence, 1))
     return culprits + others
@@ -356,37 +357,6 @@ def _waits_before_ends(evidence: Evidence, quiet: list[Symptom]) -> dict[int, Sy
     before = symptoms_of(msgspec.structs.replace(evidence, records=records))
     ended = {symptom.rank for symptom in quiet}
     return {rank: symptom for rank, symptom in before.items() if rank in ended and _only_waited(symptom)}
-
-
-def _hung_before(evidence: Evidence, hung: list[Symptom], others: list[Symptom]) -> list[Symptom]:
-    """Rule 11: return the hung ranks whose limit was exceeded before any other rank ended or raised. A rank in a call
-    or a loop may have waited for a rank that died later: it counts only if the others wait for it alone."""
-    awaited = walk_of(evidence).awaited
-    first_limits = [_first_limit(evidence, each, awaited == (each.rank,)) for each in hung]
-    return [
-        each
-        for each, first in zip(hung, first_limits, strict=True)
-        if first is not None and all(_ended_before(first, other) for other in others)
-    ]
-
-
-def _first_limit(evidence: Evidence, symptom: Symptom, is_awaited: bool) -> Symptom | None:
-    """Return what a hung rank showed at the first limit that it exceeded, without limits in a wait for another rank.
-    None if it may always have waited. is_awaited: the others wait for this rank alone."""
-    records = [each for each in evidence.records if each.rank == symptom.rank and each.interruption in LIMITS]
-    shown = [symptoms_of(msgspec.structs.replace(evidence, records=(each,)))[symptom.rank] for each in records]
-    own = [each for each in shown if each.is_own and (each.record.hang in _WAITS_FOR_NO_RANK or is_awaited)]
-    return min(own, key=lambda each: each.record.detected_wall_ns or 0, default=None)
-
-
-def _ended_before(symptom: Symptom, other: Symptom) -> bool:
-    """Return True if a rank ended, or exceeded a limit, before another rank's end or exception. Any other hang, or the
-    loss of a node, is older than its record."""
-    ended_ns, other_ns = symptom.record.detected_wall_ns, other.record.detected_wall_ns
-    is_instant = other.rule == 2 or other.record.interruption is Interruption.TERMINATED
-    if ended_ns is None or other_ns is None or not is_instant:
-        return False
-    return ended_ns + NOTICED_WITHIN_NS < other_ns
 
 
 def _may_have_been_awaited(evidence: Evidence, symptoms: Mapping[int, Symptom], quiet: list[Symptom]) -> list[int]:

@@ -374,10 +374,14 @@ def test_rank_that_did_not_end_is_a_candidate_too_if_most_ranks_ended_without_a_
 # -- a hang that is older than a death ----------------------------------------------------------------
 
 
-def exceeded(rank: int, at_s: float, hang: Hang, *stack: Frame, hard: bool = False) -> InterruptionRecord:
+def exceeded(
+    rank: int, at_s: float, hang: Hang, *stack: Frame, hard: bool = False, silent_for_s: float | None = None
+) -> InterruptionRecord:
     """The record of a rank whose limit was exceeded, at a known moment."""
     record = msgspec.structs.replace(
-        silent(rank, stack or (STEP,), hang=hang), detector=Detector("step", 60.0), detected_wall_ns=round(at_s * 1e9)
+        silent(rank, stack or (STEP,), hang=hang, silent_for_s=silent_for_s),
+        detector=Detector("step", 60.0),
+        detected_wall_ns=round(at_s * 1e9),
     )
     return msgspec.structs.replace(record, interruption=Interruption.HARD_TIMEOUT) if hard else record
 
@@ -413,6 +417,55 @@ def test_rank_whose_limit_was_not_exceeded_before_the_death_is_not_blamed_beside
 def test_hang_between_two_deaths_may_follow_from_the_first_one() -> None:
     records = (ended(0, "SIGKILL", 50.0), exceeded(1, 90.0, "on_lock"), ended(2, "SIGKILL", 100.0))
     assert blamed(Evidence(records, first=0, active=RANKS)) == [(0, "killed"), (2, "killed")]
+
+
+@pytest.mark.parametrize("word", ["stopped", "holds_gil", "on_lock"])
+@pytest.mark.parametrize("death", [ended(0, "SIGTERM", 90.0), ended(0, "SIGKILL", 90.0), raised(0, 90.0)])
+def test_rank_that_lived_long_after_another_ones_end_is_blamed_for_its_hang_too(
+    death: InterruptionRecord, word: Hang
+) -> None:
+    """Its last sign of life came 50 s after the end, so that did not stop it."""
+    for order in (1, -1):
+        records = (death, exceeded(1, 200.0, word, silent_for_s=60.0))[::order]
+        verdict = judge(Evidence(records, first=0, active=RANKS))
+        assert [culprit.rank for culprit in verdict.culprits] == [0, 1]
+        assert verdict.first == 0
+        assert 11 in verdict.rules_fired
+
+
+@pytest.mark.parametrize("silent_for_s", [None, 101.0, 110.0, 150.0])
+def test_hang_that_began_within_the_reach_of_a_death_may_follow_from_it(silent_for_s: float | None) -> None:
+    """Its limit was exceeded at 200 s. It began at most 10 s after the death, or nothing says when."""
+    hung = exceeded(1, 200.0, "on_lock", silent_for_s=silent_for_s)
+    assert blamed(Evidence((ended(0, "SIGTERM", 90.0), hung), first=0, active=RANKS)) == [(0, "told_to_stop")]
+
+
+def test_hang_has_to_lie_outside_the_reach_of_each_death() -> None:
+    between = exceeded(1, 140.0, "on_lock", silent_for_s=20.0)  # after the first death, and before the second one
+    records = (ended(0, "SIGTERM", 90.0), between, ended(2, "SIGKILL", 150.0))
+    assert blamed(Evidence(records, first=0, active=RANKS)) == [
+        (0, "told_to_stop"),
+        (2, "killed"),
+        (1, "waits_for_lock"),
+    ]
+    sooner = msgspec.structs.replace(records[2], detected_wall_ns=round(115e9))
+    assert blamed(Evidence((*records[:2], sooner), first=0, active=RANKS)) == [(0, "told_to_stop"), (2, "killed")]
+
+
+@pytest.mark.parametrize("word", ["in_collective", "in_call", "in_loop"])
+def test_rank_that_may_wait_for_the_dead_one_is_not_blamed_however_late_it_hangs(word: Hang) -> None:
+    stack = BARRIER if word == "in_collective" else (STEP,)
+    waits = exceeded(1, 200.0, word, *stack, silent_for_s=60.0)
+    assert blamed(Evidence((ended(0, "SIGKILL", 90.0), waits), first=0, active=RANKS)) == [(0, "killed")]
+
+
+@QUIET
+def test_end_without_a_reason_is_not_explained_by_a_hang_that_began_long_after_it(end: str | int) -> None:
+    hung = exceeded(1, 200.0, "stopped", silent_for_s=60.0)
+    seen = Evidence((ended(0, end, 90.0, arrival_order=1), hung), first=0, active=RANKS)
+    assert (blamed(seen), candidates(seen)) == ([(0, judge(seen).what), (1, "hung")], [])
+    sooner = msgspec.structs.replace(seen, records=(seen.records[0], exceeded(1, 155.0, "stopped", silent_for_s=60.0)))
+    assert (blamed(sooner), candidates(sooner)) == ([(1, "hung")], [0])
 
 
 @pytest.mark.parametrize("word", ["in_collective", "in_call", "in_loop"])
