@@ -230,3 +230,9 @@ def reads_environment(node: ast.expr) -> bool:
         case _:
             return False
     return ast.unparse(name) not in TERMINAL
+
+
+def test_only_one_module_knows_torchs_flight_recorder() -> None:
+    """Its name and format differ between releases of torch."""
+    knows = [module.name for module in MODULES if "_dump_fr_trace" in module.read_text()]
+    assert knows == ["flight_recorder.py"]

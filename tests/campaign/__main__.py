@@ -41,8 +41,16 @@ def main() -> int:
     if not options.resume and results.exists():
         print(f"{results} exists: --resume goes on with it, another --out begins anew", file=sys.stderr)
         return 2
+    stored = list(load(results))
+    if foreign := _foreign(options, stored):
+        print(
+            f"{results} has case {foreign.name} with seed {foreign.seed}, which these options (--set, --first-seed, "
+            "--worlds, --quick) do not give: results of two schedules must not mix. Use its options, or another --out",
+            file=sys.stderr,
+        )
+        return 2
     contestant = CONTESTANTS[options.contestant]
-    done = [each for each in load(results) if each.contestant == contestant.name]
+    done = [each for each in stored if each.contestant == contestant.name]
     chosen = list(_chosen(options))
     campaign = Campaign(contestant, chosen, done, work, out)
     print(f"{len(chosen)} cases, {len(done)} of them done; jobs in {work}, results in {results}", flush=True)
@@ -98,7 +106,8 @@ class Campaign:
                 if not self._left:
                     return
                 case = self._left.popleft()
-            outcome = run(case, self.contestant, self.work / case.name, right[case.kind])
+            # The folder's name is part of commands and records, which verdicts are made from: it must not tell the truth.
+            outcome = run(case, self.contestant, self.work / f"{case.number:04}", right[case.kind])
             with self._lock:
                 if not self._is_stopped:
                     self._keep(outcome)
@@ -149,9 +158,19 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+def _schedule(options: argparse.Namespace, count: int) -> Iterator[Case]:
+    return cases.quick() if options.quick else SETS[options.set](count, options.worlds, options.first_seed)
+
+
+def _foreign(options: argparse.Namespace, stored: list[Outcome]) -> Case | None:
+    """Return a stored case that is not the one which the schedule of these options has under its number, if any."""
+    count = max((each.case.number + 1 for each in stored), default=0)
+    expected = {case.number: case for case in _schedule(options, count)}
+    return next((each.case for each in stored if each.case != expected.get(each.case.number)), None)
+
+
 def _chosen(options: argparse.Namespace) -> Iterator[Case]:
-    every = SETS[options.set](options.cases, options.worlds, options.first_seed)
-    for case in cases.quick() if options.quick else every:
+    for case in _schedule(options, options.cases):
         if options.numbers and case.number not in options.numbers:
             continue
         if options.contestant == "ours" or case.mode == "launcher":  # the mode is ours; for others one is enough

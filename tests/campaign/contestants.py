@@ -42,7 +42,9 @@ class Contestant(Protocol):
         """Return the processes that make up the job: arguments and variables of each."""
         ...
 
-    def verdict(self, case: Case, folder: Path) -> Verdict: ...
+    def verdict(self, folder: Path) -> Verdict:
+        """Return what the contestant says. It is told only where the job ran, and nothing of the truth."""
+        ...
 
 
 def limit_s(case: Case) -> int:
@@ -83,7 +85,7 @@ class Ours:
         program = str(Path(sys.executable).with_name("resilience"))
         return [([program, "run", *options, *_train(case, folder, case.mode)], shared)]
 
-    def verdict(self, case: Case, folder: Path) -> Verdict:
+    def verdict(self, folder: Path) -> Verdict:
         runs = sorted((folder / "runs").glob("job*"))
         if not runs:
             return Verdict()
@@ -132,7 +134,7 @@ class Torchrun:
             )
         ]
 
-    def verdict(self, case: Case, folder: Path) -> Verdict:
+    def verdict(self, folder: Path) -> Verdict:
         """Its summary stands on stderr when the job fails for good, and a line for each failed worker before."""
         text = (folder / "output").read_text(errors="replace")
         found, at = self._ROOT.search(text), self._noticed_ns(folder, text)
@@ -176,7 +178,7 @@ class PeerWrapper:
         command = [sys.executable, *_train(case, folder, "peer-wrapper")]
         return [(command, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(case.world)]
 
-    def verdict(self, case: Case, folder: Path) -> Verdict:
+    def verdict(self, folder: Path) -> Verdict:
         return Verdict()
 
 
@@ -223,7 +225,7 @@ class Torchft:
         command = [sys.executable, "-m", "tests.campaign.replicas", str(folder), str(STEPS), *options]
         return [(command, self.variables)]
 
-    def verdict(self, case: Case, folder: Path) -> Verdict:
+    def verdict(self, folder: Path) -> Verdict:
         return Verdict()
 
 

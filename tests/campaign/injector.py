@@ -1,9 +1,9 @@
 """Breaks one rank, or two, once.  Uses the standard library and nothing of the package.
 
-The truth lies in truth.json beside the job. The rank that it names breaks when it comes to the step. A file that says
-so is written just before, so no fault strikes twice. A second rank breaks as soon as it is in a handler of the first
-fault, or a known time after the first one: by a signal or an exit from a thread, wherever its main thread is then; in
-any other way only if the restart has not begun yet."""
+The truth lies beside the job's folder (`truth_of`), not in it. The rank that it names breaks when it comes to the
+step. A file that says so is written just before, so no fault strikes twice. A second rank breaks as soon as it is in a
+handler of the first fault, or a known time after the first one: by a signal or an exit from a thread, wherever its main
+thread is then; in any other way only if the restart has not begun yet."""
 
 from __future__ import annotations
 
@@ -42,9 +42,14 @@ PLACES = {"checkpoint": "save", "loader_kill": "loader", "loader_hang": "loader"
 """Where a fault strikes, if not at the beginning of a step."""
 
 
+def truth_of(folder: Path) -> Path:
+    """Return the file with the truth about the job in a folder. A verdict is read from the folder alone."""
+    return folder.with_name(f"{folder.name}.truth.json")
+
+
 def strike(folder: Path, rank: int, step: int, place: str = "step") -> None:
     """Break this rank, if it is its turn."""
-    truth = json.loads((folder / "truth.json").read_text())
+    truth = json.loads(truth_of(folder).read_text())
     if step != truth["step"]:
         return
     if truth["fault"] == "everywhere" and place == "step":
@@ -60,12 +65,12 @@ def strike(folder: Path, rank: int, step: int, place: str = "step") -> None:
 
 def handler_of(folder: Path) -> str:
     """Return the handler in which the second rank breaks, "" if it is none."""
-    return str(json.loads((folder / "truth.json").read_text())["place"])
+    return str(json.loads(truth_of(folder).read_text())["place"])
 
 
 def strike_in(folder: Path, rank: int, handler: str) -> None:
     """Break this rank in a handler of the first fault, if it is its turn."""
-    truth = json.loads((folder / "truth.json").read_text())
+    truth = json.loads(truth_of(folder).read_text())
     is_turn = handler == truth["place"] and rank == truth["second_rank"] and (folder / "injected").exists()
     if is_turn and _once(folder / "injected-second"):
         break_by(truth["second"], waits=False)
@@ -149,6 +154,10 @@ def break_by(fault: str, waits: bool = True) -> None:
                 os.kill(pid, signal.SIGSTOP)
                 resume = f"sleep {STOPPED_S}; kill -CONT {pid}"  # by another process: this one may end before
                 subprocess.Popen(["sh", "-c", resume], start_new_session=True)
+        case _:
+            raise NotImplementedError(
+                f"{fault!r} is no fault that this injector can bring about: add a case to break_by"
+            )
 
 
 def _change_next(name: str) -> None:

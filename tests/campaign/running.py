@@ -16,6 +16,7 @@ import psutil
 
 from tests.campaign.cases import LIMIT_FACTOR, STEPS, Case, to_json
 from tests.campaign.contestants import Contestant, Verdict, environment
+from tests.campaign.injector import truth_of
 
 LIMIT_S = 90.0  # for a job that takes 10 s without a fault, on a busy machine
 MORE_S = 45.0  # for each of: 8 ranks, a second fault, another kind of training
@@ -65,7 +66,7 @@ def limit_of(case: Case) -> float:
 def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "") -> Outcome:
     """Run a case in a folder that does not exist yet. undisturbed: the result of a run without a fault."""
     folder.mkdir(parents=True)
-    (folder / "truth.json").write_text(to_json(case))  # before anything is started
+    truth_of(folder).write_text(to_json(case))  # before anything is started
     mark = f"{os.getpid()}-{folder.name}-{contestant.name}."
     began = time.monotonic()
     with (folder / "output").open("wb") as output:
@@ -93,7 +94,7 @@ def run(case: Case, contestant: Contestant, folder: Path, undisturbed: str = "")
                 process.wait()
     result = folder / "result"
     recovered = result.exists() and not is_wedged
-    verdict = contestant.verdict(case, folder)
+    verdict = contestant.verdict(folder)
     strikes = [_moment(folder / "injected"), _moment(folder / "injected-second")]
     struck = (strikes[0] is not None, strikes[1] is not None)
     return Outcome(

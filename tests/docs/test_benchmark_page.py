@@ -27,8 +27,11 @@ def test_pictures_are_those_of_the_raw_results() -> None:
     assert (pictures / "benchmark-contestants.svg").read_text() == drawing.contestants(raw[0])
 
 
-def test_published_seeds_are_not_those_that_rules_were_tuned_on() -> None:
-    outcomes = load(ROOT / "tests" / "campaign" / "results.jsonl")
-    assert min(outcome.case.seed for outcome in outcomes) >= 5000
-    assert min(outcome.case.seed for outcome in load(ROOT / "tests" / "campaign" / "wide.jsonl")) >= 11000
-    assert min(outcome.case.seed for outcome in load(ROOT / "tests" / "campaign" / "handlers.jsonl")) >= 30000
+SERIES = {"results": {5000, 7000, 20000}, "wide": {11000}, "handlers": {30000}}
+"""The first seeds of the published cases, which the page names. Rules were changed after cases with other ones."""
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_published_seeds_are_not_those_that_rules_were_tuned_on(name: str) -> None:
+    outcomes = list(load(ROOT / "tests" / "campaign" / f"{name}.jsonl"))
+    assert {outcome.case.seed - outcome.case.number for outcome in outcomes} == SERIES[name]

@@ -13,6 +13,7 @@ import pytest
 from tests.campaign import running
 from tests.campaign.cases import Case, to_json
 from tests.campaign.contestants import Verdict
+from tests.campaign.injector import truth_of
 from tests.support.signs import await_file
 
 KILL = Case(3, 7, "wrapper", 4, "sigkill", 2, 5, ("killed",))
@@ -28,15 +29,15 @@ class Fake:
         self.script, self.seen = script, ""
 
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
-        self.seen = (folder / "truth.json").read_text()
+        self.seen = truth_of(folder).read_text()
         return [(["sh", "-c", self.script], {})]
 
-    def verdict(self, case: Case, folder: Path) -> Verdict:
+    def verdict(self, folder: Path) -> Verdict:
         return Verdict()
 
 
 def test_truth_is_written_before_the_job_starts(tmp_path: Path) -> None:
-    fake = Fake("cat truth.json; echo right > result")
+    fake = Fake("cat ../case.truth.json; echo right > result")
     outcome = running.run(KILL, fake, tmp_path / "case", "right\n")
     assert fake.seen == (tmp_path / "case" / "output").read_text() == to_json(KILL)
     assert (outcome.recovered, outcome.is_equal, outcome.is_wedged, outcome.orphans) == (True, True, False, 0)

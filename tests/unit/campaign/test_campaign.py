@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.campaign.__main__ import Campaign, load
 from tests.campaign.cases import Case
 from tests.campaign.contestants import CONTESTANTS, Contestant, Verdict
 from tests.campaign.running import Measures, Outcome, Step, measure
+from tests.support.record_streams import Fault, job
 
 KILL = Case(3, 7, "wrapper", 4, "sigkill", 2, 5, ("killed",))
 PAIR = Case(
@@ -91,18 +94,26 @@ def test_set_of_further_faults_has_each_in_every_mode() -> None:
     assert {case.fault for case in every if case.is_harmless} == {"monitor_stopped"}
 
 
+def job_of(case: Case, root: Path) -> Path:
+    """Return the folder of a case's job, with its truth beside it."""
+    folder = root / "0003"
+    folder.mkdir()
+    injector.truth_of(folder).write_text(cases.to_json(case))
+    return folder
+
+
 def test_fault_of_all_ranks_strikes_each_once_and_each_is_rightly_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everywhere = replace(KILL, fault=cases.EVERYWHERE, classes=cases.LATER[cases.EVERYWHERE])
     struck: list[str] = []
     monkeypatch.setattr(injector, "break_by", struck.append)
-    (tmp_path / "truth.json").write_text(cases.to_json(everywhere))
-    injector.strike(tmp_path, 2, 4)
+    folder = job_of(everywhere, tmp_path)
+    injector.strike(folder, 2, 4)
     assert struck == []
     for rank in (*range(4), *range(4)):
-        injector.strike(tmp_path, rank, 5)
-    assert struck == ["exception"] * 4 and (tmp_path / "injected").exists()
+        injector.strike(folder, rank, 5)
+    assert struck == ["exception"] * 4 and (folder / "injected").exists()
     common = tuple((rank, 0.9) for rank in range(4))
     assert scoring.is_passed(outcome(everywhere, Verdict(0, "common", 0.9, common, False, 1)))
     assert not scoring.is_passed(outcome(everywhere, Verdict(0, "killed", 0.9, common, False, 1)))
@@ -124,15 +135,15 @@ def test_fault_in_a_handler_strikes_once_in_its_rank_after_the_first_fault(
 ) -> None:
     struck: list[str] = []
     monkeypatch.setattr(injector, "break_by", lambda fault, waits=True: struck.append(fault))
-    (tmp_path / "truth.json").write_text(cases.to_json(replace(PAIR, place="finalize")))
-    injector.strike_in(tmp_path, 1, "finalize")  # before the first fault
-    injector.strike(tmp_path, 2, 5)
-    injector.strike(tmp_path, 1, 5)  # not at a step
-    injector.strike_in(tmp_path, 1, "abort")
-    injector.strike_in(tmp_path, 3, "finalize")
+    folder = job_of(replace(PAIR, place="finalize"), tmp_path)
+    injector.strike_in(folder, 1, "finalize")  # before the first fault
+    injector.strike(folder, 2, 5)
+    injector.strike(folder, 1, 5)  # not at a step
+    injector.strike_in(folder, 1, "abort")
+    injector.strike_in(folder, 3, "finalize")
     assert struck == ["sigkill"]
     for _ in range(2):
-        injector.strike_in(tmp_path, 1, "finalize")
+        injector.strike_in(folder, 1, "finalize")
     assert struck == ["sigkill", "sleep"]
 
 
@@ -165,6 +176,62 @@ def test_parts_of_a_campaign_add_up(jobs: int, tmp_path: Path, monkeypatch: pyte
     kept_now = list(load(tmp_path / "results.jsonl"))
     assert sorted(each.case.number for each in kept_now) == list(range(6))
     assert {(each.commit, each.date) for each in kept_now} == {("c0ffee", "2026-11-27")}
+
+
+def main_of(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    """Return the exit status of the campaign's command. No job without a fault is started."""
+    monkeypatch.setattr(sys, "argv", ["campaign", "--out", str(out), *options])
+    monkeypatch.setattr(main, "undisturbed", lambda contestant, kind, folder: "result")
+    monkeypatch.setattr(main.signal, "signal", lambda number, handler: None)
+    return main.main()
+
+
+def passes(case: Case) -> Outcome:
+    named = Verdict(case.rank, case.classes[0], 0.95, ((case.rank, 0.95),), False, 1) if case.classes else Verdict()
+    return outcome(case, named)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--first-seed", "2000"], ["--worlds", "2,4"], ["--set", "wide"], ["--set", "handlers"], ["--quick"]],
+    ids=" ".join,
+)
+def test_campaign_does_not_go_on_with_the_results_of_another_schedule(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[int] = []
+
+    def run(case: Case, contestant: Contestant, folder: Path, right: str) -> Outcome:
+        ran.append(case.number)
+        return passes(case)
+
+    monkeypatch.setattr(main, "run", run)
+    assert main_of(tmp_path, monkeypatch, "--cases", "3") == 0
+    assert main_of(tmp_path, monkeypatch, "--cases", "4", "--resume", *options) == 2
+    error = capsys.readouterr().err
+    assert "results of two schedules must not mix" in error and "has case 0000-" in error
+    assert main_of(tmp_path, monkeypatch, "--cases", "2", "--resume") == 0  # fewer cases of the same schedule
+    assert main_of(tmp_path, monkeypatch, "--cases", "4", "--resume") == 0
+    assert ran == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("wrong", [None, 4])
+def test_quick_campaign_ends_with_1_if_a_case_fails(
+    wrong: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(case: Case, contestant: Contestant, folder: Path, right: str) -> Outcome:
+        return replace(passes(case), recovered=case.number != wrong)
+
+    monkeypatch.setattr(main, "run", run)
+    assert main_of(tmp_path, monkeypatch, "--quick", "--numbers", "0,4,5") == int(wrong is not None)
+    assert ("failed: 0004-" in capsys.readouterr().out) is (wrong is not None)
+
+
+def test_quick_campaign_ends_with_1_if_the_time_is_up_before_all_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "run", lambda case, contestant, folder, right: passes(case))
+    assert main_of(tmp_path, monkeypatch, "--quick", "--numbers", "0,4", "--minutes", "0") == 1
 
 
 @pytest.mark.parametrize("case", [KILL, PAIR])
@@ -238,10 +305,58 @@ def test_campaign_is_not_in_the_wheel() -> None:
 
 
 def test_every_fault_has_a_truth_and_a_way_to_strike() -> None:
-    source = Path(injector.__file__).read_text()
-    assert [fault for fault in cases.FAULTS if f'"{fault}"' not in source] == []
+    """Those of all ranks and of a loader's process strike by another one's way."""
+    tree = ast.parse(Path(injector.__file__).read_text())
+    strikes = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "break_by")
+    patterns = [value.value for value in ast.walk(strikes) if isinstance(value, ast.MatchValue)]
+    ways = {pattern.value for pattern in patterns if isinstance(pattern, ast.Constant)}
     assert {fault for fault, classes in cases.FAULTS.items() if not classes} == {"slow"}
-    assert [fault for fault in cases.CLASSES if f'"{fault}"' not in source] == []
+    assert ways == cases.CLASSES.keys() - {cases.EVERYWHERE}
+    assert set(cases.IN_HANDLER) <= ways
+
+
+@pytest.mark.parametrize("fault", ["sigwinch", ""])
+def test_fault_without_a_way_to_strike_is_an_error(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(injector.SIGNALS, "sigwinch", signal.SIGWINCH)
+    with pytest.raises(NotImplementedError, match="is no fault that this injector can bring about"):
+        injector.break_by(fault)
+
+
+# -- the judge is blind --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contestant", CONTESTANTS.values(), ids=lambda each: each.name)
+def test_job_is_started_alike_whatever_its_truth_is(contestant: Contestant, tmp_path: Path) -> None:
+    """So nothing that a job's records hold of its command and variables tells which fault strikes, where and when."""
+    other = replace(
+        PAIR, number=KILL.number, seed=99, fault="gil", rank=0, step=7, classes=(), place="load", delay_ms=1
+    )
+    assert contestant.commands(KILL, tmp_path) == contestant.commands(other, tmp_path)
+
+
+def test_folder_of_a_job_says_nothing_of_its_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+
+    def run(case: Case, contestant: Contestant, folder: Path, right: str) -> Outcome:
+        folders.append(folder)
+        return outcome(case)
+
+    monkeypatch.setattr(main, "undisturbed", lambda contestant, kind, folder: "result")
+    monkeypatch.setattr(main, "run", run)
+    Campaign(CONTESTANTS["ours"], [KILL, PAIR], [], tmp_path, tmp_path).run(1, float("inf"))
+    assert folders == [tmp_path / "0003", tmp_path / "0004"]
+
+
+def test_verdict_is_the_same_whatever_the_truth_is(tmp_path: Path) -> None:
+    folder = job_of(KILL, tmp_path)
+    job([Fault("kill", 2, 0, 20)]).write(folder / "runs" / "job")
+    (folder / "injected").write_text("1")
+    first = CONTESTANTS["ours"].verdict(folder)
+    assert (first.rank, first.what) == (2, "killed")
+    injector.truth_of(folder).write_text(cases.to_json(replace(KILL, rank=1, fault="sleep", classes=("hung",))))
+    assert CONTESTANTS["ours"].verdict(folder) == first
+    injector.truth_of(folder).unlink()
+    assert CONTESTANTS["ours"].verdict(folder) == first
 
 
 @pytest.mark.parametrize(
@@ -321,5 +436,5 @@ def test_torchrun_says_who_failed_in_its_summary(tmp_path: Path) -> None:
         "E failed (exitcode: -9) local_rank: 2 (pid: 7) of binary: python\nRoot Cause (first observed failure):\n[0]:\n"
         "  time      : x\n  host      : vm\n  rank      : 2 (local_rank: 2)\n  exitcode  : -9 (pid: 7)\n"
     )
-    verdict = CONTESTANTS["torchrun"].verdict(KILL, tmp_path)
+    verdict = CONTESTANTS["torchrun"].verdict(tmp_path)
     assert (verdict.rank, verdict.what) == (2, "killed")
