@@ -85,6 +85,24 @@ def test_unlike_exceptions_are_unlike_in_both() -> None:
         assert in_the_budget(first) != in_the_budget(second)
 
 
+ENDS = [Exit(signal="SIGKILL"), Exit(signal="SIGKILL", oom=True), Exit(signal="SIGSEGV"), Exit(code=1), Exit(code=7)]
+
+
+def of_end(end: Exit, rank: int) -> tuple[str, str]:
+    """Return the marks of a process's end in the report and in the budget."""
+    record = InterruptionRecord(rank, Interruption.TERMINATED, exit=end, pid=100 + rank)
+    verdict = Verdict("killed", "unknown", rank, (Culprit(rank, "killed", 0.95, 1),))
+    incident = Incident(1, 0, 0, 0, 0, "restarted", "terminated", verdict, records=(record,))
+    return incident.fingerprint, budget.fingerprint(record)
+
+
+def test_report_and_budget_agree_which_ends_are_the_same() -> None:
+    """The budget shows an end as it is, and the report shows a hash of that."""
+    for first, second in itertools.product(ENDS, ENDS):
+        in_report, in_budget = zip(of_end(first, 0), of_end(second, 3), strict=True)
+        assert (in_report[0] == in_report[1]) is (in_budget[0] == in_budget[1]) is (first == second)
+
+
 def of_survivor(rank: int, error: ExceptionInfo, origin: FaultOrigin | None) -> str:
     """Return the fingerprint of a rank that went on while the others waited, if this other rank raised first."""
     record = InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, origin=origin)
