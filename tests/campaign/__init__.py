@@ -6,4 +6,5 @@
 The truth of a case follows from its seed alone (`cases`), and stands in a file before the job starts. The injector
 (`injector`) shares no code with the package. A contestant is an adapter (`contestants`): a command, and how its verdict
 is read through a documented door. The judge is blind: the truth is beside the job's folder, the folder's name is the
-number of the case, and an adapter gets only that folder to find the verdict. `scoring` counts. Nothing in here is in the wheel."""
+number of the case, and an adapter gets only that folder to find the verdict. `scoring` counts. Nothing in here is in
+the wheel."""

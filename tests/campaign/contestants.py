@@ -37,6 +37,7 @@ class Contestant(Protocol):
 
     name: str
     gives_verdicts: bool
+    states_confidence: bool
 
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         """Return the processes that make up the job: arguments and variables of each."""
@@ -61,6 +62,7 @@ class Ours:
 
     name = "ours"
     gives_verdicts = True
+    states_confidence = True
 
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         shared = {
@@ -116,10 +118,12 @@ class Ours:
 
 
 class Torchrun:
-    """torchrun of the installed torch, with its defaults. It says which rank failed first, and with what exit code."""
+    """torchrun of the installed torch, with its defaults. It says which rank failed first, and with what exit code, and
+    not how sure it is: the confidence of 1 is this adapter's."""
 
     name = "torchrun"
     gives_verdicts = True
+    states_confidence = False
     variables: ClassVar[dict[str, str]] = {}
     _ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
     _STAMP = re.compile(r"^E(\d{4}) (\d\d:\d\d:\d\d)\.(\d{6}) .*failed \(exitcode", re.M)
@@ -165,10 +169,11 @@ class TunedTorchrun(Torchrun):
 
 
 class PeerWrapper:
-    """nvidia-resiliency-ext 0.4.1, in process, found in the folder PEERS. It gives no verdict."""
+    """nvidia-resiliency-ext 0.4.1, in process, found in the folder PEERS, with our limits. It gives no verdict."""
 
-    name = "nvrx, in process"
+    name = "nvrx, in process, limits set"
     gives_verdicts = False
+    states_confidence = False
     variables: ClassVar[dict[str, str]] = {}
 
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
@@ -192,7 +197,7 @@ class TunedPeerWrapper(PeerWrapper):
 class PeerLauncher(Torchrun):
     """ft_launcher of nvidia-resiliency-ext 0.4.1: torchrun's summary, and limits for heartbeats like those of ours."""
 
-    name = "nvrx, ft_launcher"
+    name = "nvrx, ft_launcher, limits set"
     variables: ClassVar = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def commands(self, case: Case, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
@@ -217,6 +222,7 @@ class Torchft:
 
     name = "torchft"
     gives_verdicts = False
+    states_confidence = False
     variables: ClassVar[dict[str, str]] = {}
     join_timeout_ms = 10_000  # of its README
 

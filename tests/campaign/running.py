@@ -27,12 +27,13 @@ MARK = "CAMPAIGN_CASE"
 @dataclass(frozen=True)
 class Measures:
     """What a fault cost, None if it is not known. detect_s: from the fault to the incident. recover_s: from the last
-    fault until all ranks that go on have begun a step. steps_lost: steps that were begun, and done again. healthy_lost:
-    ranks without a fault that were not there at the end. restarts: how often the ranks started anew, at most."""
+    fault until all ranks that go on have begun a step. steps_repeated: steps that were begun, and begun again.
+    healthy_lost: ranks without a fault that were not there at the end. restarts: how often the ranks started anew, at
+    most."""
 
     detect_s: float | None = None
     recover_s: float | None = None
-    steps_lost: int | None = None
+    steps_repeated: int | None = None
     healthy_lost: int | None = None
     restarts: int | None = None
 
@@ -151,11 +152,11 @@ def measure(steps: list[Step], strikes: list[int], guilty: set[int], detected_ns
     before = [step for step in steps if step.at_ns <= max(strikes)]
     resumed = min((step.step for step in again), default=None)
     reached = max((step.step for step in before), default=None)
-    lost = None if resumed is None or reached is None else max(0, reached - resumed)
+    repeated = None if resumed is None or reached is None else max(0, reached - resumed + 1)
     return Measures(
         detect_s=None if detected_ns is None else (detected_ns - min(strikes)) / 1e9,
         recover_s=(max(step.at_ns for step in again) - max(strikes)) / 1e9 if again else None,
-        steps_lost=lost if again or not at_end else 0,
+        steps_repeated=repeated if again or not at_end else 0,
         healthy_lost=len({step.rank for step in before} - guilty - at_end) if at_end else None,
         restarts=max(len(of_rank) for of_rank in entries.values()) - 1,
     )

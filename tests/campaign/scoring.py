@@ -45,6 +45,15 @@ def is_right_class(outcome: Outcome) -> bool:
     return outcome.verdict.what in outcome.case.guilty(outcome.struck).get(outcome.verdict.rank or 0, ())
 
 
+def guilty_ranks(outcome: Outcome) -> set[int]:
+    return set(outcome.case.guilty(outcome.struck))
+
+
+def names_all(outcome: Outcome) -> bool:
+    """Return True if the verdicts name every guilty rank, in whatever place and incident."""
+    return guilty_ranks(outcome) <= {rank for rank, confidence in outcome.verdict.blamed if confidence >= NAMED}
+
+
 def accused(outcome: Outcome) -> list[int]:
     """Return the healthy ranks that are named with a confidence above NAMED."""
     guilty = outcome.case.guilty(outcome.struck)
@@ -67,8 +76,9 @@ COLUMNS: tuple[tuple[str, Callable[[Sequence[Outcome]], Share]], ...] = (
     ("state bit-equal", lambda all_: Share(sum(each.is_equal for each in all_), len(all_))),
     ("culprit first, of answered", lambda all_: _share(is_first, answered(all_))),
     ("class right, of answered", lambda all_: _share(is_right_class, answered(all_))),
+    ("all guilty ranks named, of two or more", lambda all_: _share(names_all, shared_guilt(all_))),
     ("unknown", lambda all_: Share(sum(each.verdict.is_unknown for each in judged(all_)), len(judged(all_)))),
-    ("healthy rank accused", lambda all_: _share(lambda each: bool(accused(each)), list(all_))),
+    ("healthy rank accused", lambda all_: _share(lambda each: bool(accused(each)), confident(all_))),
     ("wedged", lambda all_: Share(sum(each.is_wedged for each in all_), len(all_))),
     ("processes left", lambda all_: Share(sum(each.orphans > 0 for each in all_), len(all_))),
     ("healthy rank lost", lambda all_: _known(all_, lambda each: each.measures.healthy_lost)),
@@ -78,7 +88,7 @@ COLUMNS: tuple[tuple[str, Callable[[Sequence[Outcome]], Share]], ...] = (
 MEASURES: tuple[tuple[str, Callable[[Measures], float | None]], ...] = (
     ("time to detect, s", lambda measures: measures.detect_s),
     ("time to recover, s", lambda measures: measures.recover_s),
-    ("steps lost", lambda measures: measures.steps_lost),
+    ("steps lost", lambda measures: measures.steps_repeated),
 )
 
 
@@ -102,6 +112,16 @@ def harmless(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 def answered(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return [each for each in judged(outcomes) if not each.verdict.is_unknown]
+
+
+def shared_guilt(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the answered outcomes in which more than one rank is guilty."""
+    return [each for each in answered(outcomes) if len(guilty_ranks(each)) > 1]
+
+
+def confident(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes of contestants that say how sure they are: without that, no rank is accused."""
+    return [each for each in outcomes if CONTESTANTS[each.contestant].states_confidence]
 
 
 def _share(is_good: Callable[[Outcome], bool], outcomes: Sequence[Outcome]) -> Share:

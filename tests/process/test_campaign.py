@@ -24,6 +24,7 @@ class Fake:
 
     name = "fake"
     gives_verdicts = False
+    states_confidence = False
 
     def __init__(self, script: str) -> None:
         self.script, self.seen = script, ""

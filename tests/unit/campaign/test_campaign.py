@@ -264,11 +264,19 @@ def test_measures_are_those_of_the_steps_that_the_ranks_noted() -> None:
     steps = [Step(second * 10**9, rank, second, f"old-{rank}") for second in range(6) for rank in range(3)]
     steps += [Step((5 + step) * 10**9, rank, step, f"new-{rank}") for step in range(4, cases.STEPS) for rank in (0, 1)]
     cost = measure(steps, [5_500_000_000], {2}, 6_000_000_000)
-    assert cost == Measures(detect_s=0.5, recover_s=3.5, steps_lost=1, healthy_lost=0, restarts=1)
+    assert cost == Measures(detect_s=0.5, recover_s=3.5, steps_repeated=2, healthy_lost=0, restarts=1)
     assert measure(steps, [5_500_000_000], {1}, None).healthy_lost == 1
     calm = [Step(step * 10**9, rank, step, f"old-{rank}") for step in range(cases.STEPS) for rank in range(2)]
     assert measure(calm, [5_500_000_000], set(), None) == Measures(None, None, 0, 0, 0)
     assert measure([], [], set(), None) == Measures()
+
+
+@pytest.mark.parametrize(("resumed", "repeated"), [(4, 2), (5, 1), (6, 0), (7, 0)])
+def test_step_is_repeated_if_it_had_begun_and_begins_again(resumed: int, repeated: int) -> None:
+    """Steps 0 to 5 had begun."""
+    steps = [Step(second * 10**9, 0, second, "old") for second in range(6)]
+    steps += [Step((6 + step) * 10**9, 0, step, "new") for step in range(resumed, cases.STEPS)]
+    assert measure(steps, [5_500_000_000], set(), None).steps_repeated == repeated
 
 
 def test_outcome_without_measures_is_still_read() -> None:
@@ -397,6 +405,31 @@ def test_either_rank_of_a_pair_may_be_blamed_but_only_one_be_first() -> None:
     assert not scoring.is_passed(outcome(PAIR, second)) and scoring.is_passed(outcome(PAIR))
 
 
+def row(name: str, outcomes: list[Outcome]) -> str:
+    """Return the cells of one row of the table."""
+    (line,) = [line for line in scoring.table(outcomes).splitlines() if line.startswith(f"| {name} |")]
+    return line.removeprefix(f"| {name} | ").removesuffix(" |")
+
+
+def test_every_guilty_rank_has_to_be_named_but_not_in_one_place() -> None:
+    name = "all guilty ranks named, of two or more"
+    both, weak = ((2, 0.95), (1, 0.7)), ((2, 0.95), (1, 0.4))
+    said = [replace(RIGHT, blamed=blamed) for blamed in (both, ((2, 0.95),), weak, (*both, (0, 0.6)))]
+    pairs = [outcome(PAIR, verdict) for verdict in said]
+    assert [scoring.names_all(each) for each in pairs] == [True, False, False, True]
+    one_struck = outcome(PAIR, RIGHT, struck=(True, False))
+    unknown = outcome(PAIR, replace(RIGHT, is_unknown=True))
+    assert row(name, [*pairs, one_struck, unknown, outcome()]).startswith("2 of 4 (")
+    assert row(name, [outcome()]) == "- | -"
+
+
+def test_contestant_that_states_no_confidence_accuses_nobody() -> None:
+    wrong = replace(outcome(verdict=Verdict(1, "killed", 1.0, ((1, 1.0),), False, 1)), contestant="torchrun")
+    assert row("healthy rank accused", [wrong]) == "-"
+    assert row("culprit first, of answered", [wrong]).startswith("0 of 1")
+    assert row("healthy rank accused", [replace(wrong, contestant="ours")]).startswith("1 of 1")
+
+
 def test_ambiguous_and_unanswered_cases_count_apart() -> None:
     ambiguous = replace(KILL, ambiguous="either may be right")
     outcomes = [outcome(), outcome(ambiguous), outcome(verdict=Verdict())]
@@ -404,7 +437,7 @@ def test_ambiguous_and_unanswered_cases_count_apart() -> None:
 
 
 def test_contestant_that_gives_no_verdict_is_not_judged() -> None:
-    silent = replace(outcome(verdict=Verdict()), contestant="nvrx, in process")
+    silent = replace(outcome(verdict=Verdict()), contestant="nvrx, in process, limits set")
     assert scoring.judged([silent]) == [] and "| unknown | - |" in scoring.table([silent])
 
 
