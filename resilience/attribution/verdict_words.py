@@ -26,7 +26,7 @@ def verdict_statements(incident: Incident) -> list[str]:
         certainty = f"confidence {confidence:g}, rule {rule} {RULES[rule]}"
         statements.append(f"{named(ranks)}: {CLASSES[symptom]} ({category}); {certainty}")
         if confidence < SURE:
-            statements.append(f"confidence below {SURE:g}: too low to exclude a node or count a fault against a rank")
+            statements.append(f"confidence below {SURE:g}: too low to exclude a node or to count against a rank")
     if verdict.candidates:
         unknown = "" if verdict.culprits else "unknown; "
         statements.append(f"{unknown}candidates: {candidates_in_words(verdict)} (confidence below {NAMED:g})")

@@ -290,7 +290,7 @@ def test_each_culprit_of_a_class_has_its_own_confidence_and_rule(make: Callable[
     )
     assert "ranks 1-2: " in text
     sure, unsure = text.index("confidence 0.9, rule 7"), text.index("confidence 0.6, rule 11")
-    assert sure < unsure < text.index("confidence below 0.9: too low to exclude a node or count a fault against a rank")
+    assert sure < unsure < text.index("confidence below 0.9: too low to exclude a node or to count against a rank")
 
 
 def test_sure_verdict_is_not_said_to_be_too_weak(make: Callable[..., Path]) -> None:
