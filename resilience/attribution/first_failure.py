@@ -13,7 +13,7 @@ from resilience.core.hang_kind import WORDS as HANGS
 from resilience.facts import events
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Interruption, InterruptionRecord
-from resilience.history.iterations import AT_ENTRY
+from resilience.history.places import AT_ENTRY
 
 LONGEST = 120  # characters of a cause
 NOBODY = "no rank is to blame"

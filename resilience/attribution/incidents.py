@@ -30,8 +30,9 @@ from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
-from resilience.history.iterations import AT_ENTRY, Iteration
+from resilience.history.iterations import Iteration
 from resilience.history.phases import Place
+from resilience.history.places import AT_ENTRY
 
 _STORE_ERROR = f"{StoreError.__module__}.{StoreError.__qualname__}"
 _LAST = float("inf")  # a cycle's own incident comes after those of its iterations

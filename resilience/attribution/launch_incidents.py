@@ -31,7 +31,8 @@ from resilience.facts.in_words import count
 from resilience.facts.interruptions import LOOK, Detector, Interruption, InterruptionRecord
 from resilience.history.cycles import RESTART, Cycle, CycleHistory, NodeCycle
 from resilience.history.history import History
-from resilience.history.iterations import AT_ENTRY, Iteration
+from resilience.history.iterations import Iteration
+from resilience.history.places import AT_ENTRY
 from resilience.history.processes import Worker
 
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are never a failure, whatever else is on record

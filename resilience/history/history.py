@@ -13,8 +13,9 @@ from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory
-from resilience.history.iterations import Iteration, IterationHistory, place_at
+from resilience.history.iterations import Iteration, IterationHistory
 from resilience.history.phases import Place, RankRestart, TimedPhase
+from resilience.history.places import place_at
 from resilience.history.processes import Worker
 from resilience.history.rank_states import OF_STATES, RankState, excluded_by, place_of
 from resilience.history.rank_time import OF_TIMES, RankSeconds, RankTimes

@@ -13,14 +13,12 @@ from typing import Any
 import msgspec
 
 from resilience.facts import events
-from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
 from resilience.history.phases import PhaseTimes, Place, RankRestart, TimedPhase
+from resilience.history.places import AT_ENTRY, judged_place
 
-AT_ENTRY = -1
-"""The iteration of a place before the first iteration, while the ranks meet at the call."""
 _Call = tuple[int, int, int, int]
 """Attempt, cycle, call, initial rank."""
 _ACROSS = ("regroup", "resume")  # phases that extend into the next iteration
@@ -105,22 +103,6 @@ class _Restarted(msgspec.Struct, frozen=True, gc=False):
 
     duration_s: float
     step: int | None = None
-
-
-def place_at(origin: Origin) -> Place:
-    """Return the iteration of a record."""
-    return (origin.attempt, origin.cycle, origin.call, AT_ENTRY if origin.iteration is None else origin.iteration)
-
-
-def judged_place(origin: Origin, event: events.IncidentJudged) -> tuple[int | None, int | None]:
-    """Return call and iteration of a verdict: both None for a cycle of the launcher, the iteration for a call's entry.
-
-    Records from before the field `call` have their writer's call, and -1 for the entry. origin: of the writer."""
-    if event.call is not None:
-        return event.call, event.iteration
-    if event.iteration is None:
-        return None, None
-    return origin.call, None if event.iteration == AT_ENTRY else event.iteration
 
 
 class IterationHistory:

@@ -21,7 +21,7 @@ from resilience.facts.identity import Job
 from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
 from resilience.history.history import History
-from resilience.history.iterations import AT_ENTRY
+from resilience.history.places import AT_ENTRY
 from resilience.report.counterfactual import WhatIf, what_ifs
 from resilience.report.sections import SectionSummary, sections_of, write_s
 from resilience.run_folder.load import Missing, Reader, Run

@@ -34,7 +34,7 @@ from resilience.facts.deadlines import HEARTBEAT, OUT_OF_SECTION
 from resilience.facts.identity import owner_of
 from resilience.history.completeness import Completeness
 from resilience.history.history import History
-from resilience.history.iterations import AT_ENTRY
+from resilience.history.places import AT_ENTRY
 from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import LEVEL_OF, fields_of
 from resilience.run_folder.load import RECORDS, Reader, completeness_of

@@ -22,7 +22,7 @@ from resilience.facts.identity import owner_of
 from resilience.facts.interruptions import Interruption
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory
-from resilience.history.iterations import judged_place
+from resilience.history.places import judged_place
 from resilience.telemetry.recording import READ_AT_ONCE, RecordTail
 
 FIRST, MORE = 64 << 10, 8  # bytes of a file's end that are read first, and the factor by which they grow

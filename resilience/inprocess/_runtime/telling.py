@@ -14,7 +14,7 @@ from resilience.attribution.incident import Incident
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record
-from resilience.history.iterations import AT_ENTRY
+from resilience.history.places import AT_ENTRY
 from resilience.system.environment import has_agent, is_quiet, torchrun_restarts_left
 from resilience.telemetry.restart_lines import Emit, Hurry, Make, RestartLine, incident
 

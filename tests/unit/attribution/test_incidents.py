@@ -35,7 +35,7 @@ from resilience.facts.interruptions import (
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
 from resilience.history.history import History
-from resilience.history.iterations import AT_ENTRY
+from resilience.history.places import AT_ENTRY
 from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job
 
 # kind of fault -> what the account must call it, and whom it must blame ("fault": the rank of the plan)

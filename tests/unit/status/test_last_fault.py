@@ -16,7 +16,7 @@ from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
-from resilience.history.iterations import AT_ENTRY, judged_place
+from resilience.history.places import AT_ENTRY, judged_place
 from resilience.status import first_read, last_fault
 from resilience.status.last_fault import LastFault
 from resilience.status.state import Now, Watcher
