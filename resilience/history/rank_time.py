@@ -40,7 +40,8 @@ RankCall = tuple[int, int, int]
 
 class RankSeconds(msgspec.Struct):
     """Time of ranks in nanoseconds. work: includes the time lost to hangs and to rework. unknown: of workers that have
-    shown no progress, since their start; no part of the total."""
+    shown no progress, since their start; no part of the total. vacant: the part of idle in which the rank's process had
+    ended, or its call had failed."""
 
     work: int = 0
     startup: int = 0
@@ -49,6 +50,7 @@ class RankSeconds(msgspec.Struct):
     rework: int = 0
     idle: int = 0
     unknown: int = 0
+    vacant: int = 0
 
     @property
     def total(self) -> int:
@@ -70,6 +72,7 @@ class WrappedRank:
         self.node = node
         self._spent = RankSeconds()
         self._ended_ns: int | None = None  # when its process ended, or the others went on without it
+        self._has_failed = False  # its call is over, and has not completed
         self.began_ns = 0  # its first call
         self._clock_ns = 0  # UTC minus monotonic time of its last record
         self.since = 0  # start of its present state
@@ -131,12 +134,13 @@ class WrappedRank:
         self._is_active, self._is_explained = event.state == "active", True
 
     def _call_started(self, event: events.CallStarted, at: int) -> None:
-        self.began_ns = self.began_ns or at
+        self.began_ns, self._has_failed = self.began_ns or at, False
         self._begin_call()
         self._go("startup", at)
 
     def _call_ended(self, event: events.CallEnded, at: int) -> None:
-        self._go("" if event.outcome == "completed" else "idle", at)
+        self._has_failed = event.outcome != "completed"
+        self._go("idle" if self._has_failed else "", at)
 
     def _exited(self, event: events.RankExited, at: int) -> None:
         self._ended_ns = at
@@ -155,7 +159,10 @@ class WrappedRank:
         if self._state and ends:
             setattr(spent, self._state, getattr(spent, self._state) + max(0, min(ends) - self.since))
             if until is not None and self._ended_ns is not None:
-                spent.idle += max(0, until - max(self._ended_ns, self.since))  # the place of a dead rank is empty
+                spent.vacant = max(0, until - max(self._ended_ns, self.since))  # the place of a dead rank is empty
+                spent.idle += spent.vacant
+            if until is not None and self._has_failed:
+                spent.vacant = max(0, until - self.since)
         return spent
 
     def silent_until(self, at: int, silent_ns: int) -> int:

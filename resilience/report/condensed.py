@@ -22,7 +22,7 @@ from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
 from resilience.history.history import History
 from resilience.history.places import AT_ENTRY
-from resilience.report.counterfactual import WhatIf, what_ifs
+from resilience.report.counterfactual import NONE_VACANT, WhatIf, vacancies, what_ifs
 from resilience.report.sections import SectionSummary, sections_of, write_s
 from resilience.run_folder.load import Missing, Reader, Run
 from resilience.run_folder.merge import history_of
@@ -140,6 +140,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     sections = sections_of(run.folder)
     completeness = run.completeness
     spent = times(history, completeness.damaged, unknown_rework > 0) if completeness.is_enough else None
+    vacant = NONE_VACANT if spent is None else vacancies(history, incidents, max(1, spent.ranks), completeness.damaged)
     return Report(
         run=str(run.folder),
         job_id=run.job.job_id if run.job else history.job_id or run.folder.name,
@@ -168,7 +169,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         unknown_rework=unknown_rework,
         times=spent,
         restarts=restart_times(history),
-        what_ifs=() if spent is None else what_ifs(spent, incidents, history.last_ns, write_s(sections)),
+        what_ifs=() if spent is None else what_ifs(spent, incidents, vacant, write_s(sections)),
         sections=sections,
         launched=_launched(history.cycles),
         incidents=incidents,

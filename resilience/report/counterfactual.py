@@ -6,13 +6,14 @@ cost: saved seconds become productive, and the total stays. It is not a forecast
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from resilience.attribution.cost import Times
 from resilience.attribution.incident import Incident
 from resilience.facts.in_words import count, seconds
+from resilience.history.history import History
 
 LIMITS = (1.0, 5.0, 20.0, 60.0, 300.0)  # seconds
 CHECKPOINTS = (10.0, 60.0, 300.0, 900.0)  # seconds of work between two
@@ -22,7 +23,8 @@ LEAST_S = 0.0005  # seconds saved; smaller answers are omitted
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """One answer. saved_s: at most the time lost to the causes it addresses. ettr: resulting productive share.
+    """One answer. saved_s: no more than was lost to the causes that it addresses, because it is a part of that time.
+    ettr: resulting productive share.
 
     formula, inputs: as text, with numbers. assumes: the assumption behind it."""
 
@@ -35,18 +37,49 @@ class WhatIf(msgspec.Struct, frozen=True):
     assumes: str
 
 
-def what_ifs(
-    times: Times, incidents: Sequence[Incident], until_wall_ns: int | None = None, write_s: float | None = None
-) -> tuple[WhatIf, ...]:
-    """Return the answers that would have saved time in a run.
+class Vacancies(msgspec.Struct, frozen=True):
+    """What ranks and nodes that were lost for good cost, in seconds of the whole job. places: idle time of each lost
+    rank's place that no spare took, in the order of the losses. waited: wait for a node in the place of each lost
+    one, of the ranks that waited."""
 
-    until_wall_ns: end of the run, or its last record. write_s: seconds to write one checkpoint."""
+    places: tuple[float, ...] = ()
+    waited: tuple[float, ...] = ()
+
+
+NONE_VACANT = Vacancies()
+
+
+def vacancies(history: History, incidents: Sequence[Incident], ranks: int, without: Collection[int] = ()) -> Vacancies:
+    """Return the vacancies of a run. ranks: their number in its times. without: ranks that are not in its times."""
+    replaced = [(incident.excluded, len(incident.stepped_in)) for incident in incidents]
+    lost = dict.fromkeys(rank for excluded, spares in replaced for rank in excluded[spares:] if rank not in without)
+    spent = history.spent() if lost else {}
+    places = (spent[rank].vacant / 1e9 / ranks for rank in lost if rank in spent)
+    lost_nodes = [incident for incident in incidents if incident.verdict.what == "node_lost"]
+    return Vacancies(tuple(places), tuple(_waited(history, each, without) / ranks for each in lost_nodes))
+
+
+def _waited(history: History, incident: Incident, without: Collection[int]) -> float:
+    """Return the rank-seconds in which nodes met again after an incident."""
+    following = history.cycles.following((incident.attempt, incident.cycle))
+    if incident.layer != "launcher" or following is None:
+        return 0.0
+    parts = history.cycles.parts(following)
+    workers = {node: len(part.workers.keys() - set(without)) for node, part in parts.items()}
+    phases = [phase for phase in history.restart_phases(incident.place) if phase.name == "rendezvous"]
+    return sum(phase.seconds * workers.get(phase.node, 0) for phase in phases)
+
+
+def what_ifs(
+    times: Times, incidents: Sequence[Incident], vacant: Vacancies = NONE_VACANT, write_s: float | None = None
+) -> tuple[WhatIf, ...]:
+    """Return the answers that would have saved time in a run. write_s: seconds to write one checkpoint."""
     if times.total_s <= 0 or not incidents:
         return ()
     answers = (
         *(sooner(times, incidents, limit) for limit in _limits(incidents)),
         *(saved_more_often(times, incidents, every, write_s) for every in _checkpoints(times, incidents)),
-        *(with_spares(times, incidents, spares, until_wall_ns) for spares in SPARES),
+        *(with_spares(times, vacant, spares) for spares in SPARES if spares <= max(1, len(vacant.places))),
     )
     return tuple(answer for answer in answers if answer.saved_s >= LEAST_S)
 
@@ -125,47 +158,21 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
     )
 
 
-def with_spares(times: Times, incidents: Sequence[Incident], spares: int, until_wall_ns: int | None) -> WhatIf:
-    """Return the answer for additional waiting ranks that replace permanently lost ranks until they are used up.
-
-    Work that missing ranks did not do counts as seconds of the whole job. Waiting for nodes counts in full."""
-    steps = _missing(incidents, until_wall_ns)
-    saved = sum(min(spares, missing) / size * lasted for missing, size, lasted in steps)
-    waits = [
-        phase.took.max_s
-        for incident in incidents
-        for phase in incident.phases
-        if incident.verdict.what == "node_lost" and phase.name == "rendezvous"
-    ]
-    lacking = sum(missing * lasted for missing, _, lasted in steps)
+def with_spares(times: Times, vacant: Vacancies, spares: int) -> WhatIf:
+    """Return the answer for additional waiting ranks. Each takes the place of one lost rank for good. A waiting node
+    takes the place of each lost node."""
+    filled, waits = sum(vacant.places[:spares]), sum(vacant.waited)
+    lost = count(len(vacant.places), "lost rank")
     return _answer(
         "spares",
         spares,
         times,
-        min(saved, times.idle_s) + min(sum(waits), times.restart_s),
-        "saved = Σ min(spares, missing) / ranks · seconds + waiting for replacement nodes",
-        f"{seconds(lacking)} of missing ranks in total; waited {seconds(sum(waits))} for {count(len(waits), 'node')}",
+        filled + waits,
+        "saved = Σ idle time of the places that spares take + waiting for replacement nodes",
+        f"places of {lost} were idle for {seconds(sum(vacant.places))} of the job; waited {seconds(waits)} for "
+        f"{count(len(vacant.waited), 'node')}",
         "a spare takes the place of a lost rank at once",
     )
-
-
-def _missing(incidents: Sequence[Incident], until_wall_ns: int | None) -> list[tuple[int, int, float]]:
-    """Return stretches with fewer active ranks than at first: (missing ranks, all ranks, seconds)."""
-    with_ranks = [
-        candidate
-        for candidate in incidents
-        if candidate.active_world_size is not None and candidate.detected_wall_ns is not None
-    ]
-    size = max((incident.active_world_size or 0 for incident in with_ranks), default=0)
-    stretches = []
-    for number, incident in enumerate(with_ranks):
-        end_ns = with_ranks[number + 1].detected_wall_ns if number + 1 < len(with_ranks) else until_wall_ns
-        active_after = incident.next_active_world_size
-        if active_after is not None and end_ns is not None and 0 < active_after < size:
-            stretches.append(
-                (size - active_after, size, max(0.0, (end_ns - (incident.detected_wall_ns or end_ns)) / 1e9))
-            )
-    return stretches
 
 
 def _answer(kind: str, value: float, times: Times, saved: float, formula: str, inputs: str, assumes: str) -> WhatIf:

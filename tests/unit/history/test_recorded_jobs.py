@@ -23,6 +23,7 @@ from resilience.facts.in_words import seconds as in_words
 from resilience.facts.records import Record
 from resilience.history.history import History
 from resilience.report.condensed import Report, report
+from resilience.report.counterfactual import vacancies
 from resilience.report.rank_lanes import lanes
 from resilience.run_folder.load import load
 from resilience.run_folder.merge import history_of
@@ -143,6 +144,20 @@ def test_steps_that_are_done_again_are_those_since_the_last_checkpoint(job: Reco
     elif job.name == "wrapper-in-launcher":  # no record has the first step after the launcher's restart
         expected[1] = None
     assert [incident.cost.lost_steps for incident in job.report.incidents] == expected
+
+
+def test_what_ifs_save_no_more_than_was_lost(job: Recorded) -> None:
+    """Nothing is cut down to the loss."""
+    told = job.report
+    assert told.times is not None
+    vacant = vacancies(History().take_all(job.records), told.incidents, told.times.ranks)
+    assert sum(vacant.places) <= told.times.idle_s
+    assert sum(vacant.waited) <= told.times.restart_s
+    assert (len(vacant.places) > 0) == (job.name == "wrapper-in-launcher")  # where a spare was, it took the place
+    assert told.times.hang_s <= sum(each.cost.hang_s or 0.0 for each in told.incidents) + 1e-6
+    lost = {"limit": told.times.hang_s, "checkpoints": told.times.rework_s or 0.0}
+    lost |= {"spares": told.times.idle_s + told.times.restart_s}
+    assert all(answer.saved_s <= lost[answer.kind] for answer in told.what_ifs)
 
 
 def test_metrics_count_one_first_interruption_for_each_incident(job: Recorded) -> None:

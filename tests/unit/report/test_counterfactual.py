@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from resilience.attribution.cost import Times
-from resilience.attribution.incident import Cost, Incident, Phase, Spread
+from resilience.attribution.cost import Times, times
+from resilience.attribution.incident import Cost, Incident
+from resilience.attribution.incidents import incidents_of
 from resilience.attribution.symptoms import Class
 from resilience.attribution.verdict import Verdict
-from resilience.report.counterfactual import WhatIf, least_change_last, saved_more_often, sooner, what_ifs, with_spares
+from resilience.facts.records import Record
+from resilience.history.history import History
+from resilience.report.counterfactual import (
+    Vacancies,
+    WhatIf,
+    least_change_last,
+    saved_more_often,
+    sooner,
+    vacancies,
+    what_ifs,
+    with_spares,
+)
+from tests.support import launch_streams, record_streams
 
 TIMES = Times(
     total_s=1500.0, productive_s=600.0, startup_s=10.0, restart_s=140.0, hang_s=150.0, rework_s=200.0, idle_s=400.0
 )
-SECOND = 10**9
 
 
 def incident(
@@ -22,9 +36,6 @@ def incident(
     hang_s: float | None = None,
     rework_s: float | None = None,
     what: Class = "killed",
-    at_s: int = 0,
-    ranks: tuple[int, int] | None = None,
-    waited_s: float | None = None,
 ) -> Incident:
     return Incident(
         number=number,
@@ -35,10 +46,6 @@ def incident(
         status="restarted",
         kind="terminated",
         verdict=Verdict(what=what, category="unknown"),
-        detected_wall_ns=at_s * SECOND,
-        active_world_size=None if ranks is None else ranks[0],
-        next_active_world_size=None if ranks is None else ranks[1],
-        phases=() if waited_s is None else (Phase("rendezvous", Spread(waited_s, waited_s, 0, 4)),),
         cost=Cost(lost_steps=None if rework_s is None else 10, hang_s=hang_s, rework_s=rework_s),
     )
 
@@ -96,23 +103,67 @@ def test_checkpoints_further_apart_than_the_whole_work_save_nothing() -> None:
 
 
 def test_a_spare_does_the_work_of_a_rank_that_went() -> None:
-    found = [incident(1, at_s=100, ranks=(4, 3)), incident(2, at_s=300, ranks=(3, 2))]
-    until = 700 * SECOND
-    assert with_spares(TIMES, found, 1, until).saved_s == 200 / 4 + 400 / 4
-    assert with_spares(TIMES, found, 2, until).saved_s == 200 / 4 + 2 * 400 / 4
-    assert "16 min 40 s of missing ranks in total" in with_spares(TIMES, found, 1, until).inputs
+    vacant = Vacancies(places=(150.0, 100.0))
+    assert with_spares(TIMES, vacant, 1).saved_s == 150.0
+    assert with_spares(TIMES, vacant, 2).saved_s == 250.0
+    assert "places of 2 lost ranks were idle for 4 min 10 s of the job" in with_spares(TIMES, vacant, 1).inputs
 
 
 def test_a_spare_node_is_there_when_one_is_lost() -> None:
-    found = [incident(1, what="node_lost", waited_s=90.0), incident(2, what="killed", waited_s=5.0)]
-    assert with_spares(TIMES, found, 1, None).saved_s == 90.0
+    assert with_spares(TIMES, Vacancies(waited=(90.0,)), 1).saved_s == 90.0
+
+
+def test_more_spares_than_lost_ranks_are_no_answer() -> None:
+    answers = what_ifs(TIMES, [incident(1)], Vacancies(places=(150.0,)))
+    assert [answer.value for answer in answers if answer.kind == "spares"] == [1]
+
+
+@given(
+    kinds=st.lists(st.sampled_from(("kill", "stopped", "exception", "hang")), min_size=1, max_size=3),
+    world=st.integers(4, 6),
+    spares=st.integers(0, 2),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_answer_saves_more_than_a_run_with_lost_ranks_has_lost(
+    kinds: list[record_streams.Kind], world: int, spares: int
+) -> None:
+    faults = [record_streams.Fault(kind, 1 + n, n, 10 * (n + 1)) for n, kind in enumerate(kinds)]
+    assert_saves_no_more_than_was_lost(record_streams.job(faults, world=world, spares=spares).records)
+
+
+@given(kinds=st.lists(st.sampled_from(("node", "kill", "hang")), min_size=1, max_size=3), nodes=st.integers(2, 4))
+@settings(max_examples=30, deadline=None)
+def test_no_answer_saves_more_than_a_run_with_lost_nodes_has_lost(kinds: list[launch_streams.Kind], nodes: int) -> None:
+    assume(kinds.count("node") < nodes)
+    faults = [launch_streams.Fault(kind, 1) for kind in kinds]
+    assert_saves_no_more_than_was_lost(launch_streams.launched(faults, nodes=nodes).records)
+
+
+def assert_saves_no_more_than_was_lost(records: list[Record]) -> None:
+    history = History().take_all(records)
+    incidents, spent = incidents_of(history), times(history)
+    vacant = vacancies(history, incidents, spent.ranks)
+    assert sum(vacant.places) <= spent.idle_s + 1e-9
+    assert sum(vacant.waited) <= spent.restart_s + 1e-9
+    assert spent.hang_s <= sum(each.cost.hang_s or 0.0 for each in incidents) + 1e-6
+    for answer in what_ifs(spent, incidents, vacant):
+        causes = {"limit": spent.hang_s, "checkpoints": spent.rework_s or 0.0, "spares": spent.idle_s + spent.restart_s}
+        assert answer.saved_s <= causes[answer.kind] + 1e-9
+
+
+def test_place_that_a_spare_took_is_not_vacant() -> None:
+    for spares, lost in ((0, 1), (1, 0)):
+        told = record_streams.job([record_streams.Fault("kill", 1, 0)], world=4, spares=spares)
+        history = History().take_all(told.records)
+        places = vacancies(history, incidents_of(history), 4 + spares).places
+        assert len(places) == lost
+        assert all(seconds > 0 for seconds in places)
 
 
 def test_what_was_not_there_is_not_asked() -> None:
     assert what_ifs(TIMES, []) == ()
     assert what_ifs(TIMES, [incident(1)]) == ()
-    found = [incident(1, hang_s=9.0, rework_s=100.0), incident(2, at_s=100, ranks=(4, 3))]
-    answers = what_ifs(TIMES, found, 700 * SECOND)
+    answers = what_ifs(TIMES, [incident(1, hang_s=9.0, rework_s=100.0)], Vacancies(places=(150.0,)))
     assert {answer.kind for answer in answers} == {"limit", "checkpoints", "spares"}
     assert all(answer.saved_s > 0.0 and answer.assumes for answer in answers)
 
@@ -120,5 +171,3 @@ def test_what_was_not_there_is_not_asked() -> None:
 def test_nothing_saves_more_than_was_lost() -> None:
     assert 0.0 < sooner(TIMES, [incident(1, hang_s=9000.0)], 1.0).saved_s < TIMES.hang_s
     assert 0.0 < saved_more_often(TIMES, [incident(1, rework_s=9000.0)], 1.0, None).saved_s < TIMES.rework_s
-    found = [incident(1, at_s=100, ranks=(4, 1), what="node_lost", waited_s=9000.0)]
-    assert with_spares(TIMES, found, 4, 90_000 * SECOND).saved_s == TIMES.idle_s + TIMES.restart_s
