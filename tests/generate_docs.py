@@ -99,8 +99,8 @@ def metrics_page() -> str:
         "One endpoint a node, or a file for node-exporter; [how to collect them](dashboards.md"
         "#where-the-metrics-come-from). The last snapshot stands in the run folder, `metrics/<node>.prom`. Base units, "
         "seconds. Counters survive the death of ranks, monitors and agents: they are counted from the record files. "
-        "`resilience_elastic_…` is what torch's elastic agent, which ours is built on, says of itself through "
-        "`torch.distributed.elastic.metrics` and `.events`; handlers that are configured there get it all the same.\n",
+        "`resilience_elastic_…` are the metrics that torch's elastic agent, on which ours is built, emits through "
+        "`torch.distributed.elastic.metrics` and `.events`; handlers that are configured there still get them.\n",
         "\n| name | type | labels | meaning | made from |\n|---|---|---|---|---|\n",
     ]
     for metric in METRICS:

@@ -1,8 +1,8 @@
 """For which rank did the others wait?  The rules for an interruption in which no rank has a fault of its own.
 
 All ranks on record waited, or only report that a connection was closed. The rank at fault was elsewhere, had continued,
-or waits in another collective than the others. What the ranks have entered (`core.wait_for`) and where they were tells
-which one it is."""
+or waits in another collective than the others. The positions of the ranks, and the collectives that they entered
+(`core.wait_for`), identify it."""
 
 from __future__ import annotations
 

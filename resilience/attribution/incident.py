@@ -19,7 +19,7 @@ from resilience.facts.fingerprints import of_parts, place_of
 from resilience.facts.interruptions import HANGS, Category, Frame, Interruption, InterruptionRecord
 from resilience.facts.user_frames import user_frame
 from resilience.history.cycles import Cycle
-from resilience.history.phases import Place, TimedPhase, Who, seconds_of
+from resilience.history.phases import Place, RankOrNode, TimedPhase, seconds_of
 
 Status = Literal["restarted", "ended", "unfinished", "continued"]
 
@@ -271,14 +271,14 @@ def where(
 
 
 def spread(
-    seconds: Mapping[int, float] | Mapping[Who, float], lowest: Mapping[str, int] | None = None
+    seconds: Mapping[int, float] | Mapping[RankOrNode, float], lowest: Mapping[str, int] | None = None
 ) -> Spread | None:
     """Return how long something took, None if nothing is known. lowest: the lowest rank of each node."""
     if not seconds:
         return None
     lowest_ranks = {} if lowest is None else lowest
 
-    def rank_of(place: Who) -> int:
+    def rank_of(place: RankOrNode) -> int:
         return place if isinstance(place, int) else lowest_ranks.get(place, 0)
 
     longest = max(seconds.values())

@@ -15,7 +15,7 @@ from resilience.attribution.incident import Incident
 from resilience.facts import events
 from resilience.history.cycles import RESTART
 from resilience.history.history import History
-from resilience.history.phases import TimedPhase, Who, seconds_of
+from resilience.history.phases import RankOrNode, TimedPhase, seconds_of
 
 MEETINGS = frozenset(("regroup", "rendezvous"))  # barriers: phases that end for all when the last one arrives
 NOTICE = "notice"  # from the first detection until this rank or node knew of it
@@ -25,7 +25,7 @@ class Step(msgspec.Struct, frozen=True):
     """A stretch of the critical path. The step before a barrier is of the rank that arrived last."""
 
     name: str
-    who: Who
+    who: RankOrNode
     start_ns: int
     seconds: float
 
@@ -39,7 +39,7 @@ class PhaseRow(msgspec.Struct, frozen=True):
     end_s: float
     median_s: float
     max_s: float
-    slowest: Who
+    slowest: RankOrNode
     count: int
 
 
@@ -114,7 +114,7 @@ def critical_path(phases: Iterable[TimedPhase], start_ns: int) -> list[Step]:
     """Return the steps from `start_ns` to the end of the last phase; they add up to the whole.
 
     Time between two phases of a rank belongs to the earlier one, so nothing is left out."""
-    by_who: dict[Who, list[TimedPhase]] = {}
+    by_who: dict[RankOrNode, list[TimedPhase]] = {}
     arrivals: dict[str, list[TimedPhase]] = {}
     for current in sorted(phases, key=attrgetter("start_ns", "end_ns")):
         by_who.setdefault(current.who, []).append(current)
@@ -146,7 +146,7 @@ def _last_arrival(phase: TimedPhase, arrivals: Mapping[str, list[TimedPhase]]) -
     return last.start_ns, last
 
 
-def _previous_phase(by_who: Mapping[Who, list[TimedPhase]], phase: TimedPhase, at: int) -> TimedPhase | None:
+def _previous_phase(by_who: Mapping[RankOrNode, list[TimedPhase]], phase: TimedPhase, at: int) -> TimedPhase | None:
     """Return the previous phase of the same rank; before a worker's first phase, the phase of its node."""
     own_phases = by_who[phase.who]
     number = own_phases.index(phase)

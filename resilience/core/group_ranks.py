@@ -50,8 +50,8 @@ def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Cho
         return Choice("deterministic", None, "there is only one node")
     if not 0 <= given < most:
         raise ConfigurationError(
-            f"this node's rank of the infrastructure ({SOURCES}) is {given}, expected 0 to {most - 1} for at most "
-            f"{in_words.count(most, 'node')}; start one launcher per node, or pass --no-ft-use-infra-group-rank"
+            f"on this node {SOURCES} is {given}, expected 0 to {most - 1} for at most {in_words.count(most, 'node')}; "
+            "start one launcher per node, or pass --no-ft-use-infra-group-rank"
         )
     warning = ""
     if least < most:

@@ -80,7 +80,7 @@ class Observation(msgspec.Struct, frozen=True):
 
     @property
     def is_outside(self) -> bool:
-        """Return True if no limit applies to the rank's present activity. After the goodbye only hooks have one: nobody
-        waits for the rank, but its process must end."""
+        """Return True if no limit applies to the rank's present activity. After the goodbye only hooks have a limit: no
+        rank waits for this one, but its process must end."""
         is_over = self.said_goodbye and self.doing is not Doing.HOOK
         return self.doing is Doing.OUTSIDE or self.has_left or is_over

@@ -113,7 +113,7 @@ class Rendezvous:
         if last.closed:
             return _closed(last)
         if (yield IsInterrupted()):
-            return self._told_to_stop(last.cycle + 1)  # the others need not wait for this node
+            return self._asked_to_stop(last.cycle + 1)  # the others need not wait for this node
         self._arrived_at = yield from self._log.append(Arrived(seat, last.cycle))
         self._seat = seat
         if self.arrivals.last.cycle != last.cycle:
@@ -196,14 +196,14 @@ class Rendezvous:
             self._lease = None
             return next_membership
         is_late = not (yield IsInterrupted())
-        reason = f"found no place within {terms.join_limit:g} s (join_timeout)" if is_late else "was told to stop"
+        reason = f"found no place within {terms.join_limit:g} s (join_timeout)" if is_late else "was asked to stop"
         yield from self._log.append(Left(self.id, reason))
         if self._lease is not None:
             yield Set(f"{self._lease}/given_up", "1")
             yield Add(NOTICES, 1)
             self._lease = None
         if not is_late:
-            return self._told_to_stop(number)
+            return self._asked_to_stop(number)
         return Refusal(
             "late",
             f"node {self.node} {reason} in cycle {number}: {count(len(known.last.seats), 'node')} took part in the "
@@ -211,8 +211,8 @@ class Rendezvous:
             f"wanted {terms.least} to {terms.most}",
         )
 
-    def _told_to_stop(self, number: int) -> Refusal:
-        return Refusal("closed", f"node {self.node} was told to stop while it waited for cycle {number}")
+    def _asked_to_stop(self, number: int) -> Refusal:
+        return Refusal("closed", f"node {self.node} was asked to stop while it waited for cycle {number}")
 
     def _hear(self, number: int, epoch: int, leader: str, heard: int) -> Protocol[tuple[Refusal | None, bool]]:
         """Check for events without a hint. Return the refusal of this node, if any, and True if the leader is gone. If

@@ -17,7 +17,7 @@ from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.silences import SUSPECT, Silence
 from resilience.core.standstills import since_standstills
 from resilience.facts import deadlines
-from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, of_limit, of_section
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, deadline_of_limit, of_section
 from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
 
 Seconds = float
@@ -296,7 +296,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         rows.append((INITIAL_HEARTBEAT, _silent_from(observation, announced_at), limit))
     for section in observation.open_sections:
         limit = section_limit(limits, observation, section)
-        rows.append((deadlines.limit_of("section", section.name), section.seen_at, limit))
+        rows.append((deadlines.limit_name("section", section.name), section.seen_at, limit))
     if not observation.open_sections and observation.section_left_at is not None:
         usual, gap = limits.out_of_section, observation.outside_gaps + 1
         limit = _for_occurrence(limits, observation, OUT_OF_SECTION, gap, usual)
@@ -331,15 +331,15 @@ def defaults(limits: Limits) -> set[str]:
 
 
 def _hook_name(observation: Observation) -> str:
-    return deadlines.limit_of("hook", observation.hook)
+    return deadlines.limit_name("hook", observation.hook)
 
 
 def _is_learned(limits: Limits, limit: str) -> bool:
-    return of_limit(limit) in limits.learned or of_limit(limit) in limits.first
+    return deadline_of_limit(limit) in limits.learned or deadline_of_limit(limit) in limits.first
 
 
 def _is_learned_for(limits: Limits, section: Sign) -> bool:
-    return _is_learned(limits, deadlines.limit_of("section", section.name))
+    return _is_learned(limits, deadlines.limit_name("section", section.name))
 
 
 def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Seconds, Limit]:
@@ -349,7 +349,7 @@ def _silence_row(limits: Limits, rule: Rule, silence: Silence) -> tuple[str, Sec
     if silence.is_before_first_sign:
         allowed = max([allowed, *_for_signs(limits)])
     limit = Limit(hard=allowed) if margin is None else Limit(allowed, allowed + margin)
-    return deadlines.limit_of("silence", silence.kind), silence.since, limit
+    return deadlines.limit_name("silence", silence.kind), silence.since, limit
 
 
 def _rows_at_end(

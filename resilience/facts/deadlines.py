@@ -61,7 +61,7 @@ def section_of(deadline: str) -> str | None:
     return None if deadline in DEFINITIONS else deadline
 
 
-class Limited(NamedTuple):
+class LimitTarget(NamedTuple):
     """What a limit of `core.watch` applies to. kind: a `LimitKind`, or the limit's own name. name: of the section or
     hook, empty for other kinds."""
 
@@ -74,18 +74,18 @@ class Limited(NamedTuple):
         return self.name if self.kind in ("section", "silence") else ""
 
 
-def limit_of(kind: LimitKind, name: str) -> str:
+def limit_name(kind: LimitKind, name: str) -> str:
     """Return the name of the limit of a section, a hook or a silence, as records have it."""
     return kind if kind == "silence" and not name else f"{kind}:{name}"
 
 
-def limited(limit: str) -> Limited:
+def limited(limit: str) -> LimitTarget:
     """Return what a limit applies to, given its name in records."""
     kind, _, name = limit.partition(":")
-    return Limited(kind, name)
+    return LimitTarget(kind, name)
 
 
-def of_limit(limit: str) -> str:
+def deadline_of_limit(limit: str) -> str:
     """Return the deadline that a limit enforces, empty if it enforces none."""
     kind, name = limited(limit)
     if kind == "section":

@@ -13,7 +13,7 @@ import msgspec
 Place = tuple[int, int, int, int]
 """Attempt, cycle, call, iteration."""
 Layer = Literal["inprocess", "launcher"]
-Who = int | str
+RankOrNode = int | str
 """An initial rank, or a node of the launcher."""
 
 
@@ -21,7 +21,7 @@ class TimedPhase(msgspec.Struct, frozen=True, gc=False):
     """One phase of one rank or node, from when to when."""
 
     name: str
-    who: Who
+    who: RankOrNode
     node: str
     start_ns: int
     end_ns: int
@@ -45,8 +45,9 @@ class EndedPhase(NamedTuple):
 
 
 class RankRestart(msgspec.Struct, frozen=True, gc=False):
-    """A rank's restart that is over: it has made progress, or its cycle ended without any, and then it ends with the
-    start of the worker. place: of the iteration, or the cycle of the launcher, that failed."""
+    """A rank's restart that is over, because the rank has made progress or its cycle ended. If the cycle ended before
+    any progress, the restart ended with the start of the worker. place: of the iteration, or the cycle of the launcher,
+    that failed."""
 
     place: Place | tuple[int, int]
     rank: int
@@ -91,9 +92,9 @@ class PhaseTimes:
                 yield TimedPhase(name, rank, node, times[first + 1], times[first + 2])
 
 
-def seconds_of(phases: Iterable[TimedPhase]) -> dict[str, dict[Who, float]]:
+def seconds_of(phases: Iterable[TimedPhase]) -> dict[str, dict[RankOrNode, float]]:
     """Return how long each phase took on each rank or node. Several intervals of one phase add up."""
-    by_phase: dict[str, dict[Who, float]] = {}
+    by_phase: dict[str, dict[RankOrNode, float]] = {}
     for phase in phases:
         seconds = by_phase.setdefault(phase.name, {})
         seconds[phase.who] = seconds.get(phase.who, 0.0) + (phase.end_ns - phase.start_ns) / 1e9

@@ -96,8 +96,8 @@ class AbortCheckpointWriters(Abort):
         writing = checkpoint_writers.await_threads(limit)
         if writing:
             raise TimeoutError(
-                f"still writing {count(writing, 'checkpoint')} after {limit:g} s (RESILIENCE_ABORT_WAIT), which may "
-                "mix with those of the next iteration. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
+                f"{count(writing, 'checkpoint')} still being written after {limit:g} s (RESILIENCE_ABORT_WAIT), so "
+                "files of two iterations may mix. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
                 "a new folder in each iteration",
                 limit=limit,
             )

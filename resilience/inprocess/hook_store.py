@@ -123,8 +123,8 @@ class IterationStore(_SaysInstead, PrefixStore):
         No effect on an iteration that has completed. Call it at the latest in the health check after a fault."""
         if self._have_ranks_agreed():
             raise ConfigurationError(
-                "it is too late to interrupt this iteration: the ranks have agreed who continues; raise in the hook "
-                "instead"
+                "it is too late to interrupt this iteration: the ranks have agreed which of them continue; raise an "
+                "exception in the hook instead"
             )
         if record is None:
             message = "state.store.record_interrupted was called without a record"
@@ -152,8 +152,8 @@ class IterationStore(_SaysInstead, PrefixStore):
         self._check(rank)
         if self._have_ranks_agreed():
             raise ConfigurationError(
-                f"it is too late to terminate rank {rank}: the ranks have agreed who continues; call "
-                "record_terminated_rank in the function, finalize or health_check, or return the rank from the "
+                f"it is too late to terminate rank {rank}: the ranks have agreed which of them continue; "
+                "call record_terminated_rank in the function, finalize or health_check, or return the rank from the "
                 "rank_assignment"
             )
         drive(restart.mark_terminated(self._keys, rank), self.base_store.protocol)

@@ -62,8 +62,8 @@ class LimitsFile:
             raise ConfigurationError(f"they are those of another run: {mismatch}; set exp_dir to a folder of its own")
         if stored.on_trial_in not in ("", self._start):
             raise ConfigurationError(
-                "the start that used them last ended before each of its sections had ended once, so a limit may be too "
-                "short; they are calculated again"
+                "the last start that used them ended before all its sections had been timed, so they may be too short; "
+                "they are calculated again"
             )
         return stored.limits
 

@@ -128,7 +128,7 @@ class CycleSupervisor:
     @property
     def may_be_over(self) -> bool:
         """Return True if another agent may have ended the cycle."""
-        return self.handler.watch.is_rung
+        return self.handler.watch.may_exist
 
     @property
     def rule(self) -> Rule | None:

@@ -343,7 +343,7 @@ class DurationRecorder:
         limit = "" if finding is None else finding.limit
         silent_for = 0.0 if finding is None else finding.silent_for
         kind, section = deadlines.limited(limit).kind, deadlines.limited(limit).section
-        killed = deadlines.of_section(section) if section else deadlines.of_limit(limit)
+        killed = deadlines.of_section(section) if section else deadlines.deadline_of_limit(limit)
         since = found_at - silent_for
         # A silence may begin long after its section was entered.
         entered_by = found_at if kind == "silence" else since + LATER

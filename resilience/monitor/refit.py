@@ -1,9 +1,9 @@
 """Which limits do all runs so far support?  The same fit as `resilience calibrate`, from within a running job.
 
 Each rank reads its monitor's histograms, of this run and of earlier runs with the same configuration in the same
-folder. The histograms are added up over ranks, so that all ranks compute the same limits. They count rank-durations
-that are not aligned between ranks, so the requested probability is for one rank-duration. The last seconds are missing,
-because a monitor writes every 15 s. The first occurrences after a start are left out: they are slower, and `core.watch`
+folder. The histograms are added up over ranks, so that all ranks compute the same limits. They count the durations of
+single ranks, so the requested probability is for one duration of one rank. The last seconds are missing, because a
+monitor writes every 15 s. The first occurrences after a start are left out: they are slower, and `core.watch`
 does not apply these limits to them."""
 
 from __future__ import annotations

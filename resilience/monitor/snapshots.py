@@ -21,7 +21,7 @@ class Snapshots:
     """The snapshots of one rank. due: when to write the next one, in monotonic seconds."""
 
     def __init__(self) -> None:
-        self.due = time.monotonic() + rank_snapshot.EVERY
+        self.due = time.monotonic() + rank_snapshot.WRITE_EVERY
         self._last: rank_snapshot.RankSnapshot | None = None
 
     def write(

@@ -66,7 +66,7 @@ class Suspicions:
         self._look_again(now)
         began = {} if self._thresholds is None else last_signs(self._thresholds, seen)
         for finding in findings:
-            learned = limits.learned.get(deadlines.of_limit(finding.limit))
+            learned = limits.learned.get(deadlines.deadline_of_limit(finding.limit))
             if learned is not None:
                 self._suspected(finding, learned, began.get(finding.limit, now - finding.silent_for))
 

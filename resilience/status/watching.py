@@ -53,7 +53,9 @@ def pause(now: Now | None, took: float) -> float:
 
     Ranks of a large job update their snapshots less often, because they may share a file server. Reads load it too."""
     world = len(now.ranks) if now is not None else 1
-    return max(EVERY, rank_snapshot.pause(world) / LOOKS_A_PAUSE if world > rank_snapshot.A_SECOND else EVERY, 2 * took)
+    return max(
+        EVERY, rank_snapshot.pause(world) / LOOKS_A_PAUSE if world > rank_snapshot.FILES_PER_SECOND else EVERY, 2 * took
+    )
 
 
 class _Looker:

@@ -156,7 +156,7 @@ def _valid(published: object) -> Launch:
     try:
         launch = _launch(str(published).encode())
     except ValueError as error:
-        raise StoreError(f"the store's entry of the launch cannot be read: {error}; start the job again") from error
+        raise StoreError(f"the launch's entry in the store cannot be read: {error}; start the job again") from error
     if launch.error:
         raise ConfigurationError(launch.error)
     return launch

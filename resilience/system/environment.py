@@ -105,8 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "all, unhealthy or none",
             "`all`",
-            "ranks that have metrics of their own; unhealthy: only those that are neither active nor inactive, and of "
-            "each node the rank that has been silent for longest, from a minute on and outside of sections",
+            "ranks that have metrics of their own; unhealthy: only suspect, terminated, excluded and unmonitored "
+            "ranks, and the most silent rank of each node, if it has been silent for over a minute outside of sections",
         ),
     ] = "all"
     interrupt_signal: Annotated[
@@ -183,7 +183,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hang_first_limit: Annotated[
         Seconds,
         _setting(
-            "seconds above 0", "600", "seconds that such a rank may be silent before the job's usual pauses are known"
+            "seconds above 0",
+            "600",
+            "seconds of silence that end a rank without a limit, until the job's usual pauses are known",
         ),
     ] = 600.0
     hang_least_limit: Annotated[
@@ -191,7 +193,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "seconds above 0",
             "60",
-            "the limit after that is 10 times the longest silence so far, but at least this many seconds",
+            "once the job's usual pauses are known, a rank without a limit is ended after 10 times the longest "
+            "silence of the same kind, but after at least this many seconds",
         ),
     ] = 60.0
     collectives: Annotated[

@@ -204,8 +204,8 @@ def times_of(path: Path) -> Path:
 
 
 def tail(path: Path, lines: int, most: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last lines of a file that lie whole within its last `most` bytes; () if it is unreadable. Of a line
-    that a program wrote several times, as a progress bar, return the first and the last text.
+    """Return the last lines of a file that lie whole within its last `most` bytes; () if it is unreadable. For a line
+    that is rewritten, such as a progress bar, return its first and last text.
 
     If the file was rotated a moment ago, also return the last lines of the previous one."""
     last_lines, is_whole = _tail(path, lines, most)

@@ -215,7 +215,7 @@ METRICS: tuple[Metric, ...] = (
         "resilience_productive_seconds_total",
         "counter",
         "Rank-seconds at work: in the function, or after a worker's first progress. Includes hangs and rework. "
-        "What is still going on counts up to 5 s ago.",
+        "Unfinished activities count until 5 s ago.",
         (),
         _WORK_EVENTS,
     ),
@@ -223,8 +223,8 @@ METRICS: tuple[Metric, ...] = (
         "resilience_lost_seconds_total",
         "counter",
         "Rank-seconds lost: startup (until at work), restart, hang (silence of all ranks at work until a limit fired), "
-        "rework (repeated steps, if steps are reported), idle (spares, and ranks that finished first). What is still "
-        "going on counts up to 5 s ago.",
+        "rework (repeated steps, if steps are reported), idle (spares, and ranks that finished first). "
+        "Unfinished activities count until 5 s ago.",
         ("cause",),
         _LOSS_EVENTS,
     ),
@@ -279,14 +279,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_step_lowest",
         "gauge",
-        "Of the last steps that the node's ranks have reported, the lowest; without spares.",
+        "Lowest of the last steps that the node's ranks reported; without spares.",
         (),
         source="rank snapshots",
     ),
     Metric(
         "resilience_step_median",
         "gauge",
-        "Of the last steps that the node's ranks have reported, the median; without spares.",
+        "Median of the last steps that the node's ranks reported; without spares.",
         (),
         source="rank snapshots",
     ),

@@ -72,7 +72,7 @@ class IterationCounts:
         return {outcome: count for outcome, count in self._counts.items() if count}
 
     def _pass(self, key: Key) -> None:
-        """Note that an iteration began. What is only asked about the latest one is forgotten of the one before."""
+        """Note that an iteration began. Drop what only the latest iteration of its call needs to keep."""
         call, latest = key[:3], self._latest.get(key[:3], -1)
         if key[3] > latest:
             self._latest[call] = key[3]

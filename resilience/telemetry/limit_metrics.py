@@ -49,7 +49,7 @@ class LimitMetrics:
     def take_durations(self, ranks: Ranks, now: float) -> None:
         """Replace the recorded durations. now: seconds on this host's monotonic clock.
 
-        Of the first ones, nobody knows when the sections ended. An exporter that takes over later than RECENT seconds
+        The first durations do not show when their sections ended. An exporter that takes over later than RECENT seconds
         after the beginning counts none of them as recent."""
         if self._turned_at is None:
             self._turned_at = now

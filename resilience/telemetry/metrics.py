@@ -306,7 +306,7 @@ class MetricView:
     def _add_corrected(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Add counters that later records may correct: interruptions, rank-seconds by cause.
 
-        A counter never falls. So what is still going on counts up to READ_S ago: the record that ends a restart says
+        A counter never falls. So unfinished activities count until READ_S ago: the record that ends a restart says
         when it ended, but is read later, and the time between must not count as restart for good. A hang before a
         restarted worker's first sign is the exception: it counts as restart as long as nobody can tell, and as a
         hang in the end."""

@@ -20,8 +20,8 @@ from resilience.facts.limits import Limits
 from resilience.system import files
 
 ALIVE_EVERY = 10.0
-EVERY = 2.0  # minimum seconds between two writes of a rank's file
-A_SECOND = 128  # maximum files per second that all ranks of a job write: they may share one file server
+WRITE_EVERY = 2.0  # minimum seconds between two writes of a rank's file
+FILES_PER_SECOND = 128  # maximum files per second that all ranks of a job write: they may share one file server
 MOST_SECTIONS = 16
 _NAME = re.compile(r"(?P<node>.+)-(?P<rank>\d+)\.signs")
 
@@ -111,7 +111,7 @@ def allowed(limits: Limits) -> tuple[Allowed, ...]:
 
 def pause(world_size: int | None) -> float:
     """Return the seconds between two writes of one rank's file."""
-    return max(EVERY, (world_size or 1) / A_SECOND)
+    return max(WRITE_EVERY, (world_size or 1) / FILES_PER_SECOND)
 
 
 def alive_every(world_size: int | None) -> float:
@@ -124,10 +124,10 @@ def path_of(folder: Path, node: str, rank: int) -> Path:
     return folder / "timings" / f"{FileOwner(node, rank).name}.signs"
 
 
-def write(folder: Path, signs: RankSnapshot) -> bool:
+def write(folder: Path, snapshot: RankSnapshot) -> bool:
     """Replace a rank's file; return True on success."""
-    rank = -1 if signs.origin.initial_rank is None else signs.origin.initial_rank
-    return files.replace(path_of(folder, signs.origin.node, rank), encoding.to_json(signs))
+    rank = -1 if snapshot.origin.initial_rank is None else snapshot.origin.initial_rank
+    return files.replace(path_of(folder, snapshot.origin.node, rank), encoding.to_json(snapshot))
 
 
 _read = encoding.reader(RankSnapshot)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from resilience.attribution.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall
 from resilience.facts.in_words import count, seconds
-from resilience.history.phases import Who
+from resilience.history.phases import RankOrNode
 from resilience.system.render import Line, cut, date, phase_name, wrap
 
 _NAME = 14
@@ -70,7 +70,7 @@ def _step_in_words(step: Step) -> str:
     return f"waiting for {_name_of(step.who)} in {phase_name(step.name)}"
 
 
-def _name_of(who: Who) -> str:
+def _name_of(who: RankOrNode) -> str:
     return f"rank {who}" if isinstance(who, int) else who
 
 

@@ -32,7 +32,7 @@ LONG = {
     "resilience/inprocess/_runtime/monitor_store.py": "one thread that does all store work of a monitor",
     "resilience/inprocess/_runtime/session.py": "what one call opens, and closes in the opposite order",
     "resilience/inprocess/store.py": "the stores of the compatible API, and how ranks find the one that they share",
-    "resilience/launcher/cycle_supervisor.py": "the shell around `core.cycle`: performs each operation",
+    "resilience/launcher/cycle_supervisor.py": "the shell around `core.supervision`: performs each operation",
     "resilience/launcher/launch.py": "the composition of an agent, and its exit status",
     "resilience/launcher/output/destinations.py": "the agent's end of the drain process",
     "resilience/launcher/worker/zygote.py": "both ends of one protocol: the agent orders, the zygote forks",

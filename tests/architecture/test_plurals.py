@@ -21,7 +21,7 @@ NEVER_ONE = {
     "core/budget.py",  # `_used_up` has a text for 0 and for 1
     "core/restart.py",  # a barrier for one rank is complete when it arrives
     "core/watched.py",  # the upper end of a range
-    "inprocess/_runtime/telling.py",  # "1 rank goes on" is another sentence
+    "inprocess/_runtime/telling.py",  # "1 rank continues" is another sentence
     "launcher/launch.py",  # a constant
     "report/counterfactual.py",  # "one spare" is another text
     "report/drawings.py",  # many ranks; steps per second

@@ -256,13 +256,13 @@ def test_host_that_is_excluded_serves_the_others_until_they_are_through(make: Ma
     assert a.answer() is True
 
 
-def test_agent_that_is_told_to_stop_waits_no_longer(make: Make, tmp_path: Path) -> None:
+def test_agent_that_is_asked_to_stop_waits_no_longer(make: Make, tmp_path: Path) -> None:
     job = make("2")
     (a,) = job.several(1)
     a.ask("meet")
     job.await_entries(1)
     (tmp_path / "a.stop").touch()
-    with pytest.raises(RendezvousClosedError, match="node a was told to stop while it waited for cycle 0"):
+    with pytest.raises(RendezvousClosedError, match="node a was asked to stop while it waited for cycle 0"):
         a.answer()
     b, c = job.start("b"), job.start("c")
     for agent in (b, c):

@@ -311,7 +311,7 @@ def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, t
     run = the_run(tmp_path)
     assert job.lines == [
         f"resilience: records in {run}",
-        "resilience: restart 1 in place: rank 1 failed first (ValueError: bad batch), 2 ranks go on",
+        "resilience: restart 1 in place: rank 1 failed first (ValueError: bad batch), 2 ranks continue",
         "resilience: completed after 1 restart in place; to see what happened:",
         f"  resilience report {run}",
     ]
@@ -326,7 +326,7 @@ def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open, tmp_path:
     let_end(tmp_path, "started again by the launcher", job)
     assert job.wait() == 0, job.text
     told = [line for line in job.lines if "started again by the launcher (cycle 1)" in line]
-    assert len(told) == 1 and "rank 1 failed first (SIGKILL), 2 ranks go on" in told[0]
+    assert len(told) == 1 and "rank 1 failed first (SIGKILL), 2 ranks continue" in told[0]
 
 
 # What leaves the call on some ranks, and what the last line says of the end.
@@ -407,7 +407,7 @@ def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(
     run = the_run(tmp_path)
     assert [line for rank in ranks for line in rank.lines] == [
         f"resilience: records in {run}",
-        "resilience: restart 1 in place: rank 1 failed first (ValueError: bad batch), 2 ranks go on",
+        "resilience: restart 1 in place: rank 1 failed first (ValueError: bad batch), 2 ranks continue",
         "resilience: completed after 1 restart in place; to see what happened:",
         f"  resilience report {run}",
     ]

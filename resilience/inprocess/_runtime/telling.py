@@ -111,4 +111,4 @@ def _verdict_sentence(cause: Incident | None, hurry: Hurry, emit: Emit) -> str:
 
 
 def _ranks_left(origin: Origin) -> str:
-    return "1 rank goes on" if origin.world_size == 1 else f"{origin.world_size} ranks go on"
+    return "1 rank continues" if origin.world_size == 1 else f"{origin.world_size} ranks continue"

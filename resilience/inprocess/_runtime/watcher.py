@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 END_LIMIT = 2.0  # seconds for a call's last watcher to end; its iteration is decided, so it needs almost none
 LOST = "lost"  # the outcome of an iteration whose store is gone
-A_DAY = timedelta(days=1).total_seconds()  # of one wait for the outcome; an iteration may take many
+OUTCOME_WAIT = timedelta(days=1).total_seconds()  # of one wait for the outcome; an iteration may take many
 CUT_AGAIN = (0.01, 0.03, 0.1, 0.3, 1.0)  # pauses between cuts: with shorter ones, peers would keep retrying
 NVLS_NOTE = "NCCL may use NVLink SHARP, whose groups cannot be aborted; set NCCL_NVLS_ENABLE=0"
 ALONE_AFTER = 0.1  # seconds after which no peer still connects to a group under construction
@@ -135,7 +135,7 @@ class IterationWatcher:
 
     def _watch(self) -> None:
         try:
-            while not wait(self._store, self._keys.outcome, A_DAY, A_DAY):
+            while not wait(self._store, self._keys.outcome, OUTCOME_WAIT, OUTCOME_WAIT):
                 pass
             (outcome,) = execute(Read((self._keys.outcome,)), self._store)
             if outcome is None:

@@ -1,6 +1,6 @@
 """Which nodes take part in the next cycle, and which store do they use?  The agents' rendezvous, in torch's interface.
 
-Agents meet in the job's store (`rendezvous_store`). `core.rendezvous` decides what they write there and what follows;
+Agents meet in the job's store (`job_store`). `core.rendezvous` decides what they write there and what follows;
 this module performs it. Each agent keeps a store ready for the next cycle, and the cycle uses the store of group rank
 0, so a cycle never sees keys of another cycle. We do not use torch's own state machine, because it polls once per
 second, compares wall clocks of hosts, unpickles data from the network, and forms a smaller cycle only after a last call
@@ -99,7 +99,7 @@ class Handler(RendezvousHandler):
         # How this agent joins. A supervised agent also decides whether the job goes on: `CycleSupervisor`.
         self.join: Callable[[NodeSeat], Membership | Refusal] = lambda seat: self.run(self.rendezvous.join(seat))
         # How it stops a job that continues without it, but needs its store.
-        self.stop_job: Callable[[], object] = lambda: self.set_closed("the node that hosts the store is told to stop")
+        self.stop_job: Callable[[], object] = lambda: self.set_closed("the node that hosts the store was asked to stop")
 
     # -- torch's interface ------------------------------------------------------------------------
 

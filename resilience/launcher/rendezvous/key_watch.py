@@ -18,8 +18,8 @@ from resilience.errors import StoreError
 from resilience.system import patience
 from resilience.system.store import wait
 
-A_DAY = 86400.0  # seconds of one wait: for each that times out, torch's client prints two lines at the terminal
-A_MINUTE = 60.0  # the same for other clients, such as etcd's, which print nothing
+WAIT_TCP = 86400.0  # seconds of one wait: for each that times out, torch's client prints two lines at the terminal
+WAIT_OTHER = 60.0  # the same for other clients, such as etcd's, which print nothing
 RETRY = 1.0  # minimum seconds between two failures that wake the agent
 INTERRUPT_EVERY = 0.05  # seconds between two polls for a signal; they cost the store nothing
 
@@ -45,7 +45,7 @@ class KeyWatch:
         return self._read
 
     @property
-    def is_rung(self) -> bool:
+    def may_exist(self) -> bool:
         """Return True if the key may exist."""
         return self._may_exist
 
@@ -100,14 +100,14 @@ class KeyWatch:
 
     def _run(self, orders: queue.SimpleQueue[str]) -> None:
         client: Any = None
-        chunk = A_MINUTE
+        chunk = WAIT_OTHER
         while key := orders.get():
             try:
                 if client is None:
                     client, connections = patience.connect(self._connect)
                     for connection in connections:
                         connection.keep_alive()
-                    chunk = A_DAY if connections else A_MINUTE
+                    chunk = WAIT_TCP if connections else WAIT_OTHER
                 while not wait(client, key, chunk, chunk) and key == self._key:
                     pass
             except (StoreError, OSError):  # the agent now reads the key itself, and notices if the store is gone

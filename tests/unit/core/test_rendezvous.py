@@ -120,7 +120,7 @@ def test_spare_waits_as_long_as_a_cycle_runs_even_if_it_was_stopped_for_longer_t
     at(run, 500.0, lambda: setattr(run, "now", 1000.0))
     run.interrupted_at = 2000.0
     found = join(run, own)
-    assert isinstance(found, Refusal) and found.kind == "closed"  # it was told to stop
+    assert isinstance(found, Refusal) and found.kind == "closed"  # it was asked to stop
     assert run.now >= 2000.0
 
 
@@ -234,7 +234,7 @@ def test_agent_that_joins_again_reads_no_entry_twice() -> None:
 
 def test_waiting_ends_when_the_agent_is_told_or_at_the_limit_and_the_others_know() -> None:
     for interrupted_at, kind, why in (
-        (5.0, "closed", "was told to stop"),
+        (5.0, "closed", "was asked to stop"),
         (float("inf"), "late", "found no place within 60 s (join_timeout)"),
     ):
         run = Run()
@@ -248,7 +248,7 @@ def test_waiting_ends_when_the_agent_is_told_or_at_the_limit_and_the_others_know
         assert run.store.data[NOTICES] == "0"
 
 
-def test_agent_that_is_told_to_stop_before_it_arrives_does_not_arrive() -> None:
+def test_agent_that_is_asked_to_stop_before_it_arrives_does_not_arrive() -> None:
     run = Run()
     led(run)
     run.interrupted_at = 0.0
@@ -257,7 +257,7 @@ def test_agent_that_is_told_to_stop_before_it_arrives_does_not_arrive() -> None:
     assert run.log() == []
 
 
-def test_agent_that_is_told_to_stop_as_the_cycle_is_formed_takes_part_in_it_and_does_not_leave() -> None:
+def test_agent_that_is_asked_to_stop_as_the_cycle_is_formed_takes_part_in_it_and_does_not_leave() -> None:
     run = Run()
     led(run)
     run.interrupted_at = 3.0
@@ -279,7 +279,7 @@ def test_leader_finds_at_its_next_look_that_another_agent_has_formed_the_cycle()
 # -- who leads ----------------------------------------------------------------------------------------
 
 
-def test_leader_that_is_told_to_stop_gives_up_and_another_one_leads_at_once() -> None:
+def test_leader_that_is_asked_to_stop_gives_up_and_another_one_leads_at_once() -> None:
     run = Run()
     run.interrupted_at = 2.0
     assert isinstance(join(run, agent(run, "first")), Refusal)
@@ -378,7 +378,7 @@ def test_agent_that_is_taken_for_lost_twice_arrives_again_after_the_second_time(
     run.before = before
     run.interrupted_at = 8.0
     join(run, agent(run, "own"))
-    entries = [entry for entry in run.log() if entry != Left("own", "was told to stop")]
+    entries = [entry for entry in run.log() if entry != Left("own", "was asked to stop")]
     assert entries[-1] == Arrived(seat("own"))
 
 
@@ -462,7 +462,7 @@ def test_leader_announces_each_loss_of_a_waiting_agent_once_and_nothing_else() -
         ("again", [Arrived(seat("again")), Left("again", is_lost=True)], 1),
         ("again", [Arrived(seat("again")), Left("again", is_lost=True)], 1),
         ("ran", [Left("ran", is_lost=True)], 0),
-        ("left", [Arrived(seat("left")), Left("left", "was told to stop")], 0),
+        ("left", [Arrived(seat("left")), Left("left", "was asked to stop")], 0),
     ):
         run.writes(*entries)
         before = int(run.store.data[NOTICES])

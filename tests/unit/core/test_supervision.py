@@ -165,7 +165,7 @@ def test_job_stops_with_the_host_of_its_store_that_does_not_know_yet_that_a_cycl
         assert what(supervision.stop) == expected
 
 
-def test_job_has_the_end_that_was_first_where_one_agent_fails_and_another_is_told_to_stop() -> None:
+def test_job_has_the_end_that_was_first_where_one_agent_fails_and_another_is_asked_to_stop() -> None:
     store = Store()
     failed = Agent("a", store, 3).breaks()
     assert failed.outcome == "failed"
@@ -387,7 +387,7 @@ def test_lost_node_restarts_the_cycle_once_it_is_silent_for_long_enough() -> Non
 def test_node_that_left_the_cycle_by_itself_is_a_reason_for_a_new_one_and_no_failure() -> None:
     run = Run()
     own = supervise(run, "a", "b", most=0)
-    run.writes(Left("b", "was told to stop"))
+    run.writes(Left("b", "was asked to stop"))
     verdict = looks(run, own, 20.0)
     assert verdict is not None and (verdict.again, verdict.failure) == ("membership", None)
     assert (verdict.detail, run.keys("job/failure/")) == ("node b has left", [])
@@ -396,7 +396,7 @@ def test_node_that_left_the_cycle_by_itself_is_a_reason_for_a_new_one_and_no_fai
 def test_node_that_left_does_not_hide_one_that_is_lost() -> None:
     run = Run()
     own = supervise(run, "a", "b")
-    run.writes(Left("b", "was told to stop"), Left("a", is_lost=True), Left("a", "its agent was only stopped"))
+    run.writes(Left("b", "was asked to stop"), Left("a", is_lost=True), Left("a", "its agent was only stopped"))
     verdict = looks(run, own, 20.0)
     assert verdict is not None and (verdict.again, verdict.detail) == ("failure", "node a is lost")
 
@@ -404,7 +404,7 @@ def test_node_that_left_does_not_hide_one_that_is_lost() -> None:
 def test_cycle_that_all_its_nodes_left_by_themselves_is_not_charged() -> None:
     run = Run()
     own = supervise(run, "a", most=0)
-    run.writes(Left("own", "was told to stop"), Left("a", "was told to stop"))
+    run.writes(Left("own", "was asked to stop"), Left("a", "was asked to stop"))
     run.run(own._rendezvous.read())
     assert run.run(own.why_not_continued(0)) == ""
     standing = run.run(own.standing(0))

@@ -17,10 +17,10 @@ from resilience.facts.deadlines import (
     STEP,
     LimitKind,
     Start,
+    deadline_of_limit,
     first_of,
-    limit_of,
+    limit_name,
     limited,
-    of_limit,
     of_section,
     section_of,
     split,
@@ -47,7 +47,7 @@ def test_section_of_any_name_is_a_deadline_of_its_own(section: str) -> None:
     assert section_of(deadline) == section
     assert deadline not in DEFINITIONS
     assert split(deadline) == (deadline, None)
-    assert of_limit(f"section:{section}") == deadline
+    assert deadline_of_limit(f"section:{section}") == deadline
 
 
 @pytest.mark.parametrize("start", get_args(Start))
@@ -68,7 +68,7 @@ def test_limits_that_the_watch_enforces_have_the_names_of_deadlines() -> None:
     ):
         seen = watch.msgspec.structs.replace(running, **signs)  # type: ignore[attr-defined]
         told |= {finding.limit for finding in watch.exceeded(limits, seen, 10.0)}
-    assert {of_limit(limit) for limit in told} == {
+    assert {deadline_of_limit(limit) for limit in told} == {
         deadlines.STEP,
         deadlines.HEARTBEAT,
         deadlines.INITIAL_HEARTBEAT,
@@ -86,7 +86,7 @@ def test_page_of_the_docs_has_every_definition() -> None:
 @given(st.sampled_from(get_args(LimitKind)), st.text())
 def test_name_of_a_limit_says_what_it_holds_for_whatever_the_user_calls_it(kind: LimitKind, name: str) -> None:
     """A section may be called `silence:data`: its limit holds for that section, not for one called `data`."""
-    found = limited(limit_of(kind, name))
+    found = limited(limit_name(kind, name))
     assert found == (kind, name)
     assert found.section == ("" if kind == "hook" else name)
 

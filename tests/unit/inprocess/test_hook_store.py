@@ -136,7 +136,9 @@ def test_interruption_by_a_hook_after_the_ranks_have_agreed_is_refused(iteration
     ranks.do(restart.arrive(keys.end, 0, 1))
     assert drive(restart._agree(keys, seat, restart.WaitLimits()), ranks.protocol) == frozenset()
     for record in (None, InterruptionRecord(0, Interruption.EXCEPTION), []):
-        with pytest.raises(ConfigurationError, match=r"too late to interrupt this iteration: .* raise in the hook"):
+        with pytest.raises(
+            ConfigurationError, match=r"too late to interrupt this iteration: .* raise an exception in the hook"
+        ):
             ranks.store.record_interrupted(record)
     assert ranks.store.get_interruption_records() == [] == ranks.emitted
 
