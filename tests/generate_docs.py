@@ -34,6 +34,21 @@ from resilience.telemetry.log import LogLine
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 STABLE_NAMES = "schema/stable-names.txt"
+RUN_FILES = (
+    "job.json",
+    "logs/<node>-<rank>.jsonl",
+    "metrics/<node>.prom",
+    "output/<cycle>/<rank>.err",
+    "output/<cycle>/<rank>.err.times",
+    "output/<cycle>/<rank>.out",
+    "output/<cycle>/<rank>.out.times",
+    "records/<node>-<rank>.jsonl",
+    "records/<node>-agent.jsonl",
+    "timings/<node>-<rank>.hist",
+    "timings/<node>-<rank>.jsonl",
+    "timings/<node>-<rank>.signs",
+)
+"""The files of a run folder; tests/process/test_run_folder.py compares them with those of a job."""
 CHANGE_KINDS = ("added", "changed", "fixed", "removed")
 OPTIONS_BEGIN = "<!-- The table is made by tests/generate_docs.py from resilience/launcher/ft_options.py. -->"
 OPTIONS_END = "<!-- End of the table. -->"
@@ -193,7 +208,7 @@ def api_page() -> str:
 
 def stable_names() -> set[str]:
     """Return every name that docs/compatibility.md promises to keep, one line each: its kind, then the name."""
-    names = {f"command {verb}" for verb in VERBS}
+    names = {f"command {verb}" for verb in VERBS} | {f"file {name}" for name in RUN_FILES}
     for kind in CATALOGUE:
         tag = kind.__struct_config__.tag
         names |= {f"event {tag}"} | {f"event {tag} {field}" for field in kind.__struct_fields__}

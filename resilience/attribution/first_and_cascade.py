@@ -79,9 +79,9 @@ class Interruptions:
             case events.IterationStarted():
                 self._here.add((origin.node, origin.initial_rank))
                 self._last[origin.node, cycle] = max(place, self._last.get((origin.node, cycle), place))
-            case events.RankInterrupted(seen):
-                place = place if seen.iteration is None else (*place[:3], seen.iteration)
-                self._seen[origin.node, place].append(_seen(seen))
+            case events.RankInterrupted(interruption):
+                place = place if interruption.iteration is None else (*place[:3], interruption.iteration)
+                self._seen[origin.node, place].append(_seen(interruption))
                 self._stay_small()
             case events.InterruptionArrived(iteration=iteration, fault_of=int(fault_of)):
                 self._by[origin.node, (*place[:3], iteration)] = fault_of, True
@@ -188,14 +188,14 @@ def _seen(record: InterruptionRecord) -> _Reported:
     return _Reported(record.rank, record.pid, record.interruption.value, category_of(record), is_own, gives_up(record))
 
 
-def _is_launchers(seen: _Reported, part: NodeCycle) -> bool:
+def _is_launchers(reported: _Reported, part: NodeCycle) -> bool:
     """Return True if the launcher ended a worker on purpose. Before the agent's record of the exit arrives, this is
     assumed while the cycle runs."""
     if part.started is None:
         return False  # no launcher
-    worker = part.workers.get(seen.rank)
+    worker = part.workers.get(reported.rank)
     end = None if worker is None else worker.exit
-    return part.ended is None if end is None else seen.rank in part.stopped
+    return part.ended is None if end is None else reported.rank in part.stopped
 
 
 def _of_cycle(part: NodeCycle, is_known: bool) -> Iterator[Labels]:
@@ -215,8 +215,8 @@ def _of_cycle(part: NodeCycle, is_known: bool) -> Iterator[Labels]:
 
 def _places(part: NodeCycle) -> list[tuple[InterruptionRecord, bool]]:
     """Return a cycle's interruptions that no Wrapper recorded, each with True if it was the first."""
-    seen = [sighting.record for sighting in sorted(part.seen, key=lambda sighting: sighting.at_ns)]
-    own = [record for record in seen if (record.rank, record.pid) not in part.handled]
+    records = [sighting.record for sighting in sorted(part.seen, key=lambda sighting: sighting.at_ns)]
+    own = [record for record in records if (record.rank, record.pid) not in part.handled]
     first = part.mover
     is_elsewhere = part.is_failed and part.decided is None
     if first is None and not is_elsewhere:

@@ -55,7 +55,9 @@ def _record_of(culprit: Culprit, incident: Incident) -> InterruptionRecord | Non
     """Return the record that shows why a rank is blamed. An error that followed from the abort does not, nor that the
     rank waited for the others to complete."""
     records = (record for record in incident.records if record.rank == culprit.rank and record.origin != "consequence")
-    return next((each for each in records if each.detector is None or each.detector.name != "completion_barrier"), None)
+    return next(
+        (record for record in records if record.detector is None or record.detector.name != "completion_barrier"), None
+    )
 
 
 def judged(incident: Incident, has_nodes: bool = False) -> events.IncidentJudged:

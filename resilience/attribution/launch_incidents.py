@@ -45,7 +45,7 @@ def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
         return True
     is_wished = any(part.ended is not None and part.ended.outcome in WISHED for part in parts)
     mover = cycles.mover(place)
-    return not is_wished and any(part.is_left(seen.record, mover) for part in parts for seen in part.seen)
+    return not is_wished and any(part.is_left(sighting.record, mover) for part in parts for sighting in part.seen)
 
 
 def incident(history: History, place: Cycle, inside: Sequence[Iteration], before: Sequence[Incident]) -> Incident:
@@ -180,8 +180,8 @@ def _records(
     """Return the records of this cycle, each process end once. ranks: of each node."""
     own: dict[tuple[int, Interruption, int | None], InterruptionRecord] = {}
     for part in parts.values():
-        for seen in part.seen:
-            record = seen.record
+        for sighting in part.seen:
+            record = sighting.record
             key = (record.rank, record.interruption, record.pid)
             if _may_be_stopped(parts, record):
                 continue
@@ -222,21 +222,21 @@ def _failed_programs(node: str, part: NodeCycle, known: Iterable[InterruptionRec
     interpreter has shut down, so nothing else tells how it would have ended. known: the records of the cycle."""
     ranks = {record.rank for record in known}
     for rank, worker in part.workers.items():
-        seen = worker.seen
-        if rank not in ranks and seen is not None and seen.exit is not None:
+        look = worker.seen
+        if rank not in ranks and look is not None and look.exit is not None:
             yield InterruptionRecord(
                 rank,
                 Interruption.TERMINATED,
                 "its program had failed, and its interpreter was shutting down",
-                exception=tracebacks.parse(seen.log_tail) if seen.log_tail else None,
-                exit=seen.exit,
+                exception=tracebacks.parse(look.log_tail) if look.log_tail else None,
+                exit=look.exit,
                 detector=Detector(LOOK),
                 node=node,
                 pid=worker.pid,
                 detected_wall_ns=worker.seen_ns or None,
                 stage="ending",
-                step=seen.step,
-                log_tail=seen.log_tail,
+                step=look.step,
+                log_tail=look.log_tail,
             )
 
 
@@ -271,8 +271,10 @@ def _is_late(rank: int, workers: dict[int, Worker], records: tuple[InterruptionR
     signals = [worker.signalled_ns for other, worker in workers.items() if other != rank and worker.signalled_ns]
     by_signal = [record for record in records if record.rank != rank and record.stack_method == "faulthandler"]
     signals += [record.detected_wall_ns for record in by_signal if record.detected_wall_ns]
-    seen = [record.detected_wall_ns or 0 for record in records if record.rank == rank and record.hang == "runs_again"]
-    return bool(signals) and min(signals) < max(workers[rank].seen_ns, *seen, 0)
+    ran_again_ns = [
+        record.detected_wall_ns or 0 for record in records if record.rank == rank and record.hang == "runs_again"
+    ]
+    return bool(signals) and min(signals) < max(workers[rank].seen_ns, *ran_again_ns, 0)
 
 
 def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:

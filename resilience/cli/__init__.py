@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"resilience.cli.{verb}")
     if verb == "run":
         return _called(verb, lambda: module.main(arguments[1:]), writes_file=True)
-    writes_file = any(each.startswith(_TO_FILE) for each in arguments[1:])
+    writes_file = any(argument.startswith(_TO_FILE) for argument in arguments[1:])
     with _stdout_unless_closed() if writes_file else contextlib.nullcontext():
         if hasattr(module, "main"):  # this subcommand parses its own arguments
             return _called(verb, lambda: module.main(arguments[1:]), writes_file)

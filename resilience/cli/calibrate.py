@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.calibrate import backtest as calibrate_backtest
@@ -19,17 +19,17 @@ from resilience.calibrate import plot as calibrate_plot
 from resilience.calibrate import timings
 from resilience.calibrate.limits import DEFAULT, Target, calibrate, unlike
 from resilience.calibrate.tables import LONGEST
+from resilience.calibrate.terminal import changed_lines, lines
 from resilience.calibration.differences import differences
-from resilience.calibration.fitting import FEWEST, unlike_runs
-from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.calibration.fitting import FEWEST
+from resilience.calibration.limits_file import Timeouts
 from resilience.cli.arguments import Parser, refuse_together
 from resilience.cli.run_argument import run_or_file
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
-from resilience.facts.in_words import count, seconds
 from resilience.system import files, timeouts_file
-from resilience.system.render import Line, cut, say, say_json, show, table, width_of_terminal, wrap
+from resilience.system.render import cut, say, say_json, show, width_of_terminal, wrap
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 DEFAULT_FORMAT = "resilience"
@@ -41,12 +41,7 @@ Exit status: 0: every limit is `ok` or `tentative`. 1: no run has a section that
 --backtest, a limit is exceeded significantly more often than stated, or too few durations could be tested.
 2: wrong use or bad input. 3: some limits are short or provisional. 4: some limits have too few data. Limits of
 first occurrences (`.first`) do not count."""
-FOOTNOTE = (
-    "rate: upper bound of the false alarms expected in 30 d, from the fitted tail; count: the same from counting alone "
-    "(95 %). No method covers a kind of pause that did not occur in these runs: it may occur as often as `count` says"
-)
 NO_FLAGS = "torchelastic watches neither sections nor steps nor heartbeats, so it has no flag for these limits"
-_COLOURS = {"ok": "green", "tentative": "cyan", "short": "cyan", "provisional": "yellow", "insufficient": "red"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -240,97 +235,6 @@ def _check_plot(plot: Path | None, out: Path | None, observed: timings.Input) ->
 # -- on the terminal -------------------------------------------------------------------------------
 
 
-def lines(timeouts: Timeouts, width: int) -> list[Line]:
-    """Return the limits as a table, followed by the reason for each status."""
-    output: list[Line] = [
-        (
-            (
-                f"at most {timeouts.target_false_alarms:g} false alarms of the whole job in "
-                f"{timeouts.horizon_s / 86400:g} d at {count(timeouts.ranks, 'rank')}",
-                "bold",
-            ),
-        ),
-        (),
-    ]
-    has_previous = any(deadline.previous_timeout_s is not None for deadline in timeouts.deadlines.values())
-    rows = [_row(name, deadline)[: None if has_previous else -1] for name, deadline in timeouts.deadlines.items()]
-    header = ("deadline", "n/runs", "median", "max", "timeout", "status", "rate", "count", "old")
-    output += table(header[: None if has_previous else -1], rows, width, 0)
-    output += [(), *(((f"  {line}", "dim"),) for line in wrap(f"{FOOTNOTE}{_unexcluded_share(timeouts)}", width - 2))]
-    for name, deadline in timeouts.deadlines.items():
-        explanation = "; ".join(
-            (
-                deadline.reason,
-                *_occurrence_rate(deadline),
-                *_group_limits(deadline),
-                *_outside_limit(deadline),
-                *deadline.warnings,
-            )
-        )
-        wrapped = wrap(f"{name} is {deadline.status}: {explanation}", width - 4)
-        output += [
-            ((f"  {wrapped[0]}", _COLOURS[deadline.status]),),
-            *(((f"    {line}", ""),) for line in wrapped[1:]),
-        ]
-    return output
-
-
-def _unexcluded_share(timeouts: Timeouts) -> str:
-    """Return the share of later runs with a new kind of pause that these runs cannot exclude."""
-    runs = max((deadline.runs for deadline in timeouts.deadlines.values()), default=0)
-    if runs <= 1:
-        return ""
-    return f"; {runs} runs do not exclude that {unlike_runs(runs):.0%} of later runs have one"
-
-
-def _group_limits(deadline: Deadline) -> tuple[str, ...]:
-    """Return the limits of groups of ranks with different durations."""
-    limits = (f"{group.ranks}: {seconds(group.timeout_s)} ({group.status})" for group in deadline.groups)
-    return (
-        (f"ranks differ in their durations, so groups of ranks have separate limits: {', '.join(limits)}",)
-        if deadline.groups
-        else ()
-    )
-
-
-def _outside_limit(deadline: Deadline) -> tuple[str, ...]:
-    """Return the limit outside known phases, and how far it reaches."""
-    if (outside := deadline.outside) is None:
-        return ()
-    known = len(outside.phases.positions)
-    where = f"outside {known} known phases the limit is" if known else "no run was slow anywhere, so the limit is"
-    reach = f"up to occurrence {outside.phases.until} after a cold start"
-    return (f"{where} {seconds(outside.timeout_s)} ({outside.status}), {reach}",)
-
-
-def _occurrence_rate(deadline: Deadline) -> tuple[str, ...]:
-    """Return the false-alarm probability of one occurrence, if the limit states one."""
-    upper = deadline.false_alarms_per_occurrence.model_upper
-    return () if upper is None else (f"an occurrence exceeds the limit with probability {upper:.2g} or less",)
-
-
-def _row(name: str, deadline: Deadline) -> tuple[str, ...]:
-    alarms = deadline.expected_false_alarms_per_month
-    return (
-        name,
-        f"{deadline.n}/{deadline.runs}",
-        seconds(deadline.median_s or None),
-        seconds(deadline.max_s or None),
-        "-" if deadline.timeout_s is None else seconds(deadline.timeout_s),
-        deadline.status,
-        "-" if alarms.model_upper is None else f"{alarms.model_upper:.2g}",
-        "-" if alarms.distribution_free_upper is None else f"{alarms.distribution_free_upper:.2g}",
-        _change(deadline),
-    )
-
-
-def _change(deadline: Deadline) -> str:
-    previous, current = deadline.previous_timeout_s, deadline.timeout_s
-    if previous is None:
-        return "-"
-    return seconds(previous) + ("" if current is None else f" ({current / previous - 1:+.0%})")
-
-
 def _flags(timeouts: Timeouts) -> str:
     """Return the limits as flags of ft_launcher. It has one limit for all occurrences, which must cover the first ones
     after each start too."""
@@ -384,46 +288,17 @@ def _diff(arguments: Sequence[str]) -> int:
     old_file, new_file = timeouts_file.read(parsed.old), timeouts_file.read(parsed.new)
     names = sorted({*old_file.deadlines, *new_file.deadlines})
     rows = [(name, old_file.deadlines.get(name), new_file.deadlines.get(name)) for name in names]
+    configuration_changes = differences(old_file.configuration, new_file.configuration, old_file.ranks)
     if parsed.json:
         changes = {name: {"old": old_limit, "new": new_limit} for name, old_limit, new_limit in rows}
-        configuration_changes = differences(old_file.configuration, new_file.configuration, old_file.ranks)
         say_json(encoding.to_json_page({"configuration": configuration_changes, "deadlines": changes}))
         return 0
-    configuration_changes = differences(old_file.configuration, new_file.configuration, old_file.ranks)
     for difference in configuration_changes:
         weight = "serious" if difference.why else "harmless"
         wrapped = wrap(f"configurations differ ({weight}): {difference.words}", width_of_terminal())
         show([((line, "red" if difference.why else "yellow"),) for line in wrapped])
-    header = ("deadline", "old", "new", "change", "status")
-    show(table(header, [cells for row in rows for cells in _change_rows(*row)], width_of_terminal(), 0))
+    show(changed_lines(rows, width_of_terminal()))
     return 0
-
-
-def _change_rows(name: str, old_limit: Deadline | None, new_limit: Deadline | None) -> Iterator[tuple[str, ...]]:
-    yield _change_row(name, old_limit, new_limit)
-    old_outside, new_outside = (limit and limit.outside for limit in (old_limit, new_limit))
-    if old_outside or new_outside:
-        yield _change_row(f"{name} outside phases", old_outside, new_outside)
-    old_groups, new_groups = _groups_of(old_limit), _groups_of(new_limit)
-    for ranks in {**old_groups, **new_groups}:
-        yield _change_row(f"{name} ranks {ranks}", old_groups.get(ranks), new_groups.get(ranks))
-
-
-def _groups_of(limit: Deadline | None) -> dict[str, RankGroupLimit]:
-    return {} if limit is None else {group.ranks: group for group in limit.groups}
-
-
-_AnyLimit = Deadline | OutsideLimit | RankGroupLimit
-
-
-def _change_row(name: str, old_limit: _AnyLimit | None, new_limit: _AnyLimit | None) -> tuple[str, ...]:
-    old_s = None if old_limit is None else old_limit.timeout_s
-    new_s = None if new_limit is None else new_limit.timeout_s
-    states = " → ".join(
-        dict.fromkeys("-" if deadline is None else deadline.status for deadline in (old_limit, new_limit))
-    )
-    change = f"{new_s / old_s - 1:+.1%}" if old_s and new_s else "-"
-    return name, "-" if old_s is None else seconds(old_s), "-" if new_s is None else seconds(new_s), change, states
 
 
 # -- values ----------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ the order between nodes can be trusted, and which lines could not be parsed."""
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import sys
 import time
@@ -21,18 +20,17 @@ from resilience.cli.run_argument import add_run, find_run, refuse_unlisted
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.in_words import count
-from resilience.facts.printable import printable_json, printable_line
+from resilience.facts.printable import printable_json
 from resilience.logs.folding import fold, folded_entry, template, templates
 from resilience.logs.notes import clock_notes, unlisted_notes, unparsed_notes
-from resilience.logs.terminal import COLUMNS, folded_rows, rows_of
+from resilience.logs.terminal import COLUMNS, folded_rows, rows_of, table_of, texts_of
 from resilience.run_folder.entries import entry_of, utc
 from resilience.run_folder.lines import LEVELS, Line, line_text, shown_fields
 from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, last_ns, window
-from resilience.run_folder.query import QueryResult, run_query
+from resilience.run_folder.query import run_query
 from resilience.run_folder.rank_ranges import ranks_of
-from resilience.system.render import NARROWEST, may_paint, painted, printable_pieces, width_of_terminal, wrap
-from resilience.system.render import Line as Row
+from resilience.system.render import may_paint, painted
 
 NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
@@ -41,7 +39,6 @@ DEFAULT = ("time", "level", "who", "text")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-SIZED = 200  # leading rows that determine a table's column widths
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
             _write((printable_json(encoding.to_json_text(entry, str)) for entry in plain), arguments.follow)
         else:
             rows = folded_rows(fold(lines)) if is_folded else rows_of(present, columns)
-            _write(_texts(rows), arguments.follow)
+            _write(texts_of(rows, sys.stdout), arguments.follow)
     except KeyboardInterrupt:
         pass  # Ctrl-C ends --follow
     if not counted.lines:
@@ -180,43 +177,10 @@ def _query(folder: Path, sql: str, as_json: bool) -> int:
             rows = (dict(zip(answer.columns, row, strict=True)) for row in answer.rows)
             _write((printable_json(encoding.to_json_text(row, str)) for row in rows), False)
         else:
-            _write(_table(answer), False)
+            _write(table_of(answer), False)
         if answer.bad:
             _print_notes([f"{count(answer.bad, 'line')} could not be parsed, left out; without --sql they are shown"])
     return 0
-
-
-def _table(answer: QueryResult) -> Iterator[str]:
-    """Yield the lines of a table. The first rows determine the width of its columns."""
-    rows = (tuple("" if value is None else printable_line(str(value)) for value in row) for row in answer.rows)
-    first = list(itertools.islice(rows, SIZED))
-    sizes = [max(len(row[column]) for row in (answer.columns, *first)) for column in range(len(answer.columns))]
-    for row in itertools.chain([answer.columns], first, rows):
-        yield "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
-
-
-def _texts(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the text of each row. On a terminal, add colours, wrap long lines under their text, and keep only the last
-    state of a progress bar; elsewhere one row stays one line."""
-    is_terminal = sys.stdout.isatty()
-    paint = may_paint(sys.stdout)
-    width = width_of_terminal()
-    for row in rows:
-        if not row:
-            yield ""
-            continue
-        *prefix, (text, style) = row
-        if not is_terminal:
-            yield painted((*prefix, (text, style)), paint)
-            continue
-        text = text.rsplit("\r", 1)[-1].expandtabs(4)
-        *head, (text, style) = printable_pieces((*prefix, (text, style)))
-        indent = min(sum(len(piece) for piece, _ in head), NARROWEST // 2)
-        room = max(20, width - sum(len(piece) for piece, _ in head))
-        first, *_ = wrap(text, room) or [""]
-        yield painted((*head, (first, style)), paint)
-        for more in wrap(text[len(first) :].lstrip(), width - indent):
-            yield painted(((" " * indent, ""), (more, style)), paint)
 
 
 def _write(texts: Iterable[str], is_flushed: bool) -> None:

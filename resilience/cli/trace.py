@@ -112,7 +112,9 @@ def _restart(folder: Path, number: int | None) -> Waterfall:
             raise ConfigurationError(f"--incident {number}: {folder} {have}")
     else:
         candidates = sorted(
-            incidents, key=lambda each: each.restart.max_s if each.restart is not None else 0.0, reverse=True
+            incidents,
+            key=lambda incident: incident.restart.max_s if incident.restart is not None else 0.0,
+            reverse=True,
         )
     for incident in candidates:
         restart = waterfall(history, incident)

@@ -8,26 +8,28 @@ from resilience.core.observation import Observation
 from resilience.core.watch import Finding, Seconds, exceeded, in_force, last_signs
 from resilience.facts.limits import Limit, Limits
 
-Told = frozenset[tuple[str, int]]  # reported silences: limit, and start of the silence in milliseconds
-NOTHING: Told = frozenset()
+Reported = frozenset[tuple[str, int]]  # reported silences: limit, and start of the silence in milliseconds
+NOTHING: Reported = frozenset()
 
 
-def weigh(limits: Limits | None, seen: Observation, told: Told, now: Seconds) -> tuple[Told, tuple[Finding, ...]]:
-    """Return the silences that have been reported by now, and the new findings. told: from the previous call."""
-    if limits is None or seen.is_gone or seen.is_dismissed:
+def weigh(
+    limits: Limits | None, observation: Observation, reported: Reported, now: Seconds
+) -> tuple[Reported, tuple[Finding, ...]]:
+    """Return the silences that have been reported by now, and the new findings. reported: from the previous call."""
+    if limits is None or observation.is_gone or observation.is_dismissed:
         return NOTHING, ()
-    began = last_signs(limits, seen)
+    began = last_signs(limits, observation)
     findings = {
         (finding.limit, round(began.get(finding.limit, now - finding.silent_for) * 1000)): finding
-        for finding in exceeded(limits, seen, now)
+        for finding in exceeded(limits, observation, now)
     }
-    unreported = tuple(finding for key, finding in findings.items() if key not in told)
+    unreported = tuple(finding for key, finding in findings.items() if key not in reported)
     return frozenset(findings), unreported
 
 
-def lasts(told: Told, limit: str, began: Seconds) -> bool:
+def lasts(reported: Reported, limit: str, began: Seconds) -> bool:
     """Return True if this silence has been reported and still lasts. began: of the silence, in monotonic seconds."""
-    return (limit, round(began * 1000)) in told
+    return (limit, round(began * 1000)) in reported
 
 
 def _first(limits: Limits) -> list[Limit]:
@@ -37,13 +39,13 @@ def _first(limits: Limits) -> list[Limit]:
     ]
 
 
-def next_look(limits: Limits | None, seen: Observation, now: Seconds) -> Seconds | None:
+def next_look(limits: Limits | None, observation: Observation, now: Seconds) -> Seconds | None:
     """Return the earliest time at which another limit could be exceeded; None without limits."""
     if limits is None:
         return None
     sections = (*limits.sections.values(), *limits.warmup.values(), *_first(limits))
     opened = [limit.hard for limit in sections if limit.hard is not None]
     moments = [now + limit for limit in opened]  # a section may open at any moment, unannounced
-    for _, since, limit in in_force(limits, seen):
+    for _, since, limit in in_force(limits, observation):
         moments += [since + allowed for allowed in (limit.soft, limit.hard) if allowed is not None]
     return min((moment for moment in moments if moment > now), default=None)

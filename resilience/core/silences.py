@@ -247,7 +247,7 @@ def _kind(opened: Iterable[PauseInSection]) -> str:
 
 def _stood_still(standstills: Iterable[Standstill], begin: Seconds, end: Seconds) -> Seconds:
     """Return for how long the monitor stood still within a silence, without standstills that may be its own alone."""
-    within = (min(end, each.ended) - max(begin, each.began) for each in standstills)
+    within = (min(end, standstill.ended) - max(begin, standstill.began) for standstill in standstills)
     return sum(seconds for seconds in within if seconds > STANDSTILL)
 
 

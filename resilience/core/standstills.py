@@ -30,13 +30,13 @@ class Standstill(msgspec.Struct, frozen=True):
 
 def since_standstills(standstills: Iterable[Standstill], since: Seconds) -> Seconds:
     """Return the start of a silence, later by the time in which the host stood still since then."""
-    return since + sum(max(0.0, each.ended - max(each.began, since)) for each in standstills)
+    return since + sum(max(0.0, standstill.ended - max(standstill.began, since)) for standstill in standstills)
 
 
 def longest(standstills: Iterable[Standstill]) -> list[Standstill]:
     """Return those that are remembered, in order: many short ones must not displace a long one."""
-    kept = heapq.nlargest(REMEMBERED, standstills, key=lambda each: each.ended - each.began)
-    return sorted(kept, key=lambda each: each.began)
+    kept = heapq.nlargest(REMEMBERED, standstills, key=lambda standstill: standstill.ended - standstill.began)
+    return sorted(kept, key=lambda standstill: standstill.began)
 
 
 def longest_sleep(limits: Iterable[Seconds]) -> Seconds:

@@ -99,8 +99,12 @@ def ahead(last: Last, ranks: Mapping[int, int]) -> frozenset[int]:
     """Return the ranks that have entered a collective of torch's recorder which other members have not reached. ranks:
     initial ranks by torch's ranks."""
     places = _Places(last, ranks)
-    pending = {rank: [each for each in entries if each.is_recorded and not each.left] for rank, entries in last.items()}
-    return frozenset(rank for rank, entries in pending.items() if any(places.behind(each) - {rank} for each in entries))
+    pending = {
+        rank: [entry for entry in entries if entry.is_recorded and not entry.left] for rank, entries in last.items()
+    }
+    return frozenset(
+        rank for rank, entries in pending.items() if any(places.behind(entry) - {rank} for entry in entries)
+    )
 
 
 def are_together(last: Last, ranks: Set[int]) -> bool:

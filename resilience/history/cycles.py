@@ -134,9 +134,9 @@ class NodeCycle:
         if self.ended is None or not self.is_failed:
             return 0
         own = [
-            seen.record.silent_for_s
-            for seen in sorted(self.seen, key=lambda seen: seen.at_ns)
-            if self.is_own(seen.record)
+            sighting.record.silent_for_s
+            for sighting in sorted(self.seen, key=lambda sighting: sighting.at_ns)
+            if self.is_own(sighting.record)
         ]
         known = self.ended.silent_for_s if self.ended.silent_for_s is not None else next(iter(own), None)
         return round(max(0.0, known or 0.0) * 1e9)
@@ -144,14 +144,18 @@ class NodeCycle:
     @property
     def reached(self) -> int | None:
         """Return the highest step of the cycle that is known to have begun before it failed."""
-        steps = [seen.record.step for seen in self.seen]
+        steps = [sighting.record.step for sighting in self.seen]
         steps += [None if self.ended is None else self.ended.step]
         return max((step for step in steps if step is not None), default=None)
 
     @property
     def failed_at(self) -> tuple[int, str] | None:
         """Return when and how this node learned that the cycle had failed: by its own fault, else from its peers."""
-        own = [(seen.at_ns, seen.record.interruption.value) for seen in self.seen if self.is_own(seen.record)]
+        own = [
+            (sighting.at_ns, sighting.record.interruption.value)
+            for sighting in self.seen
+            if self.is_own(sighting.record)
+        ]
         own += [
             (worker.exited_ns, Interruption.TERMINATED.value)
             for rank, worker in self.workers.items()
@@ -221,8 +225,10 @@ class CycleHistory:
                 worker.called_ns = worker.called_ns or record.mono_ns
             case events.StageStarted(stage="run"):
                 self._part(record).worker(rank).progressed(record.mono_ns, at_ns, "entry")
-            case events.RankInterrupted(seen) if seen.interruption is Interruption.TERMINATED:
-                self._part(record).handled[seen.rank, seen.pid] = -1 if seen.iteration is None else seen.iteration
+            case events.RankInterrupted(interruption) if interruption.interruption is Interruption.TERMINATED:
+                self._part(record).handled[interruption.rank, interruption.pid] = (
+                    -1 if interruption.iteration is None else interruption.iteration
+                )
 
     def parts(self, place: Cycle) -> dict[str, NodeCycle]:
         """Return all nodes' parts of a cycle."""

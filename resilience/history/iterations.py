@@ -134,7 +134,7 @@ class IterationHistory:
             events.FirstStepReported: self._began_with,
             events.RankInterrupted: self._interrupted,
             events.InterruptionArrived: self._arrived,
-            events.IterationDecided: self._outcome_seen,
+            events.IterationDecided: self._decided,
             events.RankSignalled: self._rank_signalled,
             events.IncidentJudged: self._incident_judged,
             **dict.fromkeys(_RARE, self._rare),
@@ -253,9 +253,7 @@ class IterationHistory:
         key = (event.initial_rank, event.interruption)
         arrivals[key] = min(event.position, arrivals.get(key, event.position))
 
-    def _outcome_seen(
-        self, place: Place, who: _Call, record: Record, event: events.IterationDecided, at_ns: int
-    ) -> None:
+    def _decided(self, place: Place, who: _Call, record: Record, event: events.IterationDecided, at_ns: int) -> None:
         iteration, rank = self._at(place), who[3]
         iteration.noticed(at_ns)
         iteration.answered.setdefault(rank, record.mono_ns)

@@ -228,7 +228,10 @@ class NodeTimeline:
         rest = tuple(restart.duration_s for restart in away)
         part.is_restarted = True
         intervals = self._restart_of(self._before[place], facts, at_ns, outcome, closed_by, origin)
-        return [msgspec.structs.replace(each, each_s=rest if each.name == "restart" else ()) for each in intervals]
+        return [
+            msgspec.structs.replace(interval, each_s=rest if interval.name == "restart" else ())
+            for interval in intervals
+        ]
 
     def _away(self, place: Cycle, ranks: Set[int]) -> list[Restart]:
         """Return how long these ranks were away before a cycle, unless its restart is over."""

@@ -61,10 +61,10 @@ class Worker:
         is_late = ran_until is not None and self.exited_ns is not None and self.exited_ns > ran_until
         return self.exit.code != 0 or is_late
 
-    def looked_at(self, seen: events.WorkerSeen, at_ns: int) -> None:
+    def looked_at(self, look: events.WorkerSeen, at_ns: int) -> None:
         """Note where it was. The first look counts: what it does once another rank was ended is no evidence."""
         if self.seen is None:
-            self.seen, self.seen_ns = seen, at_ns
+            self.seen, self.seen_ns = look, at_ns
 
     def signalled(self, event: events.RankSignalled, at_ns: int) -> None:
         """Note a signal of its monitor."""

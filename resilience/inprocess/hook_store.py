@@ -129,8 +129,8 @@ class IterationStore(_SaysInstead, PrefixStore):
         if record is None:
             message = "state.store.record_interrupted was called without a record"
             record = InterruptionRecord(self._seat.rank, Interruption.EXCEPTION, message)
-        for each in [record] if isinstance(record, InterruptionRecord) else record:
-            self._interrupt(each)
+        for interruption in [record] if isinstance(record, InterruptionRecord) else record:
+            self._interrupt(interruption)
 
     def get_interruption_records(self) -> list[InterruptionRecord]:
         """Return why this iteration was interrupted, in order of arrival. `rank` is a rank of this iteration."""

@@ -261,7 +261,9 @@ class Witnesses:
         known = [snapshot for snapshot in snapshots if snapshot.origin.attempt == origin.attempt]
         steps = [snapshot.step for snapshot in known if snapshot.origin.cycle == origin.cycle]
         steps += [record.step for record in self._records.values()]
-        self._step = max([self._step, *(step for step in [*steps, *(each.step for each in known)] if step is not None)])
+        self._step = max(
+            [self._step, *(step for step in [*steps, *(snapshot.step for snapshot in known)] if step is not None)]
+        )
         return max((step for step in steps if step is not None), default=-1)
 
     # -- before workers are ended -----------------------------------------------------------------

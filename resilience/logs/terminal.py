@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
+from typing import TextIO
 
 from resilience.attribution.advice import ranks_in_words
+from resilience.facts.printable import printable_line
 from resilience.logs.folding import FoldedLine
 from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import Line, line_text, shown_fields, without_colours
+from resilience.run_folder.query import QueryResult
+from resilience.system.render import NARROWEST, may_paint, painted, printable_pieces, width_of_terminal, wrap
 from resilience.system.render import Line as Row
 
 COLUMNS = (
@@ -25,6 +30,7 @@ COLUMNS = (
     "event",
     "file",
 )
+SIZED = 200  # leading rows that determine a table's column widths
 _WHO = 12
 _NODES_NAMED = 5
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
@@ -83,6 +89,39 @@ def _cell(line: Line, name: str, fields: dict[str, object]) -> str:
             return f"{line.file}:{line.number}"
         case _:
             return without_colours(str(fields.get(name, "-")))
+
+
+def table_of(answer: QueryResult) -> Iterator[str]:
+    """Yield the lines of a table. The first rows determine the width of its columns."""
+    rows = (tuple("" if value is None else printable_line(str(value)) for value in row) for row in answer.rows)
+    first = list(itertools.islice(rows, SIZED))
+    sizes = [max(len(row[column]) for row in (answer.columns, *first)) for column in range(len(answer.columns))]
+    for row in itertools.chain([answer.columns], first, rows):
+        yield "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
+
+
+def texts_of(rows: Iterable[Row], stream: TextIO) -> Iterator[str]:
+    """Yield the text of each row. On a terminal, add colours, wrap long lines under their text, and keep only the last
+    state of a progress bar; elsewhere one row stays one line."""
+    is_terminal = stream.isatty()
+    paint = may_paint(stream)
+    width = width_of_terminal()
+    for row in rows:
+        if not row:
+            yield ""
+            continue
+        *prefix, (text, style) = row
+        if not is_terminal:
+            yield painted((*prefix, (text, style)), paint)
+            continue
+        text = text.rsplit("\r", 1)[-1].expandtabs(4)
+        *head, (text, style) = printable_pieces((*prefix, (text, style)))
+        indent = min(sum(len(piece) for piece, _ in head), NARROWEST // 2)
+        room = max(20, width - sum(len(piece) for piece, _ in head))
+        first, *_ = wrap(text, room) or [""]
+        yield painted((*head, (first, style)), paint)
+        for more in wrap(text[len(first) :].lstrip(), width - indent):
+            yield painted(((" " * indent, ""), (more, style)), paint)
 
 
 def _time(line: Line) -> str:

@@ -409,10 +409,10 @@ class DurationRecorder:
         """Return the seconds of an occurrence until the rank stood still with its node; all if it did not.
 
         The rank went on if only its monitor was stopped: then no occurrence lasts for most of that time."""
-        for each in self._standstills:
-            within = min(began + seconds, each.ended) - max(began, each.began)
-            if 2.0 * within > each.ended - each.began and (within > LONG or 2.0 * within > seconds):
-                return max(0.0, each.began - began)
+        for standstill in self._standstills:
+            within = min(began + seconds, standstill.ended) - max(began, standstill.began)
+            if 2.0 * within > standstill.ended - standstill.began and (within > LONG or 2.0 * within > seconds):
+                return max(0.0, standstill.began - began)
         return seconds
 
     def _record(self, name: str, seconds: float, began: float, is_killed: bool) -> None:

@@ -103,7 +103,7 @@ class Witness:
     def enrich(
         self,
         record: InterruptionRecord,
-        seen: Observation,
+        observation: Observation,
         limits: Limits,
         process: Literal["now", "seen", "none"] = "now",
     ) -> InterruptionRecord:
@@ -132,7 +132,7 @@ class Witness:
         if process != "none":
             state = self._seen_before_signal.process if process == "seen" else self._process(record.silent_for_s)[0]
             record = msgspec.structs.replace(record, process=state)
-        return self._with_signs_of_life(record, view, seen, limits) if is_same else record
+        return self._with_signs_of_life(record, view, observation, limits) if is_same else record
 
     def see(self, silent_for: float | None, waits_in: str = "") -> None:
         """Store the program's present state before any signal: a signal ends a system call, and a stopped process
@@ -158,9 +158,9 @@ class Witness:
 
     def hang(self, stack: tuple[Frame, ...], is_gil_held: bool) -> Hang | None:
         """Return how the program hangs, from the last stored state. stack: the main thread's."""
-        seen = self._seen_before_signal
+        program = self._seen_before_signal
         line = self._line_of(stack[-1]) if stack else ""
-        return hang_kind.classify(seen.process, stack, line, seen.waits_in, is_gil_held, seen.longer)
+        return hang_kind.classify(program.process, stack, line, program.waits_in, is_gil_held, program.longer)
 
     def _line_of(self, frame: Frame) -> str:
         """Return a line of the program's source, empty if it cannot be read, as from a file server that does not
@@ -187,7 +187,7 @@ class Witness:
         return True
 
     def _with_signs_of_life(
-        self, record: InterruptionRecord, view: PageView, seen: Observation, limits: Limits
+        self, record: InterruptionRecord, view: PageView, observation: Observation, limits: Limits
     ) -> InterruptionRecord:
         """Add the signs of life that the page shows."""
         now = time.monotonic()
@@ -197,11 +197,11 @@ class Witness:
             last_heartbeat_age_s=now - max(beats) if beats else None,
             step=view.step if record.step is None else record.step,
             open_sections=tuple(
-                OpenSection(sign.name, now - sign.seen_at, shortest(watch.section_limit(limits, seen, sign)))
-                for sign in seen.open_sections
+                OpenSection(sign.name, now - sign.seen_at, shortest(watch.section_limit(limits, observation, sign)))
+                for sign in observation.open_sections
             ),
             last_collectives=last_collectives(self.page.collectives()),
-            progress_unknown=not watch.shows_progress(limits, seen),
+            progress_unknown=not watch.shows_progress(limits, observation),
         )
 
     def _process(self, silent_for: float | None) -> tuple[ProcessInfo | None, ProcessInfo | None]:

@@ -363,7 +363,7 @@ def with_fitting_limits(message: WithLimits) -> tuple[WithLimits, str]:
         ),
     )
     shortened = [(msgspec.structs.replace(message, limits=shorter), left_out) for left_out, shorter in attempts]
-    return next((each for each in shortened if len(encode(each[0])) <= LIMIT), shortened[-1])
+    return next((candidate for candidate in shortened if len(encode(candidate[0])) <= LIMIT), shortened[-1])
 
 
 def decode_for_monitor(message: bytes) -> FromRank:

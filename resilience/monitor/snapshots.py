@@ -29,7 +29,7 @@ class Snapshots:
         folder: Path | None,
         origin: Origin | None,
         view: PageView,
-        seen: Observation,
+        observation: Observation,
         limits: Limits,
         now: float,
         is_last: bool = False,
@@ -38,23 +38,23 @@ class Snapshots:
 
         origin: of the rank, with its iteration if the page shows iterations. is_last: the rank is gone."""
         self.due = now + rank_snapshot.pause(None if origin is None else origin.world_size)
-        sign_times = (seen.heartbeat_at, seen.ping_at, seen.step_at, view.section_left_at)
+        sign_times = (observation.heartbeat_at, observation.ping_at, observation.step_at, view.section_left_at)
         known_sign_times = [sign_time for sign_time in sign_times if sign_time is not None]
         is_shown = bool(known_sign_times or view.open_sections or view.doing is not Doing.OUTSIDE)
         if origin is None or folder is None or not is_shown:
             return  # it is not attached, and another monitor may watch it
-        sections = () if is_last else seen.open_sections
+        sections = () if is_last else observation.open_sections
         snapshot = rank_snapshot.RankSnapshot(
             origin=origin,
             doing=view.hook or view.doing.value if not is_last else Doing.OUTSIDE.value,
             written_at=now,
             offset=time.time() - time.monotonic(),
             step=view.step,
-            step_at=seen.step_at,
+            step_at=observation.step_at,
             heartbeat_at=max(known_sign_times, default=None),
             sections=tuple(
                 rank_snapshot.SnapshotSection(
-                    sign.name, sign.seen_at, shortest(watch.section_limit(limits, seen, sign))
+                    sign.name, sign.seen_at, shortest(watch.section_limit(limits, observation, sign))
                 )
                 for sign in sections[: rank_snapshot.MOST_SECTIONS]
             ),

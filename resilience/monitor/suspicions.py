@@ -53,28 +53,28 @@ class Suspicions:
             return None
         return Suspicion(suspect.limit, suspect.began, suspect.allowed)
 
-    def weigh(self, limits: Limits, seen: Observation, is_ending: bool, now: float) -> None:
+    def weigh(self, limits: Limits, observation: Observation, is_ending: bool, now: float) -> None:
         """Report what limits on trial would have done, and silences that are longer than ever before.
 
         limits: those in force. is_ending: the rank is gone, or it is being ended."""
-        self._on_trial, exceeded = shadow.weigh(limits.shadow, seen, self._on_trial, now)
+        self._on_trial, exceeded = shadow.weigh(limits.shadow, observation, self._on_trial, now)
         for finding in exceeded:
             self._emit(events.TimeoutsShadowAlarm(finding.limit, finding.allowed, finding.silent_for))
         if is_ending:
             return
-        self._late, findings = shadow.weigh(self._thresholds, seen, self._late, now)
+        self._late, findings = shadow.weigh(self._thresholds, observation, self._late, now)
         self._look_again(now)
-        began = {} if self._thresholds is None else last_signs(self._thresholds, seen)
+        began = {} if self._thresholds is None else last_signs(self._thresholds, observation)
         for finding in findings:
             learned = limits.learned.get(deadlines.deadline_of_limit(finding.limit))
             if learned is not None:
                 self._suspected(finding, learned, began.get(finding.limit, now - finding.silent_for))
 
-    def next_look(self, limits: Limits, seen: Observation, now: float) -> float | None:
+    def next_look(self, limits: Limits, observation: Observation, now: float) -> float | None:
         """Return when the next silence may be late, or a suspect is due for another look; None if never."""
         moments = (
-            shadow.next_look(limits.shadow, seen, now),
-            shadow.next_look(self._thresholds, seen, now),
+            shadow.next_look(limits.shadow, observation, now),
+            shadow.next_look(self._thresholds, observation, now),
             None if self._suspect is None else self._suspect.look_at,
         )
         return min((moment for moment in moments if moment is not None), default=None)

@@ -200,23 +200,23 @@ def _known(incident: Incident, completeness: Completeness) -> Incident:
 def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
     """Return the incident. Rule 7 blames a rank that did not answer, but if its records are missing, it may have."""
     verdict, known = incident.verdict, {record.rank for record in incident.records}
-    silent = [each for each in verdict.culprits if each.rule == 7 and each.rank in damaged - known]
+    silent = [culprit for culprit in verdict.culprits if culprit.rule == 7 and culprit.rank in damaged - known]
     if not silent or len(silent) < len(verdict.culprits) or incident.where is not None:  # where it was is on record
         return incident
-    candidates = tuple(msgspec.structs.replace(each, confidence=UNSURE) for each in silent)
+    candidates = tuple(msgspec.structs.replace(culprit, confidence=UNSURE) for culprit in silent)
     unsure = msgspec.structs.replace(verdict, what="unknown", category="unknown", first=None, culprits=())
     unsure = msgspec.structs.replace(unsure, candidates=verdict.candidates + candidates)
     return msgspec.structs.replace(incident, verdict=unsure, advice=(ADVICE["unknown"],))
 
 
-def as_json(found: Report) -> dict[str, Any]:
+def as_json(condensed: Report) -> dict[str, Any]:
     """Return the report as plain values."""
-    plain: dict[str, Any] = msgspec.to_builtins(found)
-    plain["times"] = dict.fromkeys(Times.__struct_fields__) if found.times is None else plain["times"]
-    plain["times"]["ettr"] = None if found.times is None else found.times.ettr
-    plain["completeness"]["is_whole"] = found.completeness.is_whole
-    plain["incidents"] = [to_json(incident) for incident in found.incidents]
-    return {"schema": SCHEMA, **plain, "is_ended": found.is_ended, "end": found.end}
+    plain: dict[str, Any] = msgspec.to_builtins(condensed)
+    plain["times"] = dict.fromkeys(Times.__struct_fields__) if condensed.times is None else plain["times"]
+    plain["times"]["ettr"] = None if condensed.times is None else condensed.times.ettr
+    plain["completeness"]["is_whole"] = condensed.completeness.is_whole
+    plain["incidents"] = [to_json(incident) for incident in condensed.incidents]
+    return {"schema": SCHEMA, **plain, "is_ended": condensed.is_ended, "end": condensed.end}
 
 
 def _program(run: Run | Reader) -> tuple[str, ...]:

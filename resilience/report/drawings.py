@@ -162,7 +162,7 @@ def _phases(phases: Iterable[TimedPhase], y: int, x: _Scale) -> str:
         shapes.setdefault(phase.name, []).append(f"M{begin} {y + LANE - 5}H{max(end, begin + 1)}")
         durations.setdefault(phase.name, []).append(phase.seconds)
     return "".join(
-        f'<path class="leg {name}" d="{"".join(shape)}"><title>{phase_name(name)}: {count(len(shape), "time")}, '
+        f'<path class="phase {name}" d="{"".join(shape)}"><title>{phase_name(name)}: {count(len(shape), "time")}, '
         f"{seconds(sum(durations[name]))} in total, at most {seconds(max(durations[name]))}</title></path>"
         for name, shape in shapes.items()
     )
@@ -221,7 +221,7 @@ _SWATCHES = (
     ("failed", "failed or lost"),
     ("open", "end not recorded"),
     ("section", "open section, silence"),
-    ("legs", "phases of a restart"),
+    ("phases", "phases of a restart"),
     ("own", "its own fault"),
     ("echo", "consequence"),
 )
@@ -281,7 +281,7 @@ def waterfall_figure(restart: Waterfall) -> str:
             f"{seconds(row.max_s)}</title>"
             f'<text x="4" y="{y + 12}">{phase_name(row.name)}</text>'
             f'<rect class="late" x="{start:.1f}" y="{y + 3}" width="{max(1.0, end - start):.1f}" height="11"/>'
-            f'<rect class="leg-bar" x="{start:.1f}" y="{y + 3}" width="{max(1.0, half - start):.1f}" height="11"/>'
+            f'<rect class="phase-bar" x="{start:.1f}" y="{y + 3}" width="{max(1.0, half - start):.1f}" height="11"/>'
             f'<text class="dim" x="{min(end + 5, WIDTH - 135):.1f}" y="{y + 12}">'
             f"{seconds(row.max_s)} {escape(slowest)}</text></g>"
         )

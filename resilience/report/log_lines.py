@@ -23,7 +23,7 @@ def lines_around(folder: Path, incidents: Sequence[Incident], clocks: tuple[Node
 
     Empty if the run is too large to read again. MOST_LINES + 1 lines mean that there are more."""
     windows = {
-        incident.number: found for incident in incidents[:MOST_INCIDENTS] if (found := window(incident)) is not None
+        incident.number: around for incident in incidents[:MOST_INCIDENTS] if (around := window(incident)) is not None
     }
     if not windows or _size(folder) > MOST_BYTES:
         return {}
@@ -38,7 +38,7 @@ def lines_around(folder: Path, incidents: Sequence[Incident], clocks: tuple[Node
             if begin <= line.at_ns <= end and len(lines[number]) <= MOST_LINES:
                 speaker = f"rank {line.rank}" if line.rank is not None else line.node or line.file
                 lines[number].append(f"{utc(line.at_ns)[11:23]} {line.level:8} {speaker:9} {line_text(line)}"[:LONGEST])
-    return {number: found for number, found in lines.items() if found}
+    return {number: texts for number, texts in lines.items() if texts}
 
 
 def _size(folder: Path) -> int:

@@ -139,7 +139,7 @@ def _interruptions(history: History) -> Iterator[tuple[Place, InterruptionRecord
         yield from ((place, record) for record in iteration.records)
     for cycle in history.cycles.places:
         for part in history.cycles.parts(cycle).values():
-            yield from (((*cycle, WORKER, WORKER), seen.record) for seen in part.seen)
+            yield from (((*cycle, WORKER, WORKER), sighting.record) for sighting in part.seen)
 
 
 def _mark(record: InterruptionRecord, ranks: int, is_own: bool) -> Mark:

@@ -84,9 +84,9 @@ def by_cost(lost_s: float | None) -> float:
     return float("inf") if lost_s is None else -lost_s
 
 
-def as_json(found: Iterable[RepeatedFault]) -> Any:
+def as_json(faults: Iterable[RepeatedFault]) -> Any:
     """Return the faults as plain values."""
-    return msgspec.to_builtins(list(found))
+    return msgspec.to_builtins(list(faults))
 
 
 def _at(known: KnownIncident) -> int:

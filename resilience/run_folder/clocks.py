@@ -69,7 +69,8 @@ class _Difference(msgspec.Struct, frozen=True):
     def chained(self, nearer: _Difference) -> _Difference:
         """Return the difference over a node in between. nearer: of that node's clock to the reference."""
         (lower, upper), (nearer_lower, nearer_upper) = (
-            (min(each.lower, each.upper), max(each.lower, each.upper)) for each in (self, nearer)
+            (min(difference.lower, difference.upper), max(difference.lower, difference.upper))
+            for difference in (self, nearer)
         )
         estimate, meetings = self.estimate + nearer.estimate, min(self.meetings, nearer.meetings)
         return _Difference(lower + nearer_lower, estimate, upper + nearer_upper, meetings)
@@ -137,14 +138,14 @@ def compared(nodes: Sequence[str], meetings: Iterable[Barrier]) -> tuple[NodeClo
             by_node[node].append(meeting)
     met = _numbers_met(whole)
     reference = min(nodes, key=lambda node: (-met[node], node))
-    found = _clocks(reference, by_node)
-    offsets = [clock.offset_ns for clock in found.values()]
+    node_clocks = _clocks(reference, by_node)
+    offsets = [clock.offset_ns for clock in node_clocks.values()]
     middle = (statistics.median_low(offsets), statistics.median_high(offsets))
-    agreeing = [clock for clock in found.values() if _may_be_one_of(clock, middle)]
+    agreeing = [clock for clock in node_clocks.values() if _may_be_one_of(clock, middle)]
     best = min(agreeing, key=lambda clock: (-met[clock.node], clock.uncertainty_ns or 0, clock.node)).node
     if best != reference:
-        found = _clocks(best, by_node)
-    return tuple(found.get(node, NodeClock(node)) for node in nodes)
+        node_clocks = _clocks(best, by_node)
+    return tuple(node_clocks.get(node, NodeClock(node)) for node in nodes)
 
 
 def largest_difference_ns(nodes: Iterable[NodeClock]) -> int | None:
@@ -214,7 +215,7 @@ def _numbers_met(meetings: Iterable[Barrier]) -> Counter[str]:
 
 
 def _clocks(reference: str, by_node: Mapping[str, Sequence[Barrier]]) -> dict[str, NodeClock]:
-    return {node: each.clock(node) for node, each in _differences(reference, by_node).items()}
+    return {node: difference.clock(node) for node, difference in _differences(reference, by_node).items()}
 
 
 def _differences(reference: str, by_node: Mapping[str, Sequence[Barrier]]) -> dict[str, _Difference]:

@@ -307,10 +307,10 @@ def _words(error: Exception) -> str:
 
 
 def _completeness(
-    names: Sequence[str], damaged: Mapping[str, int], seen: Set[int], absent: Sequence[int]
+    names: Sequence[str], damaged: Mapping[str, int], on_record: Set[int], absent: Sequence[int]
 ) -> Completeness:
     """Summarise completeness. names: record files. damaged: missing records by file, 0 if unknown.
-    seen, absent: ranks."""
+    on_record, absent: ranks."""
     by_node: defaultdict[str, set[int]] = defaultdict(set)
     for name in names:
         owner = owner_of(name)
@@ -320,7 +320,7 @@ def _completeness(
     for name in damaged:
         owner = owner_of(name)
         ranks |= by_node[owner.node] if owner.rank is None else {owner.rank}
-    known = ranks.union(seen, *by_node.values())
+    known = ranks.union(on_record, *by_node.values())
     return Completeness(len(known), tuple(sorted(ranks)), tuple(sorted(damaged)), sum(damaged.values()))
 
 

@@ -91,10 +91,10 @@ class LastFault:
         self._note_time(record, event)
 
     def _note_time(self, record: Record, event: events.RankInterrupted) -> None:
-        origin, seen = record.origin, event.record
-        iteration = origin.iteration if seen.iteration is None else seen.iteration
+        origin, interruption = record.origin, event.record
+        iteration = origin.iteration if interruption.iteration is None else interruption.iteration
         place: Place = (origin.attempt, origin.cycle), None if iteration is None else origin.call, iteration
-        at_ns = seen.detected_wall_ns or record.wall_ns
+        at_ns = interruption.detected_wall_ns or record.wall_ns
         _keep(self._since, place, min(at_ns, self._since.get(place, at_ns)))
 
     def _judged(self, record: Record, event: events.IncidentJudged) -> None:
@@ -103,17 +103,17 @@ class LastFault:
         _keep(self._verdicts, place, (event, record.wall_ns))
 
     def _add(self, record: Record, event: events.RankInterrupted) -> None:
-        origin, seen = record.origin, event.record
-        what = seen.message if seen.exception is None else seen.exception.in_words
-        what = cause_in_words(seen) if seen.program_had_failed else what
+        origin, interruption = record.origin, event.record
+        what = interruption.message if interruption.exception is None else interruption.exception.in_words
+        what = cause_in_words(interruption) if interruption.program_had_failed else what
         cycle = origin.attempt, origin.cycle
-        iteration = origin.iteration if seen.iteration is None else seen.iteration
+        iteration = origin.iteration if interruption.iteration is None else interruption.iteration
         call = None if iteration is None else origin.call
-        at_ns, kind = seen.detected_wall_ns or record.wall_ns, seen.interruption
-        fault = SeenFault(at_ns, seen.rank, kind, what, origin.node, cycle, call, iteration)
+        at_ns, kind = interruption.detected_wall_ns or record.wall_ns, interruption.interruption
+        fault = SeenFault(at_ns, interruption.rank, kind, what, origin.node, cycle, call, iteration)
         if iteration is not None:
             self._iterations = set(sorted({*self._iterations, (*cycle, origin.call, iteration)})[-KEPT:])
-        if seen.interruption is not Interruption.TERMINATED:
+        if interruption.interruption is not Interruption.TERMINATED:
             self._found.setdefault(fault.place, []).append(fault)
             if len(self._found) > KEPT:
                 del self._found[min(self._found, key=_order)]
@@ -173,7 +173,7 @@ class LastFault:
 
     def _left_by_launcher(self, cycles: CycleHistory) -> list[SeenFault]:
         """Return the faults without the ends of workers that the launcher stopped."""
-        faults = [fault for found in self._found.values() for fault in found]
+        faults = [fault for faults_at_place in self._found.values() for fault in faults_at_place]
         for cycle, ends in self._ends.items():
             stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
             faults += [fault for fault in ends if fault.rank not in stopped[fault.node]]

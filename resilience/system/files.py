@@ -30,11 +30,11 @@ Signature = tuple[int, int, int]
 def matching(folder: Path, pattern: str) -> list[Path]:
     """Return the paths below a folder that match a pattern, as many as can be listed: others may delete what is being
     listed, and a file server may fail."""
-    found: list[Path] = []
+    paths: list[Path] = []
     with contextlib.suppress(OSError):
         for path in folder.glob(pattern):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 class LineFile:

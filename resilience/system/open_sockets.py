@@ -34,7 +34,7 @@ def is_listening(pid: int, port: int) -> bool:
         connections = psutil.Process(pid).net_connections("tcp")
     except (psutil.Error, RuntimeError):  # the second one if the kernel's list cannot be read
         return False
-    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+    return any(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port for connection in connections)
 
 
 def has_foreign_clients(ports: Iterable[int]) -> bool:

@@ -259,13 +259,13 @@ class Recorder:
         if self._is_earlier_known and not self._is_outdated:
             return True
         try:
-            found = WRITER.ask(lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit)
+            earlier_files = WRITER.ask(lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit)
         except OSError:
             return False
-        self._signature, self._unreadable = found.signature, found.unreadable or self._unreadable
-        if not self._is_earlier_known and found.size:
-            self._continue_values(found.size)
-        earlier = found.histograms
+        self._signature, self._unreadable = earlier_files.signature, earlier_files.unreadable or self._unreadable
+        if not self._is_earlier_known and earlier_files.size:
+            self._continue_values(earlier_files.size)
+        earlier = earlier_files.histograms
         if earlier is not None and earlier.header.run == self._state.header.run:
             if self._is_earlier_known:
                 self._continue_with(earlier)

@@ -169,7 +169,7 @@ def _last_stack(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-            found = _STACK.findall(file.read())
+            stacks = _STACK.findall(file.read())
     except OSError:
         return b""
-    return found[-1] if found else b""
+    return stacks[-1] if stacks else b""

@@ -52,8 +52,8 @@ def read_lines(path: Path) -> Lines:
     try:
         return Lines(_lines(content), 0)
     except DecodeError:
-        found = [line for _, line in _values(io.BytesIO(content))]
-        return Lines([line for line in found if line is not None], found.count(None))
+        lines = [line for _, line in _values(io.BytesIO(content))]
+        return Lines([line for line in lines if line is not None], lines.count(None))
 
 
 def _values(lines: Iterable[bytes]) -> Iterator[tuple[int, Line | None]]:

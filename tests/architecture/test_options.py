@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 
@@ -10,8 +11,9 @@ import pytest
 
 from resilience.inprocess import Wrapper
 from resilience.launcher import ft_options
+from resilience.launcher.arguments import Options
 from resilience.monitor.config import FIELDS
-from resilience.system.environment import ALL, WRAPPER, settings_table
+from resilience.system.environment import ALL, WRAPPER, Settings, settings_table, variable
 from tests.support.server import ROOT
 
 NO_EFFECT = "without effect"
@@ -60,3 +62,19 @@ def test_variable_that_only_a_wrapper_reads_is_described_so() -> None:
     rows = [line.split(" | ") for line in settings_table().splitlines()[2:]]
     holds_for = {name.strip("| `").removeprefix("RESILIENCE_").lower(): holder for name, holder, *_ in rows}
     assert holds_for == {name: ALL if name in read else WRAPPER for name in holds_for}
+
+
+def test_option_in_two_tables_is_described_in_one_of_them() -> None:
+    """A variable that only a Wrapper reads may limit the same thing as a setting of the launcher, in its own way."""
+    tables = [{name: field.metadata for name, field in FIELDS.items()}]
+    tables.append({field.name: field.metadata for field in dataclasses.fields(Options)})
+    launcher, own = ({name: str(metadata.get("help", "")) for name, metadata in table.items()} for table in tables)
+    assert not launcher.keys() & own.keys()
+    of_jobs = {field for field in Settings.__struct_fields__ if holds_for_jobs(field)}
+    shared = {name: text for name, text in (launcher | own).items() if name in of_jobs}
+    assert len(shared) > 5
+    assert {name for name, text in shared.items() if not text.startswith(variable(name).meaning)} == set()
+
+
+def holds_for_jobs(name: str) -> bool:
+    return f"| `RESILIENCE_{name.upper()}` | {ALL} |" in settings_table()

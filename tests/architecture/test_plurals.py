@@ -17,7 +17,7 @@ NEVER_ONE = {
     "calibration/differences.py",  # the upper end of a range
     "calibration/fitting.py",  # a rate needs two runs
     "calibrate/timings.py",  # a part of several ranks
-    "cli/calibrate.py",  # the same; names of groups of ranks
+    "calibrate/terminal.py",  # the same; names of groups of ranks
     "core/budget.py",  # `_used_up` has a text for 0 and for 1
     "core/restart.py",  # a barrier for one rank is complete when it arrives
     "core/watched.py",  # the upper end of a range

@@ -13,4 +13,4 @@ def test_no_stable_name_is_gone() -> None:
 
 def test_list_of_stable_names_covers_every_kind() -> None:
     kinds = {name.partition(" ")[0] for name in stable_names()}
-    assert kinds == {"command", "config", "event", "metric", "option", "python", "variable"}
+    assert kinds == {"command", "config", "event", "file", "metric", "option", "python", "variable"}

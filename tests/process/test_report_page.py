@@ -39,7 +39,7 @@ CONTRAST = r"""(() => {
     if (!n.textContent.trim() || !e.getClientRects().length) continue;
     if (['SCRIPT', 'STYLE', 'title'].includes(e.tagName)) continue;
     check(e, parse(e instanceof SVGElement ? s.fill : s.color), 4.5, e.tagName + ' ' + n.textContent.slice(0, 40)) }
-  document.querySelectorAll('#bars rect, .bar rect, .leg-bar, .bin').forEach(e =>
+  document.querySelectorAll('#bars rect, .bar rect, .phase-bar, .bin').forEach(e =>
     check(e, parse(getComputedStyle(e).fill), 3, 'shape ' + e.getAttribute('class'), e.closest('svg').parentElement));
   return { looked, bad } })()"""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.facts import events
+from tests.generate_docs import RUN_FILES
 from tests.process.launching import Launched, launcher
 from tests.process.test_faults import fault
 from tests.support import disks
@@ -16,6 +17,15 @@ from tests.support.account import Account
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
+SHOWS_ALL = """
+import resilience
+for step in range(3):
+    with resilience.section("work"):
+        resilience.step(step)
+resilience.get_logger().info("done")
+print("done", flush=True)
+print("done", file=sys.stderr, flush=True)
+"""
 
 
 @pytest.fixture
@@ -48,6 +58,22 @@ def test_read_only_folder_moves_the_records_elsewhere_and_the_terminal_says_wher
     assert place is not None, said
     kept = Account(Path(place[1])).records()
     assert [record.event.outcome for record in kept if isinstance(record.event, events.JobEnded)] == ["completed"]
+
+
+def test_run_folder_holds_the_files_that_stay_compatible(launch: Launch) -> None:
+    job = launch(SHOWS_ALL, RESILIENCE_METRICS_PORT="0")
+    assert job.wait() == [0], job.job.output()
+    folder = job.account.folder
+    nodes = "|".join(re.escape(node) for node in {record.origin.node for record in job.account.records()})
+    placed = [re.sub(rf"(?<=/)({nodes})(?=[-.])", "<node>", file_in(folder, path)) for path in folder.rglob("*")]
+    names = {
+        re.sub(r"^output/\d+/\d+", "output/<cycle>/<rank>", re.sub(r"-\d+\.", "-<rank>.", name)) for name in placed
+    }
+    assert names - {""} == set(RUN_FILES)
+
+
+def file_in(folder: Path, path: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_file() else ""
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/null/runs"])

@@ -123,7 +123,7 @@ def _bounds(name: str, value: Any, kind: type, what: str) -> tuple[float, float]
     """Return the lower and upper bound of a number, or of two in a sequence. Raises: ConfigurationError."""
     pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value, value]
     expected = f"expected {what} from 0, or two with the smaller one first"
-    if len(pair) != 2 or not all(isinstance(each, int | kind) and not isinstance(each, bool) for each in pair):
+    if len(pair) != 2 or not all(isinstance(bound, int | kind) and not isinstance(bound, bool) for bound in pair):
         raise ConfigurationTypeError(f"{name} is {value!r} ({type(value).__name__}), {expected}", option=name)
     lowest, highest = pair
     if not 0 <= lowest <= highest < math.inf:

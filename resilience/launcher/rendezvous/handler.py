@@ -131,7 +131,7 @@ class Handler(RendezvousHandler):
             dist.PrefixStore(f"agents/{membership.cycle}", self._store),
             rank,
             len(membership.seats),
-            RendezvousStoreInfo(self._rendezvous_store.found.get(host.address, host.address), host.port),
+            RendezvousStoreInfo(self._rendezvous_store.addresses.get(host.address, host.address), host.port),
         )
 
     def is_closed(self) -> bool:

@@ -35,7 +35,7 @@ KINDS = ("c10d", "static", *ETCD_KINDS)
 class RendezvousStore:
     """The store as one agent reaches it. server: its numeric address and port. address: the address of this node for
     the other nodes. is_host: the store ends with this node's store process. forget: deletes the keys of a finished job.
-    found: numeric addresses by name; each name is looked up once, so the name service may fail later."""
+    addresses: numeric addresses by name; each name is looked up once, so the name service may fail later."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class RendezvousStore:
         address: str,
         is_host: bool = False,
         forget: Callable[[], None] | None = None,
-        found: Mapping[str, str] = MappingProxyType({}),
+        addresses: Mapping[str, str] = MappingProxyType({}),
         is_cut: threading.Event | None = None,
     ) -> None:
         """is_cut: set by `cut`, for clients that repeat a failed request."""
         self.address = address
         self.is_host = is_host
         self.forget = forget
-        self.found = found
+        self.addresses = addresses
         self._connect = connect
         self._server = server
         self._is_cut = is_cut or threading.Event()
@@ -136,7 +136,7 @@ def meet(
         (target, actual_port),
         parameters.local_addr or _address(parameters, host, own_address),
         hosted is not None,
-        found={host: store_address} if store_address else {},
+        addresses={host: store_address} if store_address else {},
     )
 
 

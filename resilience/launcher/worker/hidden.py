@@ -93,8 +93,8 @@ class Hidden:
         group = self._groups.get(name)
         if group is None:
             return  # another thread has restored it
-        for each in (group, *filter(None, map(self._groups.get, group.imports))):
-            self._restore(each)
+        for hidden_group in (group, *filter(None, map(self._groups.get, group.imports))):
+            self._restore(hidden_group)
         before, now = self._environment, dict(os.environ)
         changed = sorted(name for name in {*before, *now} if group.reads(name) and before.get(name) != now.get(name))
         if changed:

@@ -32,8 +32,8 @@ class Killed:
 
     def survivors(self, pids: Sequence[int]) -> list[int]:
         """Return the workers among these living ones that do not end."""
-        stuck = self._progress.stuck(pid for pid in pids if pid in self)
-        return [pid for pid in stuck if time.monotonic() - self._since[pid] > self._limit]
+        unkillable = self._progress.unkillable(pid for pid in pids if pid in self)
+        return [pid for pid in unkillable if time.monotonic() - self._since[pid] > self._limit]
 
 
 def in_words(workers: Sequence[EndedWorker]) -> str:

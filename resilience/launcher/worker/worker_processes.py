@@ -59,9 +59,9 @@ class ExitProgress:
         self._sample, self._clock = sample, clock
         self._last: dict[int, tuple[Hashable | None, float]] = {}  # last sample and since when, by pid
 
-    def stuck(self, pids: Iterable[int]) -> list[int]:
+    def unkillable(self, pids: Iterable[int]) -> list[int]:
         """Sample these processes; return those that have made no progress for KILL_LIMIT."""
-        now, stuck = self._clock(), []
+        now, unkillable = self._clock(), []
         for pid in pids:
             sample = self._sample(pid)
             last, since = self._last.get(pid, (None, now))
@@ -69,8 +69,8 @@ class ExitProgress:
                 since = now
             self._last[pid] = sample, since
             if now - since >= KILL_LIMIT:
-                stuck.append(pid)
-        return stuck
+                unkillable.append(pid)
+        return unkillable
 
 
 def watched(context: SubprocessContext, workers: list[Worker]) -> RunningWorkers:
@@ -175,7 +175,7 @@ class RunningWorkers:
         ended = self._await_end(limit, is_urgent)
         if self.living:
             self.signal(signal.SIGKILL)
-            ended += self._await_end(EXIT_LIMIT, lambda: len(progress.stuck(self.pids())) == len(self.living))
+            ended += self._await_end(EXIT_LIMIT, lambda: len(progress.unkillable(self.pids())) == len(self.living))
             self.give_up(self.pids())
         self._close_pidfds()
         for worker in self.unkillable:  # torch before 2.13 waits for each of its processes without a limit
