@@ -99,3 +99,8 @@ def seconds_of(phases: Iterable[TimedPhase]) -> dict[str, dict[RankOrNode, float
         seconds = by_phase.setdefault(phase.name, {})
         seconds[phase.who] = seconds.get(phase.who, 0.0) + (phase.end_ns - phase.start_ns) / 1e9
     return by_phase
+
+
+def who_in_words(who: RankOrNode) -> str:
+    """Return the name of a rank or node."""
+    return f"rank {who}" if isinstance(who, int) else who

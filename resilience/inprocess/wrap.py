@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError, error_in_words
+from resilience.inprocess._runtime import options
 from resilience.inprocess.abort import Abort, AbortTorchDistributed
 from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
@@ -169,15 +170,6 @@ class Wrapper:
 
 
 def _check_types(wrapper: Wrapper) -> None:
-    for name in _DURATIONS:
-        value = getattr(wrapper, name)
-        if not isinstance(value, timedelta):
-            raise ConfigurationTypeError(
-                f"{name} is {value!r} ({type(value).__name__}), expected a datetime.timedelta; "
-                f"write e.g. {name}=timedelta(seconds={value if isinstance(value, (int, float)) else 60})",
-                option=name,
-                value=value,
-            )
     for name, kind in _HOOKS.items():
         hook = getattr(wrapper, name)
         if hook is not None and not isinstance(hook, kind):
@@ -233,15 +225,7 @@ def _check_logfile(logfile: Any) -> None:
 
 def _check_durations(wrapper: Wrapper) -> None:
     for name in _DURATIONS:
-        value: timedelta = getattr(wrapper, name)
-        if value <= timedelta(0) and name not in ("last_call_wait", "termination_grace_time"):
-            raise ConfigurationError(
-                f"{name} ({value.total_seconds():g} s) must be longer than 0 s", option=name, value=value
-            )
-        if value < timedelta(0):
-            raise ConfigurationError(
-                f"{name} ({value.total_seconds():g} s) must not be negative", option=name, value=value
-            )
+        options.seconds(name, getattr(wrapper, name), may_be_0=name in ("last_call_wait", "termination_grace_time"))
     for shorter, longer, otherwise in _ORDER:
         shorter_value: timedelta = getattr(wrapper, shorter)
         longer_value: timedelta = getattr(wrapper, longer)

@@ -13,7 +13,7 @@ from resilience.attribution.cost import Times, time_unknown_in_words
 from resilience.attribution.waterfall import Waterfall
 from resilience.facts.in_words import count, seconds
 from resilience.facts.printable import escape
-from resilience.history.phases import RankOrNode, TimedPhase
+from resilience.history.phases import TimedPhase
 from resilience.history.rank_time import CAUSES
 from resilience.report.rank_lanes import Lane, LaneChart, LaneStretch, Mark
 from resilience.report.sections import SectionSummary
@@ -291,11 +291,6 @@ def waterfall_figure(restart: Waterfall) -> str:
         f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">'
         f"{''.join(rows)}</svg></div>"
     )
-
-
-def who_in_words(who: RankOrNode) -> str:
-    """Return the name of a rank or node."""
-    return f"rank {who}" if isinstance(who, int) else who
 
 
 # -- durations -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.printable import printable
 from resilience.facts.user_frames import is_ours
+from resilience.history.phases import who_in_words
 from resilience.report.condensed import Report, report
 from resilience.report.counterfactual import what_if_in_words
 from resilience.report.drawings import (
@@ -36,7 +37,6 @@ from resilience.report.drawings import (
     throughput_figure,
     times_figure,
     waterfall_figure,
-    who_in_words,
 )
 from resilience.report.evidence import last_lines
 from resilience.report.log_lines import MOST_LINES, lines_around

@@ -177,10 +177,10 @@ class BackgroundFile:
         self._lost = 0  # accepted lines that could not be written
         self._lost_before = 0  # at the last `take_lost`
 
-    def write(self, line: bytes, lost: Callable[[], object] = lambda: None) -> bool:
+    def write(self, line: bytes, lost: Callable[[], object] = lambda: None, losses: int = 1) -> bool:
         """Append a line (newline included), later; return False if it is refused. lost: called in the writer's thread
-        if it is accepted, but cannot be written."""
-        return WRITER.submit(lambda: self._append(line, lost))
+        if it is accepted, but cannot be written. losses: how many losses that is."""
+        return WRITER.submit(lambda: self._append(line, lost, losses))
 
     def write_now(self, line: bytes, limit: float) -> bool:
         """Append a line and wait for that, at most `limit` seconds. Return True if it is written, or will be when the
@@ -198,7 +198,7 @@ class BackgroundFile:
         return WRITER.submit(job) and (not is_done.wait(limit) or is_written)
 
     def take_lost(self) -> int:
-        """Return how many accepted lines could not be written since the last call."""
+        """Return how many losses there were since the last call: accepted lines that could not be written."""
         total = self._lost  # the writer's thread goes on counting
         lost, self._lost_before = total - self._lost_before, total
         return lost
@@ -209,9 +209,9 @@ class BackgroundFile:
         if WRITER.submit(self._file.close):
             WRITER.flush(limit)
 
-    def _append(self, line: bytes, lost: Callable[[], object]) -> None:
+    def _append(self, line: bytes, lost: Callable[[], object], losses: int) -> None:
         if not self._file.write(line):
-            self._lost += 1
+            self._lost += losses
             lost()
 
 

@@ -37,6 +37,13 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     return paths
 
 
+def close(fd: int | None) -> None:
+    """Close a descriptor if there is one. A file server reports failed writes now; it is closed all the same."""
+    if fd is not None:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
 class LineFile:
     """An append-only file of lines. Creates its folders."""
 
@@ -63,9 +70,7 @@ class LineFile:
     def close(self) -> None:
         """Close the descriptor; a later write reopens the file."""
         fd, self._fd = self._fd, None
-        if fd is not None:
-            with contextlib.suppress(OSError):  # a lost mount reports failed writes now
-                os.close(fd)
+        close(fd)
 
     def _open(self) -> int | None:
         if self._fd is None and time.monotonic() >= self._retry_at:

@@ -58,9 +58,7 @@ class RecordFile:
     def __init__(self, path: Path) -> None:
         self._file = BackgroundFile(path)
         self._refused = 0
-        self._unwritten = 0  # accepted records that could not be written; like `_lost`, counted by the writer's thread
-        self._lost = 0  # the same, with the losses that unwritten records reported
-        self._lost_before = 0  # at the last `take_lost`
+        self._unwritten = 0  # accepted records that could not be written, counted by the writer's thread
 
     @property
     def dropped(self) -> int:
@@ -70,16 +68,14 @@ class RecordFile:
     def take(self, record: Record) -> bool:
         """Queue the record for writing; return False if it is refused because the disk does not answer."""
         reported = _reported_losses(record)
-        is_taken = self._file.write(to_line(record), lambda: self._note_unwritten(reported))
+        is_taken = self._file.write(to_line(record), lambda: self._note_unwritten(reported), reported or 1)
         self._refused += not is_taken and not reported
         return is_taken
 
     def take_lost(self) -> int:
         """Return how many accepted records could not be written since the last call. A lost report of losses counts as
         the losses that it reported."""
-        total = self._lost  # the writer's thread goes on counting
-        lost, self._lost_before = total - self._lost_before, total
-        return lost
+        return self._file.take_lost()
 
     def close(self) -> None:
         """Wait briefly until all records are written, then close the file."""
@@ -87,7 +83,6 @@ class RecordFile:
 
     def _note_unwritten(self, reported: int) -> None:
         self._unwritten += not reported
-        self._lost += reported or 1
 
 
 def _reported_losses(record: Record) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from resilience.attribution.waterfall import MEETINGS, NOTICE, PhaseRow, Step, Waterfall
 from resilience.facts.in_words import count, seconds
-from resilience.history.phases import RankOrNode
+from resilience.history.phases import who_in_words
 from resilience.system.render import Line, cut, date, phase_name, wrap
 
 _NAME = 14
@@ -28,7 +28,7 @@ def waterfall_lines(restart: Waterfall, width: int) -> Iterator[Line]:
     yield ((f"  {'':{_NAME}}{scale}  {'median':>8}{'slowest':>9}", "dim"),)
     for row in restart.rows:
         times = f"{seconds(row.median_s):>8} {seconds(row.max_s):>8}  "
-        numbers = times + cut(_name_of(row.slowest), max(0, 28 - len(times)))
+        numbers = times + cut(who_in_words(row.slowest), max(0, 28 - len(times)))
         before, full, light = _bar(row, restart.seconds, bar)
         after = " " * (bar - before - full - light)
         yield (
@@ -64,14 +64,10 @@ def summary(restart: Waterfall) -> str:
 
 def _step_in_words(step: Step) -> str:
     if step.name == NOTICE:
-        return f"until {_name_of(step.who)} was notified"
+        return f"until {who_in_words(step.who)} was notified"
     if step.name in MEETINGS:
         return f"in {step.name}, after the last rank or node arrived"
-    return f"waiting for {_name_of(step.who)} in {phase_name(step.name)}"
-
-
-def _name_of(who: RankOrNode) -> str:
-    return f"rank {who}" if isinstance(who, int) else who
+    return f"waiting for {who_in_words(step.who)} in {phase_name(step.name)}"
 
 
 def _bar(row: PhaseRow, total: float, size: int) -> tuple[int, int, int]:

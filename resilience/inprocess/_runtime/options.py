@@ -11,8 +11,8 @@ from datetime import timedelta
 from resilience.errors import ConfigurationError, ConfigurationTypeError
 
 
-def seconds(name: str, value: object) -> float:
-    """Return a positive timedelta in seconds. Raises: ConfigurationTypeError, ConfigurationError."""
+def seconds(name: str, value: object, may_be_0: bool = False) -> float:
+    """Return a timedelta above 0, or from 0, in seconds. Raises: ConfigurationTypeError, ConfigurationError."""
     if not isinstance(value, timedelta):
         example = value if isinstance(value, int | float) else 60
         raise ConfigurationTypeError(
@@ -21,9 +21,10 @@ def seconds(name: str, value: object) -> float:
             option=name,
             value=value,
         )
-    if value <= timedelta(0):
+    if value < timedelta(0) or (value == timedelta(0) and not may_be_0):
+        expected = "0 s or more" if may_be_0 else "more than 0 s"
         raise ConfigurationError(
-            f"{name} is {value.total_seconds():g} s, expected more than 0 s", option=name, value=value
+            f"{name} is {value.total_seconds():g} s, expected {expected}", option=name, value=value
         )
     return value.total_seconds()
 

@@ -226,9 +226,7 @@ class _StreamFile:
 
     def _close_file(self) -> None:
         fd, self._fd = self._fd, None
-        if fd is not None:
-            with contextlib.suppress(OSError):  # a file server reports failed writes now; it is closed all the same
-                os.close(fd)
+        files.close(fd)
 
     def _lost(self, place: Literal["file", "rotated"], count: int, cause: str) -> None:
         stream = self._stream
