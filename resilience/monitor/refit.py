@@ -26,8 +26,8 @@ from resilience.telemetry.durations import Durations, Series, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
 
 MOST_RUNS = 5  # the newest
-_BETWEEN = "\0"  # separates run and section in a name; occurs in neither
-_SECONDS = "\0seconds"
+_BETWEEN = "\0"  # separates run and deadline in a name that ranks exchange; occurs in neither
+_WHOLE_RUN = "\0"  # in place of a deadline: the run's milliseconds, in bucket 0
 
 
 def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str, float]:
@@ -39,16 +39,17 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
     for state in states:  # a rank that moved has one for each node of a run
         for name, series in state.deadlines.items():
             if name == OUT_OF_SECTION or section_of(name) is not None:
-                rank_buckets[f"{state.header.run}{_BETWEEN}{name}"].update(_buckets(series))
-        rank_buckets[f"{state.header.run}{_SECONDS}"][0] += int(1000 * state.seconds)  # in whole milliseconds
-    summed = rank_reductions.sums_over_ranks(rank_buckets, LARGEST_BUCKET + 1)
-    seconds = sum(fitted.get(0, 0) for name, fitted in summed.items() if name.endswith(_SECONDS)) / 1000 / max(1, ranks)
+                rank_buckets[_exchanged(state.header.run, name)].update(_buckets(series))
+        rank_buckets[_exchanged(state.header.run, _WHOLE_RUN)][0] += int(1000 * state.seconds)
+    sums = rank_reductions.sums_over_ranks(rank_buckets, LARGEST_BUCKET + 1)
+    summed = {_run_and_deadline(exchanged): buckets for exchanged, buckets in sums.items()}
+    milliseconds = sum(buckets.get(0, 0) for (_, name), buckets in summed.items() if name == _WHOLE_RUN)
+    seconds = milliseconds / 1000 / max(1, ranks)
     if seconds <= 0.0:
         return {}
     by_section: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
-    for key, buckets in summed.items():
-        run, _, name = key.partition(_BETWEEN)
-        if name and not key.endswith(_SECONDS) and (selected is None or section_of(name) in (*selected, None)):
+    for (run, name), buckets in summed.items():
+        if name not in ("", _WHOLE_RUN) and (selected is None or section_of(name) in (*selected, None)):
             by_section[name][run] = buckets
     fitted: dict[str, float] = {}
     for name, runs in sorted(by_section.items()):
@@ -59,6 +60,15 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
         if answer.status == "ok" and answer.timeout_s is not None:
             fitted[section_of(name) or name] = answer.timeout_s
     return fitted
+
+
+def _exchanged(run: str, deadline: str) -> str:
+    return f"{run}{_BETWEEN}{deadline}"
+
+
+def _run_and_deadline(exchanged: str) -> tuple[str, str]:
+    run, _, deadline = exchanged.partition(_BETWEEN)
+    return run, deadline
 
 
 def _begun(run: str) -> tuple[int, str]:
