@@ -122,6 +122,7 @@ class ObservedDeadline(msgspec.Struct):
                 number: buckets_of_first - removed_by_number[number]
                 for number, buckets_of_first in self.first_buckets.items()
             },
+            cuts=[cut for cut in self.cuts if cut.how == "cold" and phases.is_outside(cut.number)],
         )
         return remaining
 

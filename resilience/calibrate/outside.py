@@ -3,17 +3,20 @@
 Runs that are slow at the same positions have known phases (`facts.phases`). Outside these, the other durations decide.
 A healthy run that is longer than the observed ones meets phases that they never reached. As far as they came, later
 runs did not exceed three times the longest duration of three runs, even if these runs were short
-(docs/calibration.md). So within that reach, few durations from three runs are enough for the status `short`."""
+(docs/calibration.md). So within that reach, few durations from three runs are enough for the status `short`.
+
+An occurrence outside these phases that a limit ended may have been healthy. It raises this limit as it does the usual
+one, because otherwise a limit that is too short would confirm itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from resilience.calibrate.observed import ObservedDeadline, pool_of
-from resilience.calibration.fitting import FEWEST, SHORT, Pool, Timeout
+from resilience.calibration.fitting import FEWEST, SHORT, Cut, Pool, Timeout
 from resilience.calibration.limits_file import OutsideLimit
 from resilience.calibration.recurring_phases import ENOUGH_RUNS, recurring
 from resilience.facts.phases import Phases
@@ -25,7 +28,7 @@ MOST_FOLDS = 8  # runs on which a limit outside phases is tested
 class Fit(Protocol):
     """`calibration.fitting.fit_pool` with the target of the deadline."""
 
-    def __call__(self, pool: Pool, *, fewest_short: int) -> Timeout: ...
+    def __call__(self, pool: Pool, *, censored: Iterable[Cut], fewest_short: int) -> Timeout: ...
 
 
 def outside_phases(
@@ -45,7 +48,15 @@ def outside_phases(
     if not others.are_kept(observed, phases):
         return None
     return OutsideLimit(
-        fitted.timeout_s, fitted.status, fitted.reason, phases, fitted.p, fitted.n, fitted.max_s, fitted.median_s
+        fitted.timeout_s,
+        fitted.status,
+        fitted.reason,
+        phases,
+        fitted.p,
+        fitted.n,
+        fitted.max_s,
+        fitted.median_s,
+        fitted.warnings,
     )
 
 
@@ -64,8 +75,10 @@ class _Others(msgspec.Struct, frozen=True):
 
     def fitted(self, observed: Sequence[ObservedDeadline], phases: Phases) -> Timeout | None:
         """Return the limit of the durations outside these phases, None without any durations."""
-        pool = pool_of([deadline.outside(phases) for deadline in observed], self.first)
-        return self.fit(pool, fewest_short=self.fewest) if pool.n else None
+        outside = [deadline.outside(phases) for deadline in observed]
+        pool = pool_of(outside, self.first)
+        cuts = [cut for deadline in outside for cut in deadline.settled_cuts(self.first)]
+        return self.fit(pool, censored=cuts, fewest_short=self.fewest) if pool.n else None
 
     def are_kept(self, observed: Sequence[ObservedDeadline], phases: Phases) -> bool:
         """Return True if no run exceeds the limit that the others support outside their phases. Too few runs to show

@@ -70,13 +70,14 @@ def _group_limits(deadline: Deadline) -> tuple[str, ...]:
 
 
 def _outside_limit(deadline: Deadline) -> tuple[str, ...]:
-    """Return the limit outside known phases, and how far it reaches."""
+    """Return the limit outside known phases, how far it reaches, and its warnings."""
     if (outside := deadline.outside) is None:
         return ()
     known = len(outside.phases.positions)
     where = f"outside {known} known phases the limit is" if known else "no run was slow anywhere, so the limit is"
     reach = f"up to occurrence {outside.phases.until} after a cold start"
-    return (f"{where} {seconds(outside.timeout_s)} ({outside.status}), {reach}",)
+    limit = f"{where} {seconds(outside.timeout_s)} ({outside.status}), {reach}"
+    return (limit, *(f"outside phases: {warning}" for warning in outside.warnings))
 
 
 def _occurrence_rate(deadline: Deadline) -> tuple[str, ...]:

@@ -52,7 +52,8 @@ class RankGroupLimit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OutsideLimit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limit of occurrences outside known phases. p: the requested probability of a false alarm."""
+    """The limit of occurrences outside known phases. p: the requested probability of a false alarm. warnings: for the
+    user."""
 
     timeout_s: float
     status: Status
@@ -62,6 +63,7 @@ class OutsideLimit(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 0
     max_s: float = 0.0
     median_s: float = 0.0
+    warnings: tuple[str, ...] = ()
 
 
 _Part = TypeVar("_Part", RankGroupLimit, OutsideLimit)

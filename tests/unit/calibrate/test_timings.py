@@ -21,7 +21,7 @@ from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start
 from resilience.facts.limits import Limits
 from resilience.telemetry import durations
-from resilience.telemetry.durations import Header, Recorder
+from resilience.telemetry.durations import End, Header, Recorder
 
 SOON = Target(false_alarms=200.0, horizon_s=600.0, min_timeout=0.001)
 MONTHLY = Target(min_timeout=0.001)
@@ -39,8 +39,10 @@ def record(
     began: float = 1000.0,
     world: int = 1,
     first_step: int | None = None,
+    cut: tuple[float, End] | None = None,
 ) -> Path:
-    """Write what a monitor would have kept of these starts, one occurrence after the other; return the run folder."""
+    """Write what a monitor would have kept of these starts, one occurrence after the other; return the run folder. cut:
+    seconds and end of a last occurrence that did not end by itself."""
     configuration = msgspec.structs.replace(CONFIGURATION, world_size=world)
     header = Header(folder.name, node, rank, world, configuration, launch or folder.name)
     recorder = Recorder(folder, header, began)
@@ -50,6 +52,8 @@ def record(
         for seconds in values:
             recorder.add(name, seconds, at)
             at += seconds
+    if cut is not None:
+        recorder.add(name, cut[0], at, cut[1])
     recorder.state.first_step = first_step
     recorder.close(at)
     return folder
@@ -517,6 +521,44 @@ def test_first_occurrence_that_a_limit_ended_leaves_the_usual_limit_alone(
     assert (after["train"].warnings, after["train"].timeout_s) == ((), before["train"].timeout_s)
     assert [key for key, known in after.items() if known.warnings] == [name]
     assert "a limit ended 1 occurrence, " in after[name].warnings[0]
+
+
+def test_occurrence_outside_known_phases_that_a_limit_ended_raises_the_limit_there_within_a_bound(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a limit outside phases that is too short would confirm itself."""
+    folders = [record(tmp_path / f"run{seed}", [("cold", with_evaluations(seed))]) for seed in range(3)]
+    short = limits(*folders).deadlines["train"].outside
+    assert short is not None and short.timeout_s < 0.5 and short.warnings == ()
+    for name, seconds in (("near", 0.3), ("far", 30.0)):
+        folder = record(tmp_path / name, [("cold", steps(500, 7))], cut=(seconds, "killed"))
+        raised = limits(*folders, folder).deadlines["train"].outside
+        assert raised is not None and raised.phases.positions == (1000, 2000)
+        assert raised.timeout_s == pytest.approx(max(short.timeout_s, min(1.5 * seconds, 5 * raised.max_s)))
+        assert f"the longest after {seconds:g} s" in raised.warnings[0]
+    assert raised.timeout_s > short.timeout_s and "they raise the limit" in raised.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("starts", "n", "end"),
+    [
+        (["cold"], 1001, "killed"),
+        (["cold", "warm"], 500, "killed"),
+        (["cold"], 3500, "killed"),
+        (["cold"], 500, "hang"),
+    ],
+    ids=["in a phase", "after a warm start", "beyond the reach", "a hang"],
+)
+def test_occurrence_that_ended_where_the_limit_outside_phases_does_not_hold_leaves_it_alone(
+    tmp_path: Path, starts: list[Start], n: int, end: End
+) -> None:
+    folders = [record(tmp_path / f"run{seed}", [("cold", with_evaluations(seed))]) for seed in range(3)]
+    values = with_evaluations(7, 3500)[:n]
+    before, after = (
+        limits(*folders, record(tmp_path / name, [(how, values) for how in starts], cut=cut)).deadlines["train"].outside
+        for name, cut in (("plain", None), ("cut", (30.0, end)))
+    )
+    assert before is not None and before == after
 
 
 def test_first_occurrence_of_a_table_that_a_limit_ended_is_one_of_the_first(tmp_path: Path) -> None:

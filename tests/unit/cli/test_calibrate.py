@@ -165,6 +165,26 @@ def test_limit_outside_known_phases_is_printed_with_its_reach(
     assert "step outside phases" in capsys.readouterr().out
 
 
+def test_occurrences_outside_known_phases_that_a_limit_ended_are_told_and_raise_the_limit_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = phased(tmp_path / "t.csv", 3, 2500, (1000, 2000)), tmp_path / "timeouts.yaml"
+    header, *rows = path.read_text().splitlines()
+    limits = []
+    for number in (0, 10):  # the last ones of the last run
+        ended = [f"{row.rsplit(',', 1)[0]},0.8,killed" for row in rows[len(rows) - number :]]
+        healthy = [f"{row},ok" for row in rows[: len(rows) - number]]
+        path.write_text("\n".join([f"{header},end", *healthy, *ended]) + "\n")
+        main(["calibrate", str(path), "--min-timeout", "0.01", "--out", str(out)])
+        outside = timeouts_file.read(out).deadlines["step"].outside
+        assert outside is not None
+        limits.append(outside.timeout_s)
+        out.unlink()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert limits[0] < 0.8 < limits[1] == pytest.approx(1.5 * 0.8)
+    assert "outside phases: a limit ended 10 occurrences, the longest after 0.8 s" in shown
+
+
 def test_limits_are_written_to_their_file_though_stdout_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
