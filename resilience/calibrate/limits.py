@@ -28,6 +28,8 @@ from resilience.calibration.tails import quantile
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, first_of
+from resilience.facts.in_words import count
+from resilience.telemetry.durations import FIRST_AGAIN
 
 RESTARTS_PER_MONTH = 100.0  # expected restarts, the default
 EMA = 0.5  # weight of the newer value in the compatible rule
@@ -76,6 +78,7 @@ def calibrate(
             p = aim.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
             outside = _outside(observed_deadlines, first, usual.timeout_s, p, target)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
+        unnumbered_s = max(deadline.longest_unnumbered for deadline in observed_deadlines)
         for start in get_args(Start):
             by_run = [
                 [begun.values for begun in deadline.starts if begun.how == start and begun.values]
@@ -83,7 +86,7 @@ def calibrate(
             ]
             if any(by_run):
                 cuts = [cut for deadline in observed_deadlines for cut in deadline.first_cuts(first, start)]
-                limits[first_of(name, start)] = _first(by_run, first, cuts, usual, seconds, aim)
+                limits[first_of(name, start)] = _first(by_run, first, cuts, usual, seconds, unnumbered_s, aim)
     if progress is not None:
         progress("", len(names), len(names))
     return Timeouts(
@@ -219,6 +222,13 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim
             "large durations are known only from the histogram, within 1 %, because the file of single values is full"
         )
         limit = _warned(limit, f"{lost} {warning}")
+    if unnumbered := sum(deadline.unnumbered for deadline in observed):
+        longest = max(deadline.longest_unnumbered for deadline in observed)
+        limit = _warned(
+            limit,
+            f"the file of single values lacks {count(unnumbered, 'occurrence')} among the first {FIRST_AGAIN} after a "
+            f"start, up to {longest:.4g} s: they count neither as first nor as usual ones",
+        )
     return limits_file.above_limit(limit)
 
 
@@ -303,10 +313,12 @@ def _first(
     cuts: Sequence[Cut],
     usual: Deadline | None,
     seconds: float,
+    unnumbered_s: float,
     aim: _Aim,
 ) -> Deadline:
     """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit. by_run:
-    the durations after each of its starts. cuts: first occurrences that did not end by themselves."""
+    the durations after each of its starts. cuts: first occurrences that did not end by themselves. unnumbered_s: the
+    longest occurrence that may be a first one after any start."""
     every = MONTH / aim.target.restarts_per_month
     maxima = [max(values[:first]) for starts in by_run for values in starts]
     target = aim.target
@@ -323,6 +335,9 @@ def _first(
     usual_s = None if usual is None else usual.timeout_s
     if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
         limit = limits_file.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")
+    if limit.timeout_s is not None and unnumbered_s > limit.timeout_s:
+        words = f"an occurrence soon after a start took {unnumbered_s:.4g} s, which is above the limit"
+        limit = _warned(limit, f"{words}; its number is unknown, because the file of single values lacks it")
     return msgspec.structs.replace(limits_file.above_limit(limit), occurrences=first)
 
 

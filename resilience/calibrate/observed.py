@@ -49,7 +49,8 @@ class ObservedDeadline(msgspec.Struct):
     drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
     unknown. is_from_beginning: the run did not continue from a checkpoint. is_full: a file of single values was full,
     so large values are missing. first_buckets: the part of body that consists of first occurrences, as count by bucket
-    for each number since a start."""
+    for each number since a start. unnumbered: among the first durations.FIRST_AGAIN occurrences after a start, those
+    that are left out of all this, because their numbers are unknown; longest_unnumbered: the longest of these."""
 
     starts: list[StartValues]
     kept: list[tuple[int, float, float]]
@@ -67,6 +68,8 @@ class ObservedDeadline(msgspec.Struct):
     is_from_beginning: bool = True
     is_full: bool = False
     first_buckets: dict[int, Counter[int]] = {}
+    unnumbered: int = 0
+    longest_unnumbered: float = 0.0
 
     def series(self, first: int) -> list[float]:
         """Return the single values without the first occurrences after each start."""

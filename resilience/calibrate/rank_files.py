@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,6 +65,10 @@ class Rank(msgspec.Struct):
         for histogram in of_files:
             total.merge(histogram)
         return total
+
+    def early(self, deadline: str) -> Counter[int]:
+        """Return the count by bucket of the durations among its first ones after each start."""
+        return sum((Counter(series.early.buckets) for series in self.series(deadline)), Counter[int]())
 
     def periods(self, deadline: str) -> list[tuple[float, durations.Period]]:
         """Return its periods with settled durations and their ends (wall seconds), in order."""

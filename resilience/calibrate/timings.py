@@ -250,14 +250,6 @@ def _run(name: str, ranks: list[Rank], groups: _Groups, notes: list[str]) -> Obs
         deadline: {members: _Gathered.of(deadline, _among(ranks, members)) for members in groups.get(deadline, ())}
         for deadline in names
     }
-    slowest_groups = {  # the slowest rank of each occurrence is one of the slowest group
-        deadline: max(by_group.values(), key=lambda group: durations.median(group.body))
-        for deadline, by_group in of_groups.items()
-        if by_group
-    }
-    for deadline, slowest in slowest_groups.items():
-        whole = gathered[deadline].body
-        gathered[deadline].body = msgspec.structs.replace(slowest.body, max=whole.max)
     verdicts = Verdicts([file.folder for rank in ranks for file in rank.files])
     for rank in ranks:
         of_rank = {
@@ -265,8 +257,12 @@ def _run(name: str, ranks: list[Rank], groups: _Groups, notes: list[str]) -> Obs
             for deadline, collected in gathered.items()
         }
         _gather(rank, of_rank, verdicts, notes)
-    for deadline, slowest in slowest_groups.items():
-        gathered[deadline].first_buckets = slowest.first_buckets
+    for deadline, by_group in of_groups.items():
+        if by_group:  # the slowest rank of each occurrence is one of the slowest group
+            slowest = max(by_group.values(), key=lambda group: group.median)
+            whole = gathered[deadline]
+            whole.body = msgspec.structs.replace(slowest.body, max=whole.body.max)
+            whole.first_buckets = slowest.first_buckets
     if (observed_s := max(rank.seconds for rank in ranks)) <= 0.0:  # no rate of occurrences is known
         path = ranks[0].files[0].path.with_suffix(".hist")
         raise ConfigurationError(f"{path}: damaged: it has durations, but no observed time; copy it again, or omit it")
@@ -298,16 +294,21 @@ def _among(ranks: Sequence[Rank], members: tuple[int, ...]) -> list[Rank]:
 
 class _Gathered(msgspec.Struct):
     """One deadline of a run while its ranks are read one by one. slowest: (seconds, time) by start and number since
-    it. above: all longer durations are among the single values, or in missing."""
+    it. above: all longer durations are among the single values, or in missing. median: of all ranks' durations.
+    unnumbered: first occurrences after a start that count neither as first nor as usual ones, because no single value
+    says which they are; longest_unnumbered: the longest of these in seconds."""
 
     deadline: str
     body: Histogram
-    n: int
+    median: float
     above: float
     course: tuple[float, float, float]
     rank_medians: tuple[float, float]
     is_from_beginning: bool
     is_full: bool
+    n: int = 0
+    unnumbered: int = 0
+    longest_unnumbered: float = 0.0
     slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
     hows: dict[_Place, Start] = {}
     missing: dict[int, int] = {}
@@ -326,7 +327,7 @@ class _Gathered(msgspec.Struct):
         return cls(
             deadline,
             body,
-            n=max((total.count for total in totals), default=0),
+            median=durations.median(body),
             above=max(
                 (durations.threshold(total) if total.count > durations.FIRST else 0.0 for total in sampled), default=0.0
             ),
@@ -354,6 +355,21 @@ class _Gathered(msgspec.Struct):
         if how == "cold" or place not in self.hows:  # one cold rank makes the start cold for all: they wait for it
             self.hows[place] = how
 
+    def add_rank(self, total: Histogram, large: Mapping[int, int], unnumbered: Mapping[int, int]) -> None:
+        """Count what a rank's histogram has beyond its single values. large: count by bucket of its durations above
+        `above`. unnumbered: of its first occurrences after a start."""
+        left_out = sum(unnumbered.values())
+        self.n = max(self.n, total.count - left_out)
+        for number, count in large.items():
+            if (lost := count - unnumbered.get(number, 0)) > 0:
+                self.missing[number] = max(self.missing.get(number, 0), lost)
+        if left_out:
+            self.unnumbered = max(self.unnumbered, left_out)
+            self.longest_unnumbered = max(self.longest_unnumbered, min(upper_bound(max(unnumbered)), total.max))
+            self.body.count -= left_out
+            for number, count in unnumbered.items():
+                self.body.buckets[number] -= count
+
     def observed(self) -> ObservedDeadline:
         """Return the observations in the form that the fit needs."""
         places = sorted(self.slowest)
@@ -362,7 +378,7 @@ class _Gathered(msgspec.Struct):
         return ObservedDeadline(
             starts=[StartValues(self.hows.get(place, "cold"), _leading(self.slowest[place])) for place in places],
             kept=kept,
-            is_whole=len(kept) >= self.n and not self.missing,
+            is_whole=len(kept) >= self.n and not self.missing and not self.unnumbered,
             above=self.above,
             missing={min(upper_bound(number), self.body.max): count for number, count in self.missing.items()},
             body=self.body,
@@ -376,20 +392,24 @@ class _Gathered(msgspec.Struct):
             is_from_beginning=self.is_from_beginning,
             is_full=self.is_full,
             first_buckets=self.first_buckets,
+            unnumbered=self.unnumbered,
+            longest_unnumbered=self.longest_unnumbered,
         )
 
 
 def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts, notes: list[str]) -> None:
-    """Align a rank's single values with those of the others, and find its missing large values. gathered: by deadline,
-    all collections that this rank belongs to."""
+    """Align a rank's single values with those of the others, and find what its histograms have beyond them. gathered:
+    by deadline, all collections that this rank belongs to."""
+    totals = {deadline: rank.total(deadline) for deadline in rank.deadlines}
     large = {
         deadline: [
             {number: count for number, count in total.buckets.items() if upper_bound(number) > collected.above}
             for collected in gathered[deadline]
         ]
-        for deadline in rank.deadlines
-        for total in (rank.total(deadline),)
+        for deadline, total in totals.items()
     }
+    early = {deadline: rank.early(deadline) for deadline in totals}
+    listed = set()
     for place, start_kind, line in (value for file in rank.files for value in _single_values(file, notes)):
         if line.section in gathered:
             if line.end != "ok":
@@ -401,13 +421,15 @@ def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: V
             for counts in large.get(line.section, ()):
                 if number in counts:  # a damaged file may have values that its histogram lacks
                     counts[number] -= 1
+            if line.j < durations.FIRST_AGAIN and line.section in early:
+                early[line.section][number] -= 1
+                listed.add(line.section)
             for collected in gathered[line.section]:
                 collected.take(place, start_kind, line)
-    for deadline, missing_counts in large.items():
-        for collected, counts in zip(gathered[deadline], missing_counts, strict=True):
-            for number, count in counts.items():
-                if count > 0:
-                    collected.missing[number] = max(collected.missing.get(number, 0), count)
+    for deadline, total in totals.items():  # without any single value nothing shows which occurrences are slower
+        unnumbered = +early[deadline] if deadline in listed else {}
+        for collected, counts in zip(gathered[deadline], large[deadline], strict=True):
+            collected.add_rank(total, counts, unnumbered)
 
 
 def _single_values(file: RankFile, notes: list[str]) -> Iterator[tuple[_Place, Start, durations.Value]]:
