@@ -237,11 +237,11 @@ def _unclaimed(limit: _Part) -> _Part:
 def succeed(
     new: Mapping[str, Deadline], old: Mapping[str, Deadline], max_timeout: float | None = None
 ) -> dict[str, Deadline]:
-    """Return the merged limits. Only an `ok` fit may lower a limit; any fit may raise it. If the new fit has no limit
-    and a healthy occurrence exceeded the old one, the limit is raised to 5 times the maximum; if the old limit ended
-    occurrences that may have been healthy, to 1.5 times their length, within 5 times the maximum. The rates of the new
-    fit are upper bounds for a longer limit too. max_timeout: the longest limit in seconds, also of a deadline that
-    only `old` has."""
+    """Return the merged limits. Only an `ok` fit may lower a limit, also one of a group or outside known phases; any
+    fit may raise it. If the new fit has no limit and a healthy occurrence exceeded the old one, the limit is raised to
+    5 times the maximum; if the old limit ended occurrences that may have been healthy, to 1.5 times their length,
+    within 5 times the maximum. The rates of the new fit are upper bounds for a longer limit too. max_timeout: the
+    longest limit in seconds, also of a deadline that only `old` has."""
     merged = dict(new)
     for name, previous in old.items():
         fresh = new.get(name)
@@ -249,14 +249,50 @@ def succeed(
             merged[name] = _bounded(previous, max_timeout)
         elif previous.timeout_s is not None:
             limit, reason = _following(fresh, previous.timeout_s, max_timeout)
-            is_fresh = limit == fresh.timeout_s
-            merged[name] = msgspec.structs.replace(
-                above_limit(with_limit(fresh, limit, reason)),
-                previous_timeout_s=previous.timeout_s,
-                groups=fresh.groups if is_fresh else (),
-                outside=fresh.outside if is_fresh else None,
+            followed = msgspec.structs.replace(
+                above_limit(with_limit(fresh, limit, reason)), previous_timeout_s=previous.timeout_s
             )
+            is_fresh = limit == fresh.timeout_s
+            merged[name] = _with_parts(followed, previous) if is_fresh else _whole(followed)
     return merged
+
+
+def _whole(known: Deadline) -> Deadline:
+    """Return the entry without the shorter limits of groups and outside known phases."""
+    whole: Deadline = msgspec.structs.replace(known, groups=(), outside=None)
+    return whole
+
+
+def _with_parts(fresh: Deadline, previous: Deadline) -> Deadline:
+    """Return the entry in which the limits of groups and outside known phases are no shorter than earlier ones, unless
+    an `ok` fit allows it. A group of other ranks than before follows the longest limit that one of its ranks had. A
+    limit outside known phases is left out if the earlier one is as long as the usual limit."""
+    longest = math.inf if fresh.timeout_s is None else fresh.timeout_s
+    warnings = list(fresh.warnings)
+    groups = []
+    for group in fresh.groups:
+        earlier = (was.timeout_s or 0.0 for was in previous.groups if rank_groups.overlap(was.ranks, group.ranks))
+        kept_s = _kept(group, min(longest, max(earlier, default=0.0)))
+        groups.append(group if kept_s is None else msgspec.structs.replace(group, timeout_s=kept_s))
+        warnings += [] if kept_s is None else [f"ranks {group.ranks}: {_why_kept(kept_s)}"]
+    outside = fresh.outside
+    if outside is not None and previous.outside is not None:
+        kept_s = _kept(outside, min(longest, previous.outside.timeout_s))
+        if kept_s is not None:
+            kept = msgspec.structs.replace(outside, timeout_s=kept_s, warnings=(*outside.warnings, _why_kept(kept_s)))
+            outside = kept if kept_s < longest else None
+    entry: Deadline = msgspec.structs.replace(fresh, groups=tuple(groups), outside=outside, warnings=tuple(warnings))
+    return entry
+
+
+def _kept(fresh: RankGroupLimit | OutsideLimit, earlier_s: float) -> float | None:
+    """Return the earlier limit (seconds) if the new one is shorter and may not replace it."""
+    is_lower = fresh.timeout_s is not None and fresh.timeout_s < earlier_s
+    return earlier_s if is_lower and fresh.status != "ok" else None
+
+
+def _why_kept(seconds: float) -> str:
+    return f"kept at {seconds:.4g} s, because only an `ok` fit may lower a limit"
 
 
 def _bounded(kept: Deadline, max_timeout: float | None) -> Deadline:
@@ -277,10 +313,8 @@ def _bounded(kept: Deadline, max_timeout: float | None) -> Deadline:
         false_alarms_per_occurrence=Alarms(None, each),
         expected_false_alarms_per_month=Alarms(None, month),
         previous_timeout_s=kept.timeout_s,
-        groups=(),
-        outside=None,
     )
-    return above_limit(bounded)
+    return above_limit(_whole(bounded))
 
 
 def _following(fresh: Deadline, earlier_s: float, max_timeout: float | None) -> tuple[float | None, str]:
@@ -296,7 +330,7 @@ def _following(fresh: Deadline, earlier_s: float, max_timeout: float | None) -> 
         reason = f"{reason}; raised from {earlier_s:.4g} s, because {why}"
     elif limit is None or (limit < earlier_s and fresh.status != "ok"):
         limit = earlier_s
-        reason = f"{reason}; kept at {earlier_s:.4g} s, because only an `ok` fit may lower a limit"
+        reason = f"{reason}; {_why_kept(earlier_s)}"
     return limit, reason
 
 

@@ -68,11 +68,23 @@ def is_name(text: str) -> bool:
 
 def holds(name: str, rank: int) -> bool:
     """Return True if the group of this name contains the rank. Raises: ValueError for what is no name."""
+    return any(first <= rank <= last for first, last in _parts(name))
+
+
+def overlap(name: str, other: str) -> bool:
+    """Return True if a rank is in both groups of these names. Raises: ValueError for what is no name."""
+    return any(
+        first <= other_last and other_first <= last
+        for first, last in _parts(name)
+        for other_first, other_last in _parts(other)
+    )
+
+
+def _parts(name: str) -> Iterable[tuple[int, int]]:
+    """Yield (first, last) of each range of ranks in a name. Raises: ValueError for what is no name."""
     for part in name.split(","):
         first, _, last = part.partition("-")
-        if int(first) <= rank <= int(last or first):
-            return True
-    return False
+        yield int(first), int(last or first)
 
 
 def _ranges(ranks: Iterable[int]) -> Iterable[tuple[int, int]]:

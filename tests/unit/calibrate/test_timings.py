@@ -235,6 +235,25 @@ def test_unlike_ranks_have_limits_of_their_own_and_none_is_stale_at_once(tmp_pat
     assert calibrate(timings.read(folders), msgspec.structs.replace(SOON, ranks=8)).deadlines["train"].groups == ()
 
 
+def test_only_an_ok_fit_lowers_the_limit_of_a_group_of_ranks(tmp_path: Path) -> None:
+    def of_fast_ranks(name: str, fast: float, previous: Timeouts | None, target: Target = MONTHLY) -> Timeouts:
+        folders = [tmp_path / f"{name}{run}" for run in range(2)]
+        for run, folder in enumerate(folders):
+            for rank, seconds in enumerate((fast, fast, 0.4)):
+                record(folder, [("cold", steps(2000, 10 * run + rank, seconds))], rank=rank, world=3)
+        return calibrate(timings.read(folders), target, previous)
+
+    before = of_fast_ranks("before", 0.1, None)
+    kept = of_fast_ranks("kept", 0.05, before)
+    lowered = of_fast_ranks("lowered", 0.05, kept, SOON)
+    (first, _), (second, _), (third, _) = (found.deadlines["train"].groups for found in (before, kept, lowered))
+    assert (first.ranks, first.status, second.status, third.status) == ("0-1", "short", "short", "ok")
+    assert first.timeout_s is not None and third.timeout_s is not None
+    assert second.timeout_s == first.timeout_s > third.timeout_s
+    (warning,) = kept.deadlines["train"].warnings
+    assert warning.startswith("ranks 0-1: kept at 0.2") and "only an `ok` fit may lower a limit" in warning
+
+
 def test_rank_with_few_durations_in_one_run_has_the_limit_of_all_ranks(tmp_path: Path) -> None:
     folders = [tmp_path / "run0", tmp_path / "run1"]
     for run, folder in enumerate(folders):

@@ -130,6 +130,32 @@ def with_groups(*groups: tuple[str, float], outside_s: float) -> Limits:
     )
 
 
+def in_parts(outside_s: float, *groups: tuple[str, float]) -> Deadline:
+    """Return an entry whose limits of groups and outside phases are `short`, and whose usual limit is 20 s."""
+    limits = tuple(RankGroupLimit(ranks, seconds, "short", "") for ranks, seconds in groups)
+    return Deadline(20.0, "ok", "", 1e-6, groups=limits, outside=OutsideLimit(outside_s, "short", "", PHASES))
+
+
+@pytest.mark.parametrize(
+    ("earlier_s", "kept_s"),
+    [(5.0, 5.0), (0.5, 1.0), (20.0, None), (30.0, None)],
+    ids=["kept", "raised", "as long as the usual one", "longer than the usual one"],
+)
+def test_earlier_limit_outside_known_phases_is_kept_below_the_usual_limit(
+    earlier_s: float, kept_s: float | None
+) -> None:
+    earlier = msgspec.structs.replace(in_parts(earlier_s), timeout_s=10.0)
+    outside = succeed({"work": in_parts(1.0)}, {"work": earlier})["work"].outside
+    assert (None if outside is None else outside.timeout_s) == kept_s
+
+
+def test_group_of_other_ranks_than_before_follows_the_longest_limit_that_one_of_its_ranks_had() -> None:
+    earlier = in_parts(1.0, ("0-2", 6.0), ("3,5-6", 9.0), ("8", 19.0))
+    known = succeed({"work": in_parts(1.0, ("0-1,4", 2.0), ("2-3", 2.0), ("7", 3.0))}, {"work": earlier})["work"]
+    assert [(group.ranks, group.timeout_s) for group in known.groups] == [("0-1,4", 6.0), ("2-3", 9.0), ("7", 3.0)]
+    assert [warning.split(",")[0] for warning in known.warnings] == ["ranks 0-1", "ranks 2-3: kept at 9 s"]
+
+
 def test_limit_outside_known_phases_holds_for_a_group_of_ranks_with_a_longer_limit() -> None:
     known = with_groups(("0-1", 2.0), ("2-3", 10.0), outside_s=4.0)
     fast, slow = of_rank(known, 1, 4), of_rank(known, 2, 4)

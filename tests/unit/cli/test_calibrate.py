@@ -120,6 +120,24 @@ def test_only_an_ok_fit_lowers_an_old_limit(tmp_path: Path, capsys: pytest.Captu
     assert "(-" in capsys.readouterr().out
 
 
+def test_only_an_ok_fit_lowers_an_old_limit_outside_known_phases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The usual limit follows the evaluations, which stay as long as they were."""
+    path, out = tmp_path / "t.csv", tmp_path / "timeouts.yaml"
+    outside = []
+    for usual, options in ((0.5, []), (0.25, []), (0.25, ["--target-false-alarms", "1000000"])):
+        phased(path, 2, 2500, (1000, 2000), usual)
+        main(["calibrate", str(path), "--min-timeout", "0.01", "--out", str(out), *options])
+        outside.append(timeouts_file.read(out).deadlines["step"].outside)
+    shown = " ".join(capsys.readouterr().out.split())
+    before, kept, lowered = outside
+    assert before is not None and kept is not None and lowered is not None
+    assert (kept.status, kept.timeout_s) == ("short", before.timeout_s)
+    assert "outside phases: kept at 1.0" in shown and "only an `ok` fit may lower a limit" in shown
+    assert lowered.status == "ok" and lowered.timeout_s < before.timeout_s
+
+
 def test_limits_file_of_other_runs_is_refused_and_stays_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,11 +153,11 @@ def test_limits_file_of_other_runs_is_refused_and_stays_as_it_was(
     assert main(["calibrate", other, "--out", str(out), "--pool"]) == 4  # written, with too few checkpoints
 
 
-def phased(path: Path, runs: int, n: int, slow: tuple[int, ...] = (), scale: float = 1.0) -> Path:
+def phased(path: Path, runs: int, n: int, slow: tuple[int, ...] = (), usual: float = 0.25) -> Path:
     """Write steps of 0.25 s that take 4 s at some positions of every run."""
     chance = random.Random(2)
     rows = [
-        f"{run},step,0,{i},{scale * (4.0 if i in slow else 0.25 * math.exp(chance.gauss(0, 0.02))):.6f}"
+        f"{run},step,0,{i},{4.0 if i in slow else usual * math.exp(chance.gauss(0, 0.02)):.6f}"
         for run in range(runs)
         for i in range(n)
     ]
