@@ -1,9 +1,9 @@
 """`python -m tests.live_limits`: record, calibrate, run healthy jobs and hung ones with the learned limits.
 
 For each case of the matrix: two runs or three, `resilience calibrate`, healthy repetitions with `--timeouts` (nothing
-may be killed), then runs with a hang (a rank is stopped), which the limit has to find. Only documented commands are
-used. Prints a row for each case and writes the table into a page. Status 1 if a healthy job was ended, or a hang was
-not found.
+may be killed), then runs with a hang (a rank is stopped). A hang counts as found only if the row's limit ended the
+stopped rank, and the job then completed. Only documented commands are used. Prints a row for each case and writes the
+table into a page. Status 1 if a healthy job was ended, or a hang was not found.
 
 Jobs of a case that do not depend on each other run beside each other (`--parallel`): they sleep most of the time.
 The durations are short: `--scale` multiplies them. With `--case`, the page keeps the rows of other cases. Delays are
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -29,8 +30,10 @@ import msgspec
 
 from resilience.calibrate import timings
 from resilience.calibrate.limits import nvrx_rule
+from resilience.calibration import rank_groups
 from resilience.calibration.limits_file import Timeouts
 from resilience.facts import events
+from resilience.facts.records import Record
 from resilience.system import timeouts_file
 from tests.support.account import Account
 from tests.support.ranks import free_port
@@ -38,6 +41,9 @@ from tests.support.ranks import free_port
 JOB = Path(__file__).with_name("job.py")
 RUN_LIMIT = 600.0  # seconds of one job
 RANKS = 2
+HUNG_RANK = 1
+SECTION = "train"
+ROUNDED = 1e-3  # of a limit in the file
 RECORDED = ("first", "second", "third")
 BEGIN, END = "<!-- live: begin -->", "<!-- live: end -->"
 
@@ -104,22 +110,35 @@ def measured(case: str, plan: dict[str, Any], folder: Path, options: argparse.Na
         def all_of(names: Sequence[str], **settings: Any) -> list[bool]:
             return list(pool.map(lambda name: run(folder, name, whole, **settings), names))
 
-        all_of(recorded(plan))
+        if not all(all_of(recorded(plan))):
+            ends = (path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("*.log")))
+            raise RuntimeError(f"{case}: a recorded job did not complete:\n" + "\n".join(ends))
         command = ["calibrate", *(str(folder / "runs" / name) for name in recorded(plan)), "--out", str(limits)]
         subprocess.run([*RESILIENCE, *command], check=False, stdout=subprocess.DEVNULL, timeout=RUN_LIMIT)
         describe(row, plan, timeouts_file.read(limits), folder)
         healthy = [f"healthy{number}" for number in range(options.healthy)]
         went_well = all_of(healthy, limits=limits)
         hung = [f"hang{number}" for number in range(options.hangs)]
-        all_of(hung, limits=limits, hang=(cycle_of(plan), 1, whole["steps"] // 2 + 7))
+        recovered = all_of(hung, limits=limits, hang=(cycle_of(plan), HUNG_RANK, whole["steps"] // 2 + 7))
     row.ended = sum(
         not is_good or bool(silent(folder / "runs" / name)) for name, is_good in zip(healthy, went_well, strict=True)
     )
-    for name in hung:
+    for name, is_good in zip(hung, recovered, strict=True):
         stopped_at = float((folder / f"{name}.mark").read_text())
-        found_at = [known.wall_ns * 1e-9 for known in silent(folder / "runs" / name)]
-        row.delays += [min(found_at) - stopped_at] if found_at else []
+        found_at = found_s(silent(folder / "runs" / name), row)
+        row.delays += [found_at - stopped_at] if found_at is not None and is_good else []
     return row
+
+
+def found_s(exceeded: Sequence[Record], row: Row) -> float | None:
+    """Return when the limit of the row found that the stopped rank hangs, in wall seconds; None if it did not, or if
+    another limit or one on another rank was exceeded before it."""
+    first = min(exceeded, key=lambda record: record.wall_ns, default=None)
+    if first is None or not isinstance(first.event, events.RankFellSilent) or first.origin.rank != HUNG_RANK:
+        return None
+    name = f"section:{row.limit}" if row.limit == SECTION else row.limit
+    is_of_row = first.event.limit == name and math.isclose(first.event.allowed_s, row.limit_s, rel_tol=ROUNDED)
+    return first.wall_ns * 1e-9 if is_of_row else None
 
 
 def recorded(plan: dict[str, Any]) -> Sequence[str]:
@@ -134,11 +153,11 @@ def cycle_of(plan: dict[str, Any]) -> int:
 
 def describe(row: Row, plan: dict[str, Any], found: Timeouts, folder: Path) -> None:
     """Note the limit that finds the hang, and what other rules would have allowed."""
-    row.limit = {"section": "train"}.get(plan["shows"], plan["shows"])
+    row.limit = SECTION if plan["shows"] == "section" else plan["shows"]
     known = found.deadlines[row.limit]
     row.status, row.limit_s = known.status, known.timeout_s or 0.0
     if known.groups:
-        own = next(group for group in known.groups if "1" in group.ranks.split(","))
+        own = next(group for group in known.groups if rank_groups.holds(group.ranks, HUNG_RANK))
         row.status, row.limit_s = f"{own.status}, of its ranks", own.timeout_s or 0.0
     if known.outside is not None and cycle_of(plan) == 0:
         row.status, row.limit_s = f"{known.outside.status}, outside phases", known.outside.timeout_s
@@ -186,7 +205,7 @@ def run(
                 agent.wait()
 
 
-def silent(folder: Path) -> list[Any]:
+def silent(folder: Path) -> list[Record]:
     """Return the records of limits that were exceeded."""
     return [record for record in Account(folder).records() if isinstance(record.event, events.RankFellSilent)]
 
