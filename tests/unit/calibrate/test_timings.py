@@ -22,6 +22,7 @@ from resilience.facts.deadlines import Start
 from resilience.facts.limits import Limits
 from resilience.telemetry import durations
 from resilience.telemetry.durations import End, Header, Recorder
+from resilience.telemetry.timings import RATIO
 
 SOON = Target(false_alarms=200.0, horizon_s=600.0, min_timeout=0.001)
 MONTHLY = Target(min_timeout=0.001)
@@ -103,18 +104,21 @@ def test_file_that_is_not_full_is_not_called_full(tmp_path: Path) -> None:
     assert limits(folder).deadlines["train"].warnings == ()
 
 
-def test_no_recorded_duration_lies_above_its_limit(tmp_path: Path) -> None:
+def test_no_recorded_duration_is_lost_or_lies_above_its_limit(tmp_path: Path) -> None:
     chance = random.Random(7)
+    usual_limits = 0
     for case in range(30):
         values = steps(chance.randint(40, 600), case)
         for _ in range(chance.randint(0, 5)):
             values[chance.randrange(len(values))] = chance.uniform(0.1, 50.0)
         cut = chance.randint(1, len(values))
         made = limits(record(tmp_path / f"run{case}", [("cold", values[:cut]), ("warm", values[cut:])])).deadlines
-        longest = max(each.timeout_s or math.inf for each in made.values())
-        assert max(values) <= longest, f"case {case}"
+        longest = max(known.max_s for known in made.values())
+        assert max(values) * (1.0 - 1e-8) <= longest <= max(values) * RATIO, f"case {case}"
         for known in made.values():
             assert known.timeout_s is None or known.max_s <= known.timeout_s, f"case {case}"
+        usual_limits += made["train"].timeout_s is not None
+    assert usual_limits >= 25
 
 
 def test_first_occurrences_are_fitted_apart_by_their_start_and_never_shorter_than_usual(tmp_path: Path) -> None:
