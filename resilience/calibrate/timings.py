@@ -272,6 +272,11 @@ def _run(name: str, ranks: list[Rank], groups: _Groups, notes: list[str]) -> Obs
             f"{ranks[0].files[0].folder}: {len(ranks)} of {world_size} ranks have timings; the others recorded none, "
             "or their files are elsewhere"
         )
+    if lines_left_out := sum(file.state.lines_left_out for rank in ranks for file in rank.files):
+        notes.append(
+            f"{ranks[0].files[0].folder}: files of single values are full, so {lines_left_out} later starts, or "
+            "occurrences that did not end by themselves, are unknown"
+        )
     return ObservedRun(
         name=name,
         configuration=headers[0].configuration,

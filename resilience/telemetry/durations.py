@@ -116,7 +116,8 @@ class Series(msgspec.Struct, omit_defaults=True):
 
 class Durations(msgspec.Struct):
     """The content of a rank's `.hist` file. period_s: length of a period; periods count from the first. seconds: total
-    observed time. left_out: large values that did not fit into the file of single values. first_step: number of the
+    observed time. left_out: large values that did not fit into the file of single values. lines_left_out: starts and
+    cut-offs that did not. first_step: number of the
     first step after the cold start, None if the program reported no steps."""
 
     header: Header
@@ -125,6 +126,7 @@ class Durations(msgspec.Struct):
     deadlines: dict[str, Series] = {}
     seconds: float = 0.0
     left_out: Count = 0
+    lines_left_out: Count = 0
     first_step: int | None = None
 
     def number_of(self, at: float) -> int:
@@ -152,6 +154,7 @@ class Durations(msgspec.Struct):
                 at = later.began_at + number * later.period_s
                 own.periods.setdefault(self.number_of(at), Period()).merge(period)
         self.left_out += later.left_out
+        self.lines_left_out += later.lines_left_out
         if self.first_step is None:
             self.first_step = later.first_step
 
@@ -428,6 +431,7 @@ class Recorder:
             self._write(self._state.header)
         if self._lines >= MOST_LINES:
             self.dropped += 1
+            self._state.lines_left_out += 1
             return
         self._lines += 1
         self.dropped += not self._values.write(encoding.to_json(line) + b"\n")

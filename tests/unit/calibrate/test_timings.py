@@ -94,6 +94,20 @@ def test_values_that_the_file_has_no_room_for_are_taken_from_the_histogram_and_i
     assert any("only from the histogram" in warning for warning in found.warnings)
 
 
+def test_run_whose_files_lack_starts_or_occurrences_that_a_limit_ended_says_so(tmp_path: Path) -> None:
+    notes = []
+    for number in (3000, 7000):
+        recorder = Recorder(tmp_path / f"{number}", Header(f"{number}", "n", 0, 1, CONFIGURATION, f"{number}"), 1000.0)
+        recorder.started("cold", 1000.0)
+        for i in range(number):
+            recorder.add("a", 0.1, 1000.0 + i)
+            recorder.add("a", 1.0, 1000.0 + i, "killed")
+        recorder.close(9000.0)
+        notes.append([note for note in timings.read([tmp_path / f"{number}"]).notes if "are full" in note])
+    words = "files of single values are full, so 1034 later starts, or occurrences that did not end by themselves, are"
+    assert notes == [[], [f"{tmp_path}/7000: {words} unknown"]]
+
+
 def test_file_that_is_not_full_is_not_called_full(tmp_path: Path) -> None:
     values = steps(2000, 1)
     values[10] = values[20] = 10.0  # longer than 99 % of the first ones
@@ -434,6 +448,28 @@ def test_folder_and_table_give_the_same_answer_for_the_same_data(tmp_path: Path,
     assert of_folder.status == of_table.status
     assert of_folder.reason.split(":")[0] == of_table.reason.split(":")[0]
     assert of_folder.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
+
+
+def test_folder_of_two_ranks_gives_no_shorter_limit_than_a_table_of_the_same_run(tmp_path: Path) -> None:
+    """A table has the slowest rank of each occurrence, a folder all ranks' durations except for large ones."""
+    folders, rows = [], ["run,section,rank,i,seconds"]
+    for run in range(2):
+        folder = tmp_path / f"run{run}"
+        for rank in range(2):
+            chance = random.Random(10 * run + rank)
+            values = [8.0, *(0.1 * chance.lognormvariate(0.0, 0.3) for _ in range(3000))]
+            record(folder, [("cold", values)], rank=rank, world=2)
+            rows += [f"{run},train,{rank},{i},{seconds!r}" for i, seconds in enumerate(values)]
+        folders.append(folder)
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(rows) + "\n")
+    target = Target(false_alarms=200.0, horizon_s=86_400.0, min_timeout=0.001)
+    of_folder, of_table = (limits(*paths, target=target).deadlines["train"] for paths in (folders, [path]))
+    assert of_folder.n == of_table.n == 6000
+    assert of_folder.status == of_table.status == "ok"
+    assert of_folder.median_s < of_table.median_s
+    assert of_folder.timeout_s is not None and of_table.timeout_s is not None
+    assert 0.999 * of_table.timeout_s < of_folder.timeout_s < 1.2 * of_table.timeout_s
 
 
 @pytest.mark.parametrize("first", [0, 5000])
