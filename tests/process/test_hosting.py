@@ -292,7 +292,7 @@ def test_rank_of_a_real_job_has_no_more_connections_to_the_stores_than_a_virtual
     }
     job.let_on("again")
     assert [rank.value for rank in job.wait()] == [1] * 3
-    assert 0 < min(counts.values()) and max(counts.values()) <= CONNECTIONS_A_RANK, counts
+    assert min(counts.values()) > 0 and max(counts.values()) <= CONNECTIONS_A_RANK, counts
 
 
 @pytest.mark.parametrize(
