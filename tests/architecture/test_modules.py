@@ -76,7 +76,7 @@ SHORT = {
     "resilience/core/shadow.py": "limits that only report, beside `core.watch`, whose limits end ranks",
     "resilience/core/shared_list.py": "a part of two protocols",
     "resilience/core/standstills.py": "one measure, of all silences",
-    "resilience/core/stopping.py": "what a signal means, apart from `launcher.stopping`, which carries it out",
+    "resilience/core/stopping.py": "pure: `launcher.stopping` gathers the signals, the supervisor acts",
     "resilience/facts/configuration.py": "crosses processes and files: limits, durations and job.json hold it",
     "resilience/facts/fingerprints.py": "one hash, the same in all processes",
     "resilience/facts/fork_lock.py": "the one lock of the pure layers, with an exception from their contract",

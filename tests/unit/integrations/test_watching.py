@@ -338,7 +338,7 @@ def test_limits_that_may_have_ended_a_start_are_not_used_again(
     for rank in (0, 1):
         made(tmp_path).begin(tmp_path, rank, world_size=1)
         assert not is_used()
-    assert caplog.text.count("so a limit may be too short") == 1  # rank 0 says so
+    assert caplog.text.count("so they may be too short") == 1  # rank 0 says so
     steps(begun(tmp_path))  # calculates them again
     cycle(3)
     begun(tmp_path)
