@@ -23,26 +23,28 @@ def main(plan_path: str) -> None:
         client.init_workload_monitoring()
     time.sleep(plan.get("load", 0.0))
     for n in range(plan["steps"]):
-        wait_for(n, rank, cycle, plan)
+        if [cycle, rank, n] == plan.get("crash"):
+            sys.exit(3)
         seconds = duration(n, rank, plan)
         if client is not None:
+            wait_for(n, rank, cycle)
             time.sleep(seconds)
             client.send_heartbeat()
         elif plan["shows"] == "section":
             with resilience.section("train"):
+                wait_for(n, rank, cycle)
                 time.sleep(seconds)
         else:
+            wait_for(n, rank, cycle)
             resilience.step(n)
             time.sleep(seconds)
     if client is not None:
         client.shutdown_workload_monitoring()
 
 
-def wait_for(n: int, rank: int, cycle: int, plan: dict[str, object]) -> None:
-    """Fail if the plan says so, hang if the environment does: [cycle, rank, step]. The command stays the same, because
-    known phases hold for equal arguments only."""
-    if [cycle, rank, n] == plan.get("crash"):
-        sys.exit(3)
+def wait_for(n: int, rank: int, cycle: int) -> None:
+    """Hang if the environment says so: [cycle, rank, step]. The command stays the same, because known phases hold for
+    equal arguments only."""
     if [cycle, rank, n] == json.loads(os.environ.get("HANG", "null")):
         Path(os.environ["HANG_MARK"]).write_text(repr(time.time()))
         os.kill(os.getpid(), signal.SIGSTOP)
