@@ -48,10 +48,10 @@ def own_hangs(evidence: Evidence, hung: list[Symptom], ends: list[Symptom]) -> O
 def _first_limit(evidence: Evidence, symptom: Symptom, is_awaited: bool) -> Symptom | None:
     """Return what a hung rank showed at the first limit that it exceeded, without limits in a wait for another rank.
     None if it may always have waited. is_awaited: the others wait for this rank alone."""
-    records = [each for each in evidence.records if each.rank == symptom.rank and each.interruption in LIMITS]
-    shown = [symptoms_of(msgspec.structs.replace(evidence, records=(each,)))[symptom.rank] for each in records]
-    own = [each for each in shown if each.is_own and (each.record.hang in _WAITS_FOR_NO_RANK or is_awaited)]
-    return min(own, key=lambda each: each.record.detected_wall_ns or 0, default=None)
+    records = [record for record in evidence.records if record.rank == symptom.rank and record.interruption in LIMITS]
+    shown = [symptoms_of(msgspec.structs.replace(evidence, records=(record,)))[symptom.rank] for record in records]
+    own = [limit for limit in shown if limit.is_own and (limit.record.hang in _WAITS_FOR_NO_RANK or is_awaited)]
+    return min(own, key=lambda limit: limit.record.detected_wall_ns or 0, default=None)
 
 
 def is_before(symptom: Symptom, other: Symptom) -> bool:

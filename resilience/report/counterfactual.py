@@ -56,7 +56,7 @@ def vacancies(history: History, incidents: Sequence[Incident], ranks: int, witho
     spent = history.spent() if lost else {}
     places = (spent[rank].vacant / 1e9 / ranks for rank in lost if rank in spent)
     lost_nodes = [incident for incident in incidents if incident.verdict.what == "node_lost"]
-    return Vacancies(tuple(places), tuple(_waited(history, each, without) / ranks for each in lost_nodes))
+    return Vacancies(tuple(places), tuple(_waited(history, lost_node, without) / ranks for lost_node in lost_nodes))
 
 
 def _waited(history: History, incident: Incident, without: Collection[int]) -> float:
