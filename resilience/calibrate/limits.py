@@ -29,6 +29,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, first_of
 from resilience.facts.in_words import count
+from resilience.facts.limits import Learned
 from resilience.telemetry.durations import FIRST_AGAIN
 
 RESTARTS_PER_MONTH = 100.0  # expected restarts, the default
@@ -346,9 +347,10 @@ def _first(
 
 class TestedLimit(msgspec.Struct, frozen=True):
     """One limit, tested on data that it was not fitted on. nvrx: the limit of the compatible rule, 5 times the maximum
-    of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. outside_s: the
-    limit outside known phases, None without any; outside_p: the rate that it claims, None without one;
-    outside_exposure, outside_exceeded: its tested and exceeded counts."""
+    of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. suspected:
+    durations late enough for a suspicion before the limit. outside_s: the limit outside known
+    phases, None without any; outside_p: the rate that it claims, None without one; outside_exposure, outside_exceeded:
+    its tested and exceeded counts."""
 
     configuration: str
     deadline: str
@@ -370,6 +372,7 @@ class TestedLimit(msgspec.Struct, frozen=True):
     outside_max_s: float = 0.0
     outside_exposure: int = 0
     outside_exceeded: int = 0
+    suspected: int = 0
 
     @property
     def is_rated(self) -> bool:
@@ -489,10 +492,8 @@ def _test_limit(
         return None
     pools = [pool_of([deadline], first) for deadline in train]
     nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
-    over, nvrx_over, plain_over = (
-        sum(count for seconds, count in test_pool.descending if seconds > limit)
-        for limit in (fitted.timeout_s, nvrx, fitted.max_s)
-    )
+    over, nvrx_over, plain_over = (_above(test_pool, limit) for limit in (fitted.timeout_s, nvrx, fitted.max_s))
+    late_s = Learned(fitted.timeout_s, fitted.median_s, 0.0, longest_s=fitted.max_s).suspected_s
     answer = TestedLimit(
         mark,
         name,
@@ -508,20 +509,30 @@ def _test_limit(
         nvrx_over,
         plain_over,
         fitted.median_s,
+        suspected=0 if late_s is None else _above(test_pool, late_s),
     )
     outside = _outside(train, first, fitted.timeout_s, aim.among(2).p(every), aim.target)
-    if outside is None:
-        return answer
+    return answer if outside is None else _tested_outside(answer, outside, held_out, first)
+
+
+def _tested_outside(answer: TestedLimit, outside: OutsideLimit, held_out: ObservedDeadline, first: int) -> TestedLimit:
+    """Return the answer with the limit outside known phases, tested on the data there."""
     tested = pool_of([held_out.outside(outside.phases)], first)
-    return msgspec.structs.replace(
+    with_outside: TestedLimit = msgspec.structs.replace(
         answer,
         outside_s=outside.timeout_s,
         outside_status=outside.status,
         outside_p=_claimed(outside),
         outside_max_s=outside.max_s,
         outside_exposure=tested.n,
-        outside_exceeded=sum(count for seconds, count in tested.descending if seconds > outside.timeout_s),
+        outside_exceeded=_above(tested, outside.timeout_s),
     )
+    return with_outside
+
+
+def _above(pool: Pool, limit: float) -> int:
+    """Return how many durations are longer than the limit."""
+    return sum(count for seconds, count in pool.descending if seconds > limit)
 
 
 def _claimed(outside: OutsideLimit) -> float | None:

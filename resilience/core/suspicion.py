@@ -1,8 +1,8 @@
 """When is a rank late compared with its own past, and do the others wait for it?
 
-With a limit that has a margin, a hang costs several times the longest healthy duration. A suspicion comes at LATE times
-the longest one, and records where the rank is while it is still there. First occurrences after a start are slow, so
-they are not suspected. `core.shadow` checks these limits and reports each silence once.
+With a limit that has a margin, a hang costs several times the longest healthy duration. A suspicion comes soon after
+the longest one (`facts.limits.Learned`), and records where the rank is while it is still there. First occurrences after
+a start are slow, so they are not suspected. `core.shadow` checks these limits and reports each silence once.
 
 If the suspect waits for nobody, the other ranks of its node are looked at too. It is ended before its limit only if the
 user asked for that (`Limits.ends_suspects`), and if two looks, AGAIN seconds apart, find the same: all others wait in a
@@ -20,22 +20,13 @@ from resilience.facts.deadlines import Start, section_of
 from resilience.facts.interruptions import Frame, Hang
 from resilience.facts.limits import NO_LIMIT, First, Learned, Limit, Limits
 
-LATE = 1.25  # times the longest healthy duration
-LEAST = 0.25  # of the limit: a look costs time, and short pauses of a busy host are normal
-SOON = 0.75  # of the limit: a later suspicion would be useless
-
 
 def limits_of(limits: Limits) -> Limits | None:
     """Return the limits beyond which a rank is suspected, None if no learned limit leaves room for a suspicion."""
-    thresholds = {
-        name: max(LATE * learned.longest_s, LEAST * learned.timeout_s)
-        for name, learned in limits.learned.items()
-        if learned.longest_s > 0.0
-    }
     early = {
         name: Limit(soft=seconds)
-        for name, seconds in thresholds.items()
-        if seconds < SOON * limits.learned[name].timeout_s
+        for name, learned in limits.learned.items()
+        if (seconds := learned.suspected_s) is not None
     }
     if not early:
         return None

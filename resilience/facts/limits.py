@@ -31,6 +31,10 @@ class Limit(msgspec.Struct, frozen=True):
 
 NO_LIMIT = Limit()
 
+LATE = 1.25  # times the longest healthy duration: a rank is suspected
+LEAST = 0.25  # of the limit: a look costs time, and short pauses of a busy host are normal
+SOON = 0.75  # of the limit: a later suspicion would be useless
+
 
 class Learned(msgspec.Struct, frozen=True):
     """The basis of a learned limit, in seconds: the limit, and median and 99th percentile of the observed durations.
@@ -44,6 +48,12 @@ class Learned(msgspec.Struct, frozen=True):
     least_median_s: Seconds = 0.0
     longest_s: Seconds = 0.0
     outside_s: Seconds = 0.0
+
+    @property
+    def suspected_s(self) -> Seconds | None:
+        """Return after how long a rank is suspected, None if the limit leaves no room for a suspicion."""
+        late = max(LATE * self.longest_s, LEAST * self.timeout_s)
+        return late if self.longest_s > 0.0 and late < SOON * self.timeout_s else None
 
 
 class First(msgspec.Struct, frozen=True):

@@ -139,7 +139,6 @@ LONG_FUNCTIONS = {
     "resilience/core/watch.py:_rows": "a table: one row for each limit",
     "resilience/cli/calibrate.py:configure": "a table: one call for each option",
     "resilience/calibration/fitting.py:fit_pool": "the fit, step by step as the page describes it",
-    "resilience/calibrate/limits.py:_test_limit": "one row of the backtest, and the fields of its result",
     "resilience/inprocess/_runtime/session.py:_begin": "the beginning of a call, in an order that matters",
     "resilience/report/terminal.py:_header": "the head of the report, line by line",
     "resilience/monitor/server.py:__init__": "the parts of a monitor, one line for each",

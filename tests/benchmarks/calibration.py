@@ -1,11 +1,11 @@
 """Does calibration keep its word?  Every number of its acceptance beside the bar it has to meet.
 
-    python -m tests.benchmarks.calibration DATA [--json FILE] [--page docs/calibration.md]
+    python -m tests.benchmarks.calibration DATA [--json FILE] [--page docs/calibration.md] [--only cost]
 
 DATA: a folder of tables `run,section,rank,i,seconds` (.csv.gz) of real runs and, if runs of one table are
 of several configurations, a PROVENANCE.tsv with the columns dataset, run, repository, path: runs of one
 folder are one configuration. The first 5 calls of each run are left out for both rules. --page writes the tables into
-that page. Takes about 5 minutes."""
+that page. Takes 10 minutes on a quiet machine, and an hour on a busy one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ import math
 import os
 import random
 import resource
+import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from resilience.calibrate import timings
-from resilience.calibrate.limits import at_least, calibrate, geometric_mean, nvrx_rule
-from resilience.calibration.fitting import Cut, fit
+from resilience.calibrate.limits import DEFAULT, at_least, calibrate, geometric_mean, nvrx_rule, upper_rate
+from resilience.calibration.fitting import MONTH, Cut, fit
+from resilience.calibration.recurring_phases import SLOW
 from resilience.cli import main as resilience
 from resilience.telemetry.durations import Header, Recorder
 from tests.benchmarks import few_durations
@@ -39,6 +45,9 @@ WARM_UP = 5
 TARGET = 0.25  # false alarms a section and month
 SIZES = (None, 20_000, 1000, 100)
 SOON = 15.0  # seconds
+FAST = 0.25  # seconds: the least limit costs most in series with a shorter median
+SLEEPS, SLEEPERS = 20_000, 20  # sleeps of 20 ms, and processes that share them
+GROUPS = ("cost", "real", "synthetic", "stated", "clusters", "censoring")
 DISTINCT = 4  # ranks that are recorded; the others are copies of them
 
 
@@ -65,7 +74,6 @@ class Bar:
 
 def real(data: Path, tables: Tables) -> Iterator[Bar]:
     """Leave-run-out by configuration, through the command line."""
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         sets = split(data, Path(folder))
         yield from few([path for path, _ in sets], tables)
@@ -74,59 +82,96 @@ def real(data: Path, tables: Tables) -> Iterator[Bar]:
             made = backtest(path, 2 * TARGET * sections)  # half of a target is kept for first occurrences
             for size, found in zip(SIZES, made["answers"], strict=True):
                 answers[size] += found
-    for size in SIZES:
-        found = answers[size]
-        rated = [each for each in found if each["status"] in ("ok", "tentative")]
-        name = "all data" if size is None else f"n = {size}"
-        exposure, exceeded = sum(each["exposure"] for each in rated), sum(each["exceeded"] for each in rated)
-        five = sum(each["nvrx_exceeded"] for each in rated)
-        deadlines = {(each["configuration"], each["deadline"]) for each in found}
-        share = sum(
-            sum(_rated(each) for each in found if (each["configuration"], each["deadline"]) == deadline)
-            / sum((each["configuration"], each["deadline"]) == deadline for each in found)
-            for deadline in deadlines
-        )
-        print(
-            f"     {name}: {len(found)} answers of {len(deadlines)} deadlines, {len(rated)} with a rate; "
-            f"{exceeded} of {exposure} over a rated limit, {five} over 5 x max"
-        )
-        if size is None:
-            yield Bar("rated, exceedances per 1e6", 1e6 * exceeded / exposure if exposure else None, 1.0)
-            yield Bar("rated, exceedances beyond those of 5 x max", float(max(0, exceeded - five)), 0.0)
-        ratio = geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in found])
-        rated_ratio = geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in rated])
-        bars = {None: (0.60, 0.90, 0.33), 20_000: (0.70, None, 0.60), 1000: (None, 1.10, 0.10), 100: (None, None, 0.0)}
-        rated_bar, all_bar, share_bar = bars[size]
-        if rated_bar is not None:
-            yield Bar(f"{name}: rated limits / (5 x max), geometric mean", rated_ratio, rated_bar)
-        if all_bar is not None:
-            yield Bar(f"{name}: all limits / (5 x max), geometric mean", ratio, all_bar)
-        yield Bar(
-            f"{name}: share of deadlines with a rate", share / len(deadlines), share_bar, at_most=size in (1000, 100)
-        )
-        if size is None:
-            yield from goals(found, tables)
-        rows.append(
-            (
-                name,
-                f"{len(deadlines)} / {len(found)}",
-                f"{share / len(deadlines):.0%}",
-                "-" if rated_ratio is None else f"{rated_ratio:.2f}",
-                "-" if ratio is None else f"{ratio:.2f}",
-                f"{exceeded} of {exposure:,}",
-                str(five),
-            )
-        )
+        yield from floor([path for path, _ in sets], answers[None], tables)
+    fits = [OfSize.of(size, answers[size]) for size in SIZES]
+    for fitted in fits:
+        yield from fitted.bars()
+    yield from goals(answers[None], tables)
     header = (
         "fitted on",
         "deadlines / answers",
         "rated",
         "rated / 5 × max",
         "all / 5 × max",
-        "over a rated limit",
-        "over 5 × max",
+        "rated: over the limit",
+        "rated: over 5 × max",
+        "all: over the limit",
+        "all: over 5 × max",
     )
-    tables["real"] = _table(header, rows)
+    tables["real"] = _table(header, [fitted.row() for fitted in fits])
+
+
+class Exceeded(msgspec.Struct):
+    """How many of the durations left out are over the limits, and over five times the maximum."""
+
+    exposure: int
+    limit: int
+    five: int
+
+    @classmethod
+    def by(cls, found: Sequence[dict[str, Any]]) -> Exceeded:
+        return cls(*(sum(each[what] for each in found) for what in ("exposure", "exceeded", "nvrx_exceeded")))
+
+    @property
+    def beyond(self) -> float:
+        return float(max(0, self.limit - self.five))
+
+
+class OfSize(msgspec.Struct):
+    """The answers from so many durations (None: all). share: of deadlines with a rate. rated_ratio, ratio: limits over
+    five times the maximum, geometric means."""
+
+    size: int | None
+    answers: int
+    deadlines: int
+    share: float
+    rated_ratio: float | None
+    ratio: float | None
+    rated: Exceeded
+    all: Exceeded
+
+    @classmethod
+    def of(cls, size: int | None, found: Sequence[dict[str, Any]]) -> OfSize:
+        by_deadline: dict[tuple[str, str], list[bool]] = defaultdict(list)
+        for each in found:
+            by_deadline[each["configuration"], each["deadline"]].append(_rated(each))
+        rated = [each for each in found if _rated(each)]
+        return cls(
+            size,
+            len(found),
+            len(by_deadline),
+            sum(sum(each) / len(each) for each in by_deadline.values()) / len(by_deadline),
+            geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in rated]),
+            geometric_mean([each["timeout_s"] / each["nvrx_s"] for each in found]),
+            Exceeded.by(rated),
+            Exceeded.by(found),
+        )
+
+    @property
+    def name(self) -> str:
+        return "all data" if self.size is None else f"n = {self.size}"
+
+    def bars(self) -> Iterator[Bar]:
+        rated = self.rated
+        if self.size is None:
+            yield Bar("rated, exceedances per 1e6", 1e6 * rated.limit / rated.exposure if rated.exposure else None, 1.0)
+            yield Bar("rated, exceedances beyond those of 5 x max", rated.beyond, 0.0)
+            yield Bar("all limits, exceedances beyond those of 5 x max", self.all.beyond, 0.0)
+        bars = {None: (0.60, 0.90, 0.33), 20_000: (0.70, None, 0.60), 1000: (None, 1.10, 0.10), 100: (None, None, 0.0)}
+        rated_bar, all_bar, share_bar = bars[self.size]
+        if rated_bar is not None:
+            yield Bar(f"{self.name}: rated limits / (5 x max), geometric mean", self.rated_ratio, rated_bar)
+        if all_bar is not None:
+            yield Bar(f"{self.name}: all limits / (5 x max), geometric mean", self.ratio, all_bar)
+        what = f"{self.name}: share of deadlines with a rate"
+        yield Bar(what, self.share, share_bar, at_most=self.size in (1000, 100))
+
+    def row(self) -> tuple[str, ...]:
+        """Return the row of the table."""
+        ratios = ("-" if ratio is None else f"{ratio:.2f}" for ratio in (self.rated_ratio, self.ratio))
+        over = ((f"{of.limit} of {of.exposure:,}", str(of.five)) for of in (self.rated, self.all))
+        deadlines = f"{self.deadlines} / {self.answers}"
+        return self.name, deadlines, f"{self.share:.0%}", *ratios, *(cell for pair in over for cell in pair)
 
 
 def few(sets: Sequence[Path], tables: Tables) -> Iterator[Bar]:
@@ -148,30 +193,118 @@ def goals(answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
         each["healthy_max"] = each["outside_max_s"] or each["max_s"]
     known = [each for each in answers if each["status"] in RATED or each["outside_status"] in RATED]
     tame = [each for each in answers if each["healthy_max"] <= 5 * each["median_s"]]
-    near = [each for each in tame if each["limit"] <= 5 * each["median_s"]]
+    counted = [each for each in tame if each["status"] in RATED or each["outside_s"] is not None]
+    near = [each for each in counted if each["limit"] <= 5 * each["median_s"]]
+    soon = [each for each in answers if _is_soon(each)]
+    rated = [each for each in answers if _rated(each)]
+    suspected, unseen = (sum(each[what] for each in answers) for what in ("suspected", "exposure"))
     of_all = _ratio(answers, "limit", "nvrx_s")
     in_phases = _ratio(phased, "limit", "nvrx_s")
     to_median = f"{_ratio(known, 'limit', 'median_s'):.1f}"
     rows = (
         ("limit / (5 × max), all", f"{of_all:.2f}", "100%"),
-        (
-            "limit / (5 × max), outside known phases",
-            f"{in_phases:.2f}",
-            _share(phased, answers),
-        ),
+        ("limit / (5 × max), outside known phases", f"{in_phases:.2f}", _share(phased, answers)),
         ("limit / median, a rate or counting claimed", to_median, _share(known, answers)),
         ("healthy maximum outside phases ≤ 5 × median", "-", _share(tame, answers)),
-        ("… and limit ≤ 5 × median", f"{_share(near, tame)} of these", _share(near, answers)),
         (
-            "hang found within 15 s or 5 × median, p90",
-            "-",
-            _share([each for each in answers if _is_soon(each)], answers),
+            "… and a limit with a rate, with counting or outside phases ≤ 5 × median",
+            f"{_share(near, tame)} of these",
+            _share(near, answers),
+        ),
+        ("hang found within 15 s or 5 × median, p90: by the limits, none is injected", "-", _share(soon, answers)),
+        ("… false alarms of these limits", _false_alarms(soon), _share(soon, answers)),
+        ("false alarms a month that a limit with a rate allows its deadline", f"≤ {TARGET:g}", _share(rated, answers)),
+        (
+            "unseen durations late enough for a suspicion: the most that early kills may end",
+            f"{suspected} of {unseen:,}",
+            "100%",
         ),
         ("unseen durations over a limit outside phases", f"{exceeded} of {exposure:,}", _share(phased, answers)),
     )
-    tables["goals"] = _table(("", "value", "share of the series"), rows)
+    tables["goals"] = f"Measured on {date.today()}.\n\n" + _table(("", "value", "share of the series"), rows)
     yield Bar("outside known phases: unseen durations over the limit", float(exceeded), 0.0)
     yield Bar("all limits, shorter outside phases / (5 x max)", of_all, 0.75)
+
+
+def _false_alarms(answers: Sequence[dict[str, Any]]) -> str:
+    """Return how many of the durations left out exceed these limits, and the rate that this shows."""
+    number = sum(each["exceeded"] + each["outside_exceeded"] for each in answers)
+    months = sum(each["exposure"] * each["median_s"] for each in answers) / MONTH
+    return f"{number} in {months * 720:.0f} h, so ≤ {upper_rate(number, 1) / months:.2g} a month (95 %)"
+
+
+def floor(sets: Sequence[Path], answers: Sequence[dict[str, Any]], tables: Tables) -> Iterator[Bar]:
+    """What the least limit of the command protects from, and what it costs."""
+    found = [
+        (sum(map(len, runs)), excess)
+        for path in sets
+        for runs in few_durations.series(path)
+        if (excess := _excess(runs)) is not None
+    ]
+    least = DEFAULT.min_timeout
+    floored = [each | {"floored": max(each["timeout_s"], least)} for each in answers]
+    is_bound = [each for each in answers if each["timeout_s"] < least]
+    rows = (
+        ("series with a median below 0.25 s; their durations", f"{len(found)}; {sum(n for n, _ in found):,}"),
+        *(
+            (
+                f"… with healthy durations {more:g} s above the median: anywhere; outside the phases of the other runs",
+                "; ".join(f"{sum(excess[where] >= more for _, excess in found)} of {len(found)}" for where in (0, 1)),
+            )
+            for more in (0.3, least)
+        ),
+        (f"{SLEEPS:,} sleeps of 20 ms, the latest end: {_machine()}", f"{_latest():.2f} s too late"),
+        ("all limits / (5 × max), without a least limit", f"{_ratio(answers, 'timeout_s', 'nvrx_s'):.2f}"),
+        (f"all limits / (5 × max), at least {least:g} s", f"{_ratio(floored, 'floored', 'nvrx_s'):.2f}"),
+        ("share of the series whose limit that lengthens", _share(is_bound, answers)),
+    )
+    tables["floor"] = _table(("", "value"), rows)
+    far = sum(anywhere >= least for _, (anywhere, _) in found)
+    yield Bar("fast series with healthy durations a least limit above the median", float(far), 1.0, at_most=False)
+
+
+def _excess(runs: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Return by how much durations exceeded the median of their run: anywhere, and outside the phases on which all
+    other runs agree. None for a single run, and for a series of another speed."""
+    medians = [statistics.median(run) for run in runs]
+    if len(runs) < 2 or statistics.median(medians) >= FAST:
+        return None
+    slow = [
+        {i: value for i, value in enumerate(run) if value >= SLOW * usual}
+        for run, usual in zip(runs, medians, strict=True)
+    ]
+    anywhere = outside = 0.0
+    for number, usual in enumerate(medians):
+        others = [each for each in range(len(runs)) if each != number]
+        reach = max(len(runs[other]) for other in others)
+        reached = Counter(i for other in others for i in slow[other])
+        phases = {i for i, count in reached.items() if count == sum(len(runs[other]) > i for other in others)}
+        for i, value in slow[number].items():
+            anywhere = max(anywhere, value - usual)
+            if i < reach and phases.isdisjoint((i - 1, i, i + 1)):
+                outside = max(outside, value - usual)
+    return anywhere, outside
+
+
+def _machine() -> str:
+    """Return what else the machine was doing."""
+    nice = os.nice(0)
+    return f"{os.cpu_count()} cores at a load of {os.getloadavg()[0]:.0f}" + (f", nice {nice}" if nice else "")
+
+
+def _latest() -> float:
+    """Return how much too late the latest of many sleeps ended, in seconds."""
+    with ProcessPoolExecutor(SLEEPERS) as pool:
+        return max(pool.map(_sleep, [SLEEPS // SLEEPERS] * SLEEPERS))
+
+
+def _sleep(number: int) -> float:
+    latest = 0.0
+    for _ in range(number):
+        began = time.monotonic()
+        time.sleep(0.02)
+        latest = max(latest, time.monotonic() - began - 0.02)
+    return latest
 
 
 def _ratio(answers: Sequence[dict[str, Any]], what: str, of: str) -> float:
@@ -212,7 +345,8 @@ def split(data: Path, folder: Path) -> list[tuple[Path, int]]:
             continue  # one value a rank, no occurrences
         with gzip.open(table, "rt") as file:
             for row in csv.reader(file):
-                if row[0] != "run" and int(row[3]) >= WARM_UP:
+                if row[0] != "run" and (number := int(row[3]) - WARM_UP) >= 0:
+                    row[3] = str(number)  # a table that begins later looks like that of a resumed run
                     rows[name, places.get((name, row[0]), "")].append(row)
     made = []
     for number, (key, found) in enumerate(sorted(rows.items())):
@@ -416,7 +550,7 @@ def censoring() -> Iterator[Bar]:
     yield Bar("  … (below)", mixed.timeout_s / plain.timeout_s, 0.9, at_most=False)
 
 
-def cost() -> Iterator[Bar]:
+def cost(tables: Tables) -> Iterator[Bar]:
     """Merging and fitting 1024 ranks x 8 sections with full files; what recording leaves on disk."""
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "timings"
@@ -440,6 +574,8 @@ def cost() -> Iterator[Bar]:
         seconds = time.process_time() - began
         assert len(answers) >= 8
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    rows = ((f"{seconds:.1f} s", f"{grown:.0f} MB", f"{size / 2**20:.2f} MiB", f"{date.today()}, {_machine()}"),)
+    tables["cost"] = _table(("CPU", "memory", "largest file of a rank", "measured"), rows)
     yield Bar("merge and fit of 1024 ranks x 8 sections with full files, s of CPU", seconds, 10.0)
     yield Bar("  … memory above what was used before, MB", grown, 500.0)
     yield Bar("largest file of a rank, MiB", size / 2**20, 1.0)
@@ -452,17 +588,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, help="write the tables here, between their marks")
+    parser.add_argument("--only", action="append", choices=GROUPS, help="measure only this; repeatable")
     read = parser.parse_args(arguments)
     bars: list[Bar] = []
     tables: Tables = {}
-    for group in (
-        cost(),  # first, for the memory of a process is measured by its peak
-        real(read.data, tables),
-        synthetic(read.trials),
-        stated(read.trials),
-        clusters(read.trials, tables),
-        censoring(),
-    ):
+    groups = {
+        "cost": cost(tables),  # first, for the memory of a process is measured by its peak
+        "real": real(read.data, tables),
+        "synthetic": synthetic(read.trials),
+        "stated": stated(read.trials),
+        "clusters": clusters(read.trials, tables),
+        "censoring": censoring(),
+    }
+    for group in (groups[name] for name in read.only or GROUPS):
         for bar in group:
             print(bar.line(), flush=True)
             bars.append(bar)

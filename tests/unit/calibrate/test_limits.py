@@ -213,6 +213,14 @@ def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does
     assert timeouts["b"] == timeouts["c"] == pytest.approx(1.5 * 0.3)
 
 
+def test_backtest_counts_durations_late_enough_for_a_suspicion_before_the_limit() -> None:
+    later = steps(seed=3)
+    later.kept[100] = (100, 2.0, 100.0)
+    runs = [run("a"), run("b", observed=steps(seed=2)), run("c", observed=later)]
+    (answer,) = [each for each in backtest(runs, Target(min_timeout=4.0)).answers if each.left_out == "c"]
+    assert (answer.timeout_s, answer.exceeded, answer.suspected) == (4.0, 0, 1)
+
+
 def test_rates_are_those_of_the_job_that_the_limits_are_for() -> None:
     runs = [run(name, observed=steps(12_000, seed=seed)) for seed, name in enumerate("ab")]
     usual, large = (calibrate(Input(runs, []), Target(false_alarms=100.0, ranks=ranks)) for ranks in (0, 80))
