@@ -252,7 +252,8 @@ def _seconds_a_step(history: History, key: Place) -> float | None:
         reached = _reached(iteration)
         if entered is not None and reached is not None and run is not None and reached > entered:
             silence = max((record.silent_for_s or 0.0 for record in iteration.records), default=0.0)
-            return max(0.0, run - silence - loading) / (reached - entered)
+            if run > silence + loading:
+                return (run - silence - loading) / (reached - entered)
     return None
 
 

@@ -21,7 +21,7 @@ from resilience.calibrate.outside import outside_phases
 from resilience.calibrate.timings import Input
 from resilience.calibration import fitting, limits_file
 from resilience.calibration.differences import differences, harmless, serious
-from resilience.calibration.fitting import FACTOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
+from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.calibration.quantiles import chi2
 from resilience.calibration.tails import quantile
@@ -230,12 +230,25 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim
             f"the file of single values lacks {count(unnumbered, 'occurrence')} among the first {FIRST_AGAIN} after a "
             f"start, up to {longest:.4g} s: they count neither as first nor as usual ones",
         )
+        known = [value for deadline in observed for start in deadline.starts for value in start.values[:first]]
+        if longest > FACTOR * max(known, default=0.0):  # longer than first occurrences are, so it may be a usual one
+            limit = _raised_over(limit, longest, aim.target)
     return limits_file.above_limit(limit)
+
+
+def _raised_over(limit: Deadline, unnumbered_s: float, target: Target) -> Deadline:
+    """Return the entry with a limit above a healthy occurrence that may have been one of these. It states no rate."""
+    raised_s = FLOOR * unnumbered_s if target.max_timeout is None else min(FLOOR * unnumbered_s, target.max_timeout)
+    if limit.timeout_s is None or unnumbered_s <= limit.timeout_s or raised_s <= limit.timeout_s:
+        return limit
+    reason = f"an occurrence soon after a start, whose number is unknown, took {unnumbered_s:.4g} s"
+    return limits_file.without_rate(limits_file.with_limit(limit, raised_s, limit.reason), reason)
 
 
 def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
     """Return the mean time between two occurrences. seconds: the observed time of these runs."""
-    return (seconds or 1.0) / max(1, sum(deadline.n for deadline in observed))  # 0: a limit ended all at once
+    occurrences = sum(deadline.n + deadline.unnumbered for deadline in observed)
+    return (seconds or 1.0) / max(1, occurrences)  # 0: a limit ended all at once
 
 
 def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, aim: _Aim) -> Timeout:
@@ -336,9 +349,7 @@ def _first(
     usual_s = None if usual is None else usual.timeout_s
     if usual_s is not None and limit.timeout_s is not None and limit.timeout_s < usual_s:
         limit = limits_file.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")
-    if limit.timeout_s is not None and unnumbered_s > limit.timeout_s:
-        words = f"an occurrence soon after a start took {unnumbered_s:.4g} s, which is above the limit"
-        limit = _warned(limit, f"{words}; its number is unknown, because the file of single values lacks it")
+    limit = _raised_over(limit, unnumbered_s, target)
     return msgspec.structs.replace(limits_file.above_limit(limit), occurrences=first)
 
 

@@ -432,7 +432,8 @@ def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: V
             for collected in gathered[line.section]:
                 collected.take(place, start_kind, line)
     for deadline, total in totals.items():  # without any single value nothing shows which occurrences are slower
-        unnumbered = +early[deadline] if deadline in listed else {}
+        # A damaged file may have occurrences that its histogram lacks.
+        unnumbered = early[deadline] & Counter(total.buckets) if deadline in listed else {}
         for collected, counts in zip(gathered[deadline], large[deadline], strict=True):
             collected.add_rank(total, counts, unnumbered)
 

@@ -212,10 +212,10 @@ def refitted_for(previous: Timeouts, ranks: int, target_false_alarms: float, hor
         reasons.append(f"it was fitted for {before / now:.3g} times as many false alarms as the target allows")
     if not reasons:
         return dict(previous.deadlines)
-    return {name: _without_rate(known, "; ".join(reasons)) for name, known in previous.deadlines.items()}
+    return {name: without_rate(known, "; ".join(reasons)) for name, known in previous.deadlines.items()}
 
 
-def _without_rate(known: Deadline, reason: str) -> Deadline:
+def without_rate(known: Deadline, reason: str) -> Deadline:
     """Return the entry with the same limits and no claim. reason: why."""
     is_claimed = known.status in CLAIMS
     unclaimed: Deadline = msgspec.structs.replace(

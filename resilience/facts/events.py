@@ -136,7 +136,8 @@ class RestartEnded(Event, frozen=True, tag="restart.ended"):
 
 class FirstStepReported(Event, frozen=True, tag="first_step.reported"):
     """This rank reported the first step of its function in a call: later steps are counted from it. If the function
-    loaded a checkpoint, it is no step 0. Only the iteration in which the rank works first has this event.
+    loaded a checkpoint, it is no step 0. Only the first iteration of a call has this
+    event; later ones have `restart.ended` and `restart.step`.
 
     after_s: since the function was entered."""
 

@@ -225,7 +225,7 @@ class IterationHistory:
     def _began_with(
         self, place: Place, who: _Call, record: Record, event: events.FirstStepReported, at_ns: int
     ) -> None:
-        self._at(place).first_steps[who[3]] = (event.step, max(0.0, event.after_s))
+        self._at(place).first_steps.setdefault(who[3], (event.step, max(0.0, event.after_s)))
 
     def _interrupted(self, place: Place, who: _Call, record: Record, event: events.RankInterrupted, at_ns: int) -> None:
         self.seen.add(who)

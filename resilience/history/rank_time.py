@@ -117,7 +117,8 @@ class WrappedRank:
             self._went_on(event.step)
 
     def _first_step_reported(self, event: events.FirstStepReported, at: int) -> None:
-        self._entered, self._loading = event.step, round(max(0.0, event.after_s) * 1e9)
+        if self._entered is None:  # two threads may report it
+            self._entered, self._loading = event.step, round(max(0.0, event.after_s) * 1e9)
 
     def _first_step_taken(self, event: events.RestartStep, at: int) -> None:
         self._went_on(event.step)
@@ -203,8 +204,8 @@ class WrappedRank:
         self._is_step_unknown = False
         entered = 0 if self._entered is None and step == 0 else self._entered
         if self._reached is not None:
-            if entered is not None and self._reached > entered:
-                self._step_ns = max(0, self._worked - self._loading) / (self._reached - entered)
+            if entered is not None and self._reached > entered and self._worked > self._loading:
+                self._step_ns = (self._worked - self._loading) / (self._reached - entered)
             self._repeated += max(0, self._reached - step)
             if self._step_ns is not None:
                 self._spent.rework += min(self._spent.productive, round(self._repeated * self._step_ns))

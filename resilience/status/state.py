@@ -33,6 +33,7 @@ SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as
 ORPHANED = 5.0  # seconds in which an agent must record the end of its workers; usually it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 LIST_EVERY = 5.0  # seconds between two searches for new files
+STARTED_AFTER = 60.0  # seconds since a job's first record, after which all ranks that have started have records too
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
@@ -172,15 +173,8 @@ class Watcher:
     def look(self) -> Now | None:
         """Return the current state of the job; None while there are no records."""
         now = self._clock()
-        self._read(has_to_list=now >= self._list_at)
-        if self._absent():
-            self._read(has_to_list=True)  # their files may have been created since
-        self._list_at = now + LIST_EVERY if now >= self._list_at else self._list_at
-        return None if self._first_ns is None else self._now(now, self._first_ns)
-
-    def _read(self, has_to_list: bool) -> None:
-        """Read what was added to the files. has_to_list: look for new files before."""
-        if has_to_list:
+        if now >= self._list_at:
+            self._list_at = now + LIST_EVERY
             self._list()
         records, is_first_look = self._folder / "records", None in self._tails.values()
         for name, tail in self._tails.items():
@@ -191,6 +185,7 @@ class Watcher:
             self._take_all(added)
         if is_first_look:
             self._last_fault.look_back(self._iteration, [records / name for name in self._tails])
+        return None if self._first_ns is None else self._now(now, self._first_ns)
 
     def _list(self) -> None:
         try:
@@ -326,7 +321,7 @@ class Watcher:
             detail=detail,
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
-            absent=self._absent(),
+            absent=self._absent() if now - first_ns / 1e9 > STARTED_AFTER else (),
         )
 
     def _absent(self) -> tuple[int, ...]:
@@ -335,7 +330,7 @@ class Watcher:
         cycles = self._history.cycles
         if cycles.places:
             place = cycles.places[-1]
-            is_running = any(part.run_began_ns is not None for part in cycles.parts(place).values())
+            is_running = all(part.run_began_ns is not None for part in cycles.parts(place).values())
             size = cycles.world_size(place) if is_running else None
         else:
             size = self._size if self._in_place else None

@@ -431,7 +431,9 @@ class Recorder:
             self._write(self._state.header)
         if self._lines >= MOST_LINES:
             self.dropped += 1
-            self._state.lines_left_out += 1
+            is_healthy = isinstance(line, Value) and line.end == "ok"
+            self._state.lines_left_out += not is_healthy
+            self._state.left_out += is_healthy
             return
         self._lines += 1
         self.dropped += not self._values.write(encoding.to_json(line) + b"\n")

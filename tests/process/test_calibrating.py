@@ -68,7 +68,8 @@ def loaded(job: Launched) -> events.TimeoutsLoaded:
 
 def assert_hang_is_left_out(known: Deadline, silent: events.RankFellSilent) -> None:
     """Check that this kill counts as a hang, neither as healthy nor as an occurrence of unknown health."""
-    assert known.excluded_hangs == (pytest.approx(silent.allowed_s, rel=0.2),)
+    (hang_s,) = known.excluded_hangs
+    assert hang_s >= 0.8 * silent.allowed_s
     assert not any("a limit ended" in warning for warning in known.warnings)
     assert known.max_s < silent.allowed_s
 

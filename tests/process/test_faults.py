@@ -55,7 +55,7 @@ def test_rework_after_the_only_restart_of_a_job_that_began_with_a_checkpoint_is_
     assert incident.cost.lost_steps == 2
     assert incident.cost.rework_s is not None and incident.cost.rework_s >= 2 * 0.1
     spent = times(History().take_all(job.records()))
-    assert spent.rework_s == pytest.approx(incident.cost.rework_s, rel=0.2)
+    assert spent.rework_s == pytest.approx(incident.cost.rework_s, rel=0.5)
     ran = [record.event.duration_s for record in job.of(events.StageEnded) if record.event.stage == "run"]
     assert incident.cost.rework_s < 2 * (max(ran) - 0.5) / 6 + 0.001  # the time of loading is no part of a step
 

@@ -103,13 +103,12 @@ class RankEvents:
             self._end_restart(sign, self._restart_began, self._entered_at)
         elif sign == "step" and self._is_awaiting_step and (step := self._step()) is not None:
             self._is_awaiting_step = False
-            self._emit(self._first_step(step))
+            entered_at = self._entered_at  # once: the main thread may be leaving the function
+            if self._has_restarted:
+                self._emit(RestartStep(step))
+            elif entered_at is not None:
+                self._emit(FirstStepReported(step, time.monotonic() - entered_at))
         return self._is_awaiting_step
-
-    def _first_step(self, step: int) -> Event:
-        if self._has_restarted or self._entered_at is None:
-            return RestartStep(step)
-        return FirstStepReported(step, time.monotonic() - self._entered_at)
 
     def _end_restart(self, sign: ProgressSign, restart_began: float, entered_at: float) -> None:
         ended_at = entered_at if sign == "entry" else time.monotonic()

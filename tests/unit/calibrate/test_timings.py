@@ -201,18 +201,25 @@ def test_slow_first_occurrences_do_not_count_as_usual_ones_if_the_file_of_single
         assert usual.n > 8 * (restarts - 1)  # all but the first 16 of each start, at least
         assert any("count neither as first nor as usual ones" in warning for warning in usual.warnings)
         assert made[f"{section}.first.warm"].max_s > 4.0
+        assert usual.every_s == pytest.approx(made["a"].every_s, rel=0.1)
+    seconds = sum(5.0 + 23 * 0.1 for _ in "abcd") * restarts
+    assert made["a"].every_s == pytest.approx(seconds / (24 * restarts), rel=0.2)  # of all occurrences
 
 
-def test_slow_occurrence_soon_after_a_start_that_a_full_file_lacks_is_told_if_it_is_above_the_limit(
+def test_slow_occurrence_soon_after_a_start_that_a_full_file_lacks_raises_each_limit_that_it_may_be_due_to(
     tmp_path: Path,
 ) -> None:
+    """Its number is unknown: it may be a first occurrence or a usual one."""
     usual, slow = (
-        limits(with_many_restarts(tmp_path / name, 90, last_s=last_s)).deadlines["a.first.warm"].warnings
+        limits(with_many_restarts(tmp_path / name, 90, last_s=last_s)).deadlines
         for name, last_s in (("usual", 5.0), ("slow", 500.0))
     )
-    assert usual == ()
-    (warning,) = slow
-    assert "an occurrence soon after a start took 5" in warning and "above the limit" in warning
+    assert (usual["a"].timeout_s or math.inf) < 0.5 and not any("unknown" in each.reason for each in usual.values())
+    for name in ("a", "a.first.warm"):
+        assert (slow[name].timeout_s or 0.0) >= 1.5 * 450.0, name
+        assert slow[name].status == "provisional"
+        assert slow[name].expected_false_alarms_per_month.model_upper is None
+    assert "whose number is unknown, took 5" in slow["a"].reason
 
 
 def test_each_section_has_a_warm_up_of_its_own_length(tmp_path: Path) -> None:

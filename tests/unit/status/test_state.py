@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import get_args
 
@@ -358,43 +357,37 @@ def test_damage_at_both_ends_of_a_long_file_is_counted_and_the_cut_line_is_none(
     assert now_of(folder).damaged == 2
 
 
-def test_ranks_without_a_file_are_named(tmp_path: Path) -> None:
+def test_ranks_without_a_file_are_named_once_all_that_started_have_one(tmp_path: Path) -> None:
     folder = launched([Fault("hang", 0)], nodes=2, is_running=True).write(tmp_path / "launched")
-    assert now_of(folder).absent == ()
+    assert now_of(folder, 90.0).absent == ()
     for path in (folder / "records").glob("node1-[0-9]*"):
         path.unlink()
-    now = now_of(folder)
+    assert now_of(folder, 30.0).absent == ()
+    now = now_of(folder, 90.0)
     assert (now.world_size, now.absent) == (4, (2, 3))
     text = " ".join(" ".join(plain(line) for line in status_lines(now, 80, 20)).split())
     assert "records no records of ranks 2-3, which must have run" in text
     wrapped = record_streams.job(world=4).write(tmp_path / "wrapped")
-    assert now_of(wrapped).absent == ()
+    assert now_of(wrapped, 90.0).absent == ()
     (wrapped / "records" / "node-2.jsonl").unlink()
-    assert now_of(wrapped).absent == (2,)
+    assert now_of(wrapped, 90.0).absent == (2,)
 
 
-def test_ranks_whose_workers_are_being_started_are_not_absent(tmp_path: Path) -> None:
-    """Their monitors create the files."""
-    whole = launched(is_running=True).records
-    began = next(n for n, record in enumerate(whole) if isinstance(record.event, events.WorkerStarted))
-    assert now_of(written(whole[: began + 1], tmp_path / "run")).absent == ()
-
-
-def test_file_that_appears_during_a_look_is_read_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent's file is older than those of its monitors; the folder is listed every 5 s."""
-    told = launched(is_running=True)
-    folder = written([record for record in told.records if record.origin.initial_rank is None], tmp_path / "run")
-    written([record for record in told.records if record.origin.initial_rank is not None], tmp_path / "rest")
-    listed = os.listdir
-
-    def after(path: str | Path) -> list[str]:
-        names = listed(path)
-        for name in listed(tmp_path / "rest" / "records"):
-            os.rename(tmp_path / "rest" / "records" / name, folder / "records" / name)
-        return names
-
-    monkeypatch.setattr(state.os, "listdir", after)
-    assert now_of(folder).absent == ()
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_whose_workers_are_being_started_are_not_absent(tmp_path: Path, nodes: int) -> None:
+    """Their monitors create the files. Of two nodes, only the first one runs its workers yet."""
+    whole = launched(nodes=nodes, is_running=True).records
+    last = f"node{nodes - 1}"
+    began = next(n for n, each in enumerate(whole) if isinstance(each.event, events.WorkerStarted))
+    begun = [
+        n for n, each in enumerate(whole) if each.origin.node == last and isinstance(each.event, events.WorkerStarted)
+    ]
+    records = (
+        whole[: began + 1]
+        if nodes == 1
+        else [each for n, each in enumerate(whole) if each.origin.node != last or n < begun[0]]
+    )
+    assert now_of(written(records, tmp_path / "run"), 90.0).absent == ()
 
 
 def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_soon(tmp_path: Path) -> None:
