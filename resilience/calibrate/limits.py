@@ -77,7 +77,8 @@ def calibrate(
         if usual is not None:  # None: one occurrence per start, so there are only first occurrences
             usual = _grouped(usual, _observed_groups(runs, name, aim), first, seconds, aim)
             p = aim.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
-            outside = _outside(observed_deadlines, first, usual.timeout_s, p, target)
+            is_open = _unnumbered_usual(observed_deadlines, first) > 0.0  # it may have been outside phases
+            outside = None if is_open else _outside(observed_deadlines, first, usual.timeout_s, p, target)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
         unnumbered_s = max(deadline.longest_unnumbered for deadline in observed_deadlines)
         for start in get_args(Start):
@@ -230,19 +231,29 @@ def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim
             f"the file of single values lacks {count(unnumbered, 'occurrence')} among the first {FIRST_AGAIN} after a "
             f"start, up to {longest:.4g} s: they count neither as first nor as usual ones",
         )
-        known = [value for deadline in observed for start in deadline.starts for value in start.values[:first]]
-        if longest > FACTOR * max(known, default=0.0):  # longer than first occurrences are, so it may be a usual one
-            limit = _raised_over(limit, longest, aim.target)
+    limit = _raised_over(limit, _unnumbered_usual(observed, first), aim.target)
     return limits_file.above_limit(limit)
+
+
+def _unnumbered_usual(observed: Sequence[ObservedDeadline], first: int) -> float:
+    """Return the seconds of the longest occurrence whose number is unknown and that may be a usual one, because it took
+    longer than first occurrences do. 0: there is none."""
+    longest = max((deadline.longest_unnumbered for deadline in observed), default=0.0)
+    known = [value for deadline in observed for start in deadline.starts for value in start.values[:first]]
+    return longest if longest > FACTOR * max(known, default=0.0) else 0.0
 
 
 def _raised_over(limit: Deadline, unnumbered_s: float, target: Target) -> Deadline:
     """Return the entry with a limit above a healthy occurrence that may have been one of these. It states no rate."""
-    raised_s = FLOOR * unnumbered_s if target.max_timeout is None else min(FLOOR * unnumbered_s, target.max_timeout)
-    if limit.timeout_s is None or unnumbered_s <= limit.timeout_s or raised_s <= limit.timeout_s:
+    if limit.timeout_s is None or unnumbered_s <= limit.timeout_s:
         return limit
-    reason = f"an occurrence soon after a start, whose number is unknown, took {unnumbered_s:.4g} s"
-    return limits_file.without_rate(limits_file.with_limit(limit, raised_s, limit.reason), reason)
+    raised_s = FLOOR * unnumbered_s if target.max_timeout is None else min(FLOOR * unnumbered_s, target.max_timeout)
+    raised_s = max(raised_s, limit.timeout_s)
+    words = f"an occurrence soon after a start, whose number is unknown, took {unnumbered_s:.4g} s"
+    limit = limits_file.without_rate(limits_file.with_limit(limit, raised_s, limit.reason), words)
+    return _warned(
+        limit, words + (", which is above the limit" if unnumbered_s > raised_s else ": the limit is longer")
+    )
 
 
 def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:

@@ -125,6 +125,11 @@ class NodeCycle:
         return worker.has_completed and not worker.is_stopped(self._ran_until)
 
     @property
+    def run_began_wall_ns(self) -> int:
+        """Return when the node began to run its workers, in UTC; if it has not, when the cycle started."""
+        return self.began_wall_ns + (self.began_ns if self.run_began_ns is None else self.run_began_ns) - self.began_ns
+
+    @property
     def _ran_until(self) -> int | None:
         return next((stage.ended_ns for stage in self.stages if stage.phase == "run"), None)
 

@@ -33,7 +33,7 @@ SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as
 ORPHANED = 5.0  # seconds in which an agent must record the end of its workers; usually it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 LIST_EVERY = 5.0  # seconds between two searches for new files
-STARTED_AFTER = 60.0  # seconds since a job's first record, after which all ranks that have started have records too
+STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
@@ -321,20 +321,20 @@ class Watcher:
             detail=detail,
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
-            absent=self._absent() if now - first_ns / 1e9 > STARTED_AFTER else (),
+            absent=self._absent(now, first_ns),
         )
 
-    def _absent(self) -> tuple[int, ...]:
-        """Return the ranks that must have records by now, but have none: once the cycle's workers run, or once ranks
-        have entered their function, for which all of them meet."""
-        cycles = self._history.cycles
+    def _absent(self, now: float, first_ns: int) -> tuple[int, ...]:
+        """Return the ranks that must have records by now, but have none: some time after all nodes of the cycle began
+        to run their workers, or after ranks have entered their function, for which all of them meet."""
+        cycles, size, began_ns = self._history.cycles, self._size if self._in_place else None, first_ns
         if cycles.places:
             place = cycles.places[-1]
-            is_running = all(part.run_began_ns is not None for part in cycles.parts(place).values())
-            size = cycles.world_size(place) if is_running else None
-        else:
-            size = self._size if self._in_place else None
-        return tuple(rank for rank in range(size or 0) if rank not in self._recorded)
+            parts = cycles.parts(place).values()
+            size = cycles.world_size(place) if all(part.run_began_ns is not None for part in parts) else None
+            began_ns = max(part.run_began_wall_ns for part in parts)
+        is_settled = now - began_ns / 1e9 > STARTED_AFTER
+        return tuple(rank for rank in range(size or 0) if rank not in self._recorded) if is_settled else ()
 
     def _phase(self, now: float) -> tuple[Phase, str | None, str]:
         """Return the phase of the job; after its end, also outcome and detail."""

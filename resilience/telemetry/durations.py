@@ -116,9 +116,9 @@ class Series(msgspec.Struct, omit_defaults=True):
 
 class Durations(msgspec.Struct):
     """The content of a rank's `.hist` file. period_s: length of a period; periods count from the first. seconds: total
-    observed time. left_out: large values that did not fit into the file of single values. lines_left_out: starts and
-    cut-offs that did not. first_step: number of the
-    first step after the cold start, None if the program reported no steps."""
+    observed time. left_out: healthy values that did not fit into the file of single values, in general only large ones.
+    lines_left_out: starts and cut-offs that did not fit. first_step: number of the first step after the cold start,
+    None if the program reported no steps."""
 
     header: Header
     began_at: Wall

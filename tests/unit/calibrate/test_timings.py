@@ -220,6 +220,10 @@ def test_slow_occurrence_soon_after_a_start_that_a_full_file_lacks_raises_each_l
         assert slow[name].status == "provisional"
         assert slow[name].expected_false_alarms_per_month.model_upper is None
     assert "whose number is unknown, took 5" in slow["a"].reason
+    bounded = Target(max_timeout=300.0)
+    made = limits(with_many_restarts(tmp_path / "bounded", 90, last_s=500.0), target=bounded).deadlines["a"]
+    assert made.timeout_s == 300.0 and made.status == "provisional"
+    assert any("which is above the limit" in warning for warning in made.warnings)
 
 
 def test_each_section_has_a_warm_up_of_its_own_length(tmp_path: Path) -> None:
