@@ -217,7 +217,7 @@ class Console:
                     return f"this node leaves ({source}); workers have {grace:g} s to write a checkpoint"
                 return f"the job stops ({source}); workers have {grace:g} s to write a checkpoint"
             case events.MonitorLost(pid, why):
-                return f"monitor {pid} of rank {record.origin.initial_rank} is gone: {why}; a new monitor starts"
+                return f"monitor {pid} of rank {record.origin.initial_rank} is gone ({why}); a new monitor starts"
             case events.ModulesPreloaded(_, refused, why, is_learned=False) if refused:
                 return f"{', '.join(refused)} cannot be preloaded ({why}); each worker imports it"
             case events.ModulesTooLate(modules, waited_s):

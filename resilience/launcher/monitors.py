@@ -256,7 +256,7 @@ class _MonitorSlot:
             try:
                 item = self.monitor.hear(0.0)
             except ChannelClosed:
-                received.append(self._lose("it is gone"))
+                received.append(self._lose("its channel closed"))
                 break
             if item is None:
                 break

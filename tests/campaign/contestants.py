@@ -44,7 +44,7 @@ class Contestant(Protocol):
         ...
 
     def verdict(self, folder: Path) -> Verdict:
-        """Return what the contestant says. It is told only where the job ran, and nothing of the truth."""
+        """Return what the contestant says. It learns only where the job ran, nothing of the truth."""
         ...
 
 

@@ -73,7 +73,7 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             events.StopRequested("SIGTERM to rank 1", 30.0),
             "the job stops (SIGTERM to rank 1); workers have 30 s to write a checkpoint",
         ),
-        (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone: killed; a new monitor starts"),
+        (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone (killed); a new monitor starts"),
         (
             events.ModulesPreloaded((), ("wandb",), "2 threads run"),
             "wandb cannot be preloaded (2 threads run); each worker imports it",
