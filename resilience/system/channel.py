@@ -61,6 +61,12 @@ class Channel:
         except OSError:
             return False
 
+    def is_peer_gone(self) -> bool:
+        """Return True if the other end is closed, even if messages from it are left to receive."""
+        poll = select.poll()
+        poll.register(self._socket, 0)  # the kernel reports POLLHUP and POLLERR without being asked
+        return bool(poll.poll(0))
+
     def receive(self, wait: float) -> bytes | None:
         """Return the next message, None if there is none within `wait` seconds.
 

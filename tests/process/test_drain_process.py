@@ -202,6 +202,24 @@ def test_output_that_a_killed_drain_process_had_not_written_is_counted_and_its_p
     assert content == f"[resilience run: 4,000 bytes are missing here: {why}]\n".encode() + goes_on_with
 
 
+def test_drain_process_that_has_closed_its_line_but_is_not_reaped_yet_was_lost_by_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain, lost = DrainProcess(0), list[events.DrainLost]()
+    drain.report_to(lambda event: lost.append(event) if isinstance(event, events.DrainLost) else None)
+    try:
+        stream = drain.open("rank 0's stdout", str(tmp_path / "0.out"), 0)
+        os.kill(drain.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, drain.pid, os.WEXITED | os.WNOWAIT)
+        assert drain._process is not None
+        monkeypatch.setattr(drain._process, "poll", lambda: None)  # as in the moment before the kernel makes it a zombie
+        os.close(stream)
+        assert drain.finish(lambda: False, 60.0)
+    finally:
+        drain.close()
+    assert [event.why for event in lost] == ["SIGKILL"]
+
+
 @pytest.mark.parametrize("before", [b"", b"a whole line\n", b"half a li"])
 def test_line_that_marks_missing_output_begins_a_line(tmp_path: Path, before: bytes) -> None:
     (tmp_path / "0.out").write_bytes(before)
