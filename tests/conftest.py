@@ -12,7 +12,7 @@ import pytest
 
 import tests.support.examples  # noqa: F401
 from tests.support.ranks import Job, started
-from tests.support.server import DDP_AND_FSDP, ForkServer
+from tests.support.server import DDP_AND_FSDP, LAUNCHER, ForkServer
 
 # Container images set this. The tests start thousands of processes, each of which would compile the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,9 +41,19 @@ def fork_server() -> Iterator[ForkServer]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def agent_server() -> Iterator[ForkServer]:
+    """As large as a real agent. At its end, a worker destroys each module that it was forked with, which costs time."""
+    server = ForkServer(LAUNCHER)
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def start(fork_server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start ranks: start(world_size, "module:function", env={...}, env_of=..., **kwargs of the function)."""
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start ranks: start(world_size, "module:function", env={...}, env_of=..., **kwargs of the function).
+
+    A function named `agent` is an agent of the launcher."""
     with ExitStack() as stack:
 
         def begin(
@@ -53,6 +63,7 @@ def start(fork_server: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Job
             env_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
             **kwargs: Any,
         ) -> Job:
-            return stack.enter_context(started(fork_server, tmp_path, world_size, target, kwargs, env, env_of))
+            server = request.getfixturevalue("agent_server" if target.endswith(":agent") else "fork_server")
+            return stack.enter_context(started(server, tmp_path, world_size, target, kwargs, env, env_of))
 
         yield begin

@@ -52,6 +52,7 @@ def test_second_launch_of_a_job_leaves_the_first_ones_folder_as_it_was(launch: L
         assert report(found).attempts == 1
 
 
+@pytest.mark.slow
 def test_id_of_the_rendezvous_names_the_run_of_a_single_node_unless_it_is_standalone(
     launch: Launch, tmp_path: Path
 ) -> None:

@@ -122,7 +122,10 @@ for n in range(40):
 """
 
 
-@pytest.mark.parametrize(("plan", "is_hang"), [({"stop": [0, 1, 20]}, True), ({"sleep": [0, 1, 20]}, False)])
+@pytest.mark.parametrize(
+    ("plan", "is_hang"),
+    [({"stop": [0, 1, 20]}, True), pytest.param({"sleep": [0, 1, 20]}, False, marks=pytest.mark.slow)],
+)
 def test_section_that_a_learned_limit_ended_is_left_out_if_the_verdict_knows_that_it_hung(
     launch: Launch, tmp_path: Path, plan: dict[str, Any], is_hang: bool
 ) -> None:
@@ -211,6 +214,7 @@ def test_learned_limit_replaces_the_rule_for_silences_whether_it_is_longer_or_sh
     assert silent.allowed_s < Rule().first
 
 
+@pytest.mark.slow
 def test_cycle_with_fewer_ranks_than_observed_says_that_learned_limits_do_not_hold(
     launch: Launch, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ for n in range(60):
 """
 
 
+@pytest.mark.slow
 def test_limits_of_one_rank_hold_in_a_job_of_two_nodes_if_ranks_says_so(
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

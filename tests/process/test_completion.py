@@ -112,7 +112,10 @@ def test_options_and_their_choices_are_offered(
     assert offered(script, tmp_path, *words) == expected
 
 
-@pytest.mark.parametrize(("words", "expected"), [(("",), [*VERBS, "help", "--version"]), *OFFERS])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(("",), [*VERBS, "help", "--version"]), *(pytest.param(*offer, marks=pytest.mark.slow) for offer in OFFERS)],
+)
 def test_zsh_offers_the_same(zsh_script: Path, tmp_path: Path, words: tuple[str, ...], expected: list[str]) -> None:
     assert offered_by_zsh(zsh_script, tmp_path, *words) == expected
 

@@ -60,6 +60,7 @@ def test_job_that_only_hangs_and_has_no_restart_left_does_not_exit_with_0(launch
 # -- a program that cannot start ------------------------------------------------------------------------
 
 BROKEN = "def f(:\n    pass\n"
+QUICK = ("no such script", "syntax error", "no such module in a package", "looks for a stop", "asked")
 CANNOT_START = {
     "no such script": ("missing.py", "there is no file"),
     "syntax error": ("broken.py", "invalid syntax"),
@@ -96,7 +97,9 @@ def run(start: Callable[..., Job], tmp_path: Path) -> Callable[[str], Launched]:
     return run
 
 
-@pytest.mark.parametrize("case", CANNOT_START)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CANNOT_START]
+)
 def test_program_that_cannot_start_is_tried_once_and_named(run: Callable[[str], Launched], case: str) -> None:
     program, words = CANNOT_START[case]
     job = run(program)
@@ -145,6 +148,7 @@ assert checkpoint.read_text() == "4"
 """
 
 
+@pytest.mark.slow
 def test_script_that_reports_no_step_and_is_killed_five_times_completes(launch: Launch) -> None:
     job = launch(KILLED_AGAIN_AND_AGAIN)
     assert job.wait() == [0]
@@ -249,7 +253,9 @@ if cycle == 0:
 
 
 @pytest.mark.parametrize("policy", [pytest.param("any-failed", marks=pytest.mark.slow), "min-healthy"])
-@pytest.mark.parametrize("worker", UP_AND_ON)
+@pytest.mark.parametrize(
+    "worker", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in UP_AND_ON]
+)
 def test_sigterm_to_one_worker_alone_is_its_failure(launch: Launch, worker: str, policy: str) -> None:
     job = launch(UP_AND_ON[worker], "--ft-restart-policy", policy)
     await_workers(job, "up")
@@ -262,7 +268,9 @@ def test_sigterm_to_one_worker_alone_is_its_failure(launch: Launch, worker: str,
     assert job.of(events.StopRequested) == []
 
 
-@pytest.mark.parametrize("worker", UP_AND_ON)
+@pytest.mark.parametrize(
+    "worker", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in UP_AND_ON]
+)
 def test_sigterm_to_the_workers_is_a_preemption_if_their_agent_is_signalled_within_a_second(
     launch: Launch, worker: str
 ) -> None:
@@ -326,7 +334,9 @@ ENDS_WELL = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS_WELL)
+@pytest.mark.parametrize(
+    "how", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in ENDS_WELL]
+)
 def test_preemption_that_all_workers_end_with_0_is_reported_as_a_clean_one_and_exits_with_143(
     launch: Launch, how: str
 ) -> None:

@@ -212,7 +212,9 @@ def test_drain_process_that_has_closed_its_line_but_is_not_reaped_yet_was_lost_b
         os.kill(drain.pid, signal.SIGKILL)
         os.waitid(os.P_PID, drain.pid, os.WEXITED | os.WNOWAIT)
         assert drain._process is not None
-        monkeypatch.setattr(drain._process, "poll", lambda: None)  # as in the moment before the kernel makes it a zombie
+        monkeypatch.setattr(
+            drain._process, "poll", lambda: None
+        )  # as in the moment before the kernel makes it a zombie
         os.close(stream)
         assert drain.finish(lambda: False, 60.0)
     finally:

@@ -57,7 +57,9 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     return nodes
 
 
-@pytest.mark.parametrize("script", [UNTIL_GO, LOOKS], ids=["ends", "looks for a stop"])
+@pytest.mark.parametrize(
+    "script", [pytest.param(UNTIL_GO, marks=pytest.mark.slow), LOOKS], ids=["ends", "looks for a stop"]
+)
 def test_evicted_node_leaves_and_the_others_form_the_next_cycle_at_once(launch: Launch, script: str) -> None:
     job = launch(script)
     job.job.signal(2, signal.SIGTERM)
@@ -109,6 +111,7 @@ def await_counts(store: Any, count: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_second_sigterm_to_the_host_of_the_store_takes_no_time_from_workers_of_other_nodes(launch: Launch) -> None:
     script = SLOW_TO_END_ON_NODE2.replace("node2", "node1")
     job = launch(script, nodes="2", agents=2)
@@ -123,7 +126,11 @@ def test_second_sigterm_to_the_host_of_the_store_takes_no_time_from_workers_of_o
 
 @pytest.mark.parametrize(
     ("options", "nodes", "number"),
-    [(("--on-sigterm", "stop"), "2:3", signal.SIGTERM), ((), "3", signal.SIGTERM), ((), "2:3", signal.SIGINT)],
+    [
+        (("--on-sigterm", "stop"), "2:3", signal.SIGTERM),
+        pytest.param((), "3", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param((), "2:3", signal.SIGINT, marks=pytest.mark.slow),
+    ],
     ids=["stop", "too few left", "Ctrl-C"],
 )
 def test_signal_to_one_agent_stops_the_whole_job(
@@ -136,7 +143,9 @@ def test_signal_to_one_agent_stops_the_whole_job(
     assert [len(each) for each in whys(job, 0, 1, 2)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("script", [UNTIL_GO, LOOKS], ids=["ends", "looks for a stop"])
+@pytest.mark.parametrize(
+    "script", [UNTIL_GO, pytest.param(LOOKS, marks=pytest.mark.slow)], ids=["ends", "looks for a stop"]
+)
 def test_agents_that_are_all_signalled_are_one_preemption(launch: Launch, script: str) -> None:
     job = launch(script, nodes="1:3")
     stop(*job.job.pids)  # so that none of them leaves alone before the last signal

@@ -35,7 +35,7 @@ def leaf(record: Record) -> str:
     return str(stack[-1].file.rsplit("/", 1)[-1]) if stack else ""
 
 
-@pytest.mark.parametrize("kind", ["sleep", "stop"])
+@pytest.mark.parametrize("kind", [pytest.param("sleep", marks=pytest.mark.slow), "stop"])
 def test_all_ranks_are_seen_before_any_is_cut(start: Start, kind: str) -> None:
     fault = {"kind": kind, "rank": 1, "iteration": 0, "step": 5}
     job = start(4, "tests.process.jobs:train_with_evidence", faults=[fault], options=FAST)

@@ -49,6 +49,7 @@ def _run(folder: Path, launcher: list[str], ranks: int, script: str, fault: str 
     return Done(folder, done)
 
 
+@pytest.mark.slow
 def test_plain_script_trains_and_ends_at_a_fault(tmp_path: Path) -> None:
     broken = _run(tmp_path, LAUNCH, 2, "00_plain.py", "exception@12:1")
     assert broken.status == 1, broken.output
@@ -99,7 +100,10 @@ SECTIONS = [*RUN, "--ft-rank-section-timeouts", "setup:60,step:5,checkpoint:60",
 
 @pytest.mark.parametrize(
     ("launcher", "script"),
-    [pytest.param(HEARTBEATS, "heartbeats.py", marks=pytest.mark.slow), (SECTIONS, "sections.py")],
+    [
+        pytest.param(HEARTBEATS, "heartbeats.py", marks=pytest.mark.slow),
+        pytest.param(SECTIONS, "sections.py", marks=pytest.mark.slow),
+    ],
 )
 def test_hung_rank_is_replaced_by_the_launcher(tmp_path: Path, launcher: list[str], script: str) -> None:
     done = _run(tmp_path, [*launcher, "--nproc-per-node"], 2, script, "hang@12:1")

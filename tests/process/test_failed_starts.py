@@ -32,7 +32,10 @@ def train():
 train()
 """
 NOWHERE = "192.0.2.1"  # RFC 5737: an address for documentation, of no interface
-LAUNCHERS = [[sys.executable, "-m", "torch.distributed.run"], [sys.executable, "-m", "resilience.cli", "run"]]
+LAUNCHERS = [
+    pytest.param([sys.executable, "-m", "torch.distributed.run"], marks=pytest.mark.slow),
+    [sys.executable, "-m", "resilience.cli", "run"],
+]
 
 
 def started(folder: Path, launcher: list[str], script: str) -> tuple[int, str]:

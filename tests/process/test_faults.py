@@ -36,7 +36,7 @@ def test_undisturbed_run_completes_with_one_iteration(start: Start) -> None:
 
 
 @WORLDS
-@pytest.mark.parametrize("kind", ["exception", "memory_error"])  # F01
+@pytest.mark.parametrize("kind", ["exception", pytest.param("memory_error", marks=pytest.mark.slow)])  # F01
 def test_exception_on_one_rank_restarts_all(start: Start, world: int, kind: str) -> None:
     job = start(world, TRAIN, faults=[fault(kind)])
     assert [rank.value for rank in job.wait()] == [RESULT] * world
@@ -84,7 +84,9 @@ def test_different_exceptions_at_once_are_one_incident_with_one_first_mover(star
 
 
 @WORLDS
-@pytest.mark.parametrize("kind", ["keyboard_interrupt", "exit_3", "exit_0"])  # F04
+@pytest.mark.parametrize(
+    "kind", ["keyboard_interrupt", pytest.param("exit_3", marks=pytest.mark.slow), "exit_0"]
+)  # F04
 def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: int, kind: str) -> None:
     job = start(world, TRAIN, faults=[fault(kind)])
     ranks = job.wait()
@@ -118,14 +120,14 @@ def test_checkpoint_that_one_rank_cannot_save_restarts_all_and_counts_as_that_ra
     ("kind", "code", "name"),
     [  # F05, F06, F08, F09
         ("os_exit_0", 0, None),
-        ("os_exit_1", 1, None),
+        pytest.param("os_exit_1", 1, None, marks=pytest.mark.slow),
         ("kill", None, "SIGKILL"),
         ("segfault", None, "SIGSEGV"),
-        ("abort", None, "SIGABRT"),
-        ("bus", None, "SIGBUS"),
-        ("fpe", None, "SIGFPE"),
-        ("hup", None, "SIGHUP"),
-        ("usr1", None, "SIGUSR1"),
+        pytest.param("abort", None, "SIGABRT", marks=pytest.mark.slow),
+        pytest.param("bus", None, "SIGBUS", marks=pytest.mark.slow),
+        pytest.param("fpe", None, "SIGFPE", marks=pytest.mark.slow),
+        pytest.param("hup", None, "SIGHUP", marks=pytest.mark.slow),
+        pytest.param("usr1", None, "SIGUSR1", marks=pytest.mark.slow),
     ],
 )
 def test_dead_rank_is_excluded_and_its_end_recorded(
@@ -143,7 +145,9 @@ def test_dead_rank_is_excluded_and_its_end_recorded(
 
 
 @WORLDS
-@pytest.mark.parametrize("kind", ["sleep", "deadlock", "spin_after_ping", "section"])  # F16, hang in Python
+@pytest.mark.parametrize(
+    "kind", ["sleep", "deadlock", pytest.param("spin_after_ping", marks=pytest.mark.slow), "section"]
+)  # F16, hang in Python
 def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: int, kind: str) -> None:
     env = {"RESILIENCE_SECTION_TIMEOUTS": "data:1"}
     options = FAST | UNHURRIED if kind == "section" else FAST
@@ -165,7 +169,7 @@ def test_hang_past_the_soft_limit_restarts_all_in_process(start: Start, world: i
 
 
 @WORLDS
-@pytest.mark.parametrize("kind", ["hold_gil", "stop"])  # F10, F13
+@pytest.mark.parametrize("kind", [pytest.param("hold_gil", marks=pytest.mark.slow), "stop"])  # F10, F13
 def test_rank_that_cannot_be_interrupted_is_killed_with_evidence(start: Start, world: int, kind: str) -> None:
     # Without asking: a rank that computes with the lock would be waited for in vain.
     job = start(world, TRAIN_PATIENTLY, asks=False, faults=[fault(kind)], options=FAST)
@@ -191,6 +195,7 @@ def test_step_that_does_not_advance_is_found_by_the_step_limit(start: Start, wor
     assert {record.detector.name for record in found if record.detector} == {"step"}
 
 
+@pytest.mark.slow
 def test_loop_without_progress_is_called_unknown_and_nothing_restarts(start: Start) -> None:  # F18
     job = start(
         2,

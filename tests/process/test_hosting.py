@@ -164,7 +164,9 @@ train()
     ("limit", "status", "words"),
     [pytest.param("soft", 0, "", marks=pytest.mark.slow), ("hard", 1, "has to host the store of 3 ranks and needs")],
 )
-@pytest.mark.parametrize("launcher", ["torch.distributed.run", "resilience.launcher"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("torch.distributed.run", marks=pytest.mark.slow), "resilience.launcher"]
+)
 def test_limit_of_open_files_of_the_process_that_hosts_a_launchers_store_is_raised_or_named(
     tmp_path: Path, launcher: str, limit: str, status: int, words: str
 ) -> None:

@@ -56,7 +56,7 @@ def test_script_that_sets_a_variable_before_it_imports_torch_starts_cold(launch:
     assert job.of(events.VariablesTooLate) == []
 
 
-@pytest.mark.parametrize("noted", [{}, {"LATE": "yes"}], ids=["early", "late"])
+@pytest.mark.parametrize("noted", [{}, pytest.param({"LATE": "yes"}, marks=pytest.mark.slow)], ids=["early", "late"])
 def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_starts_cold(
     launch: Launch, noted: dict[str, str]
 ) -> None:

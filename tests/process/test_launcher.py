@@ -44,7 +44,15 @@ def test_output_goes_to_the_terminal_and_to_a_file_for_each_cycle_and_rank(launc
     assert (job.job.run / "output" / "1" / "1.out").read_text() == "cycle 1 rank 1\n"
 
 
-@pytest.mark.parametrize("how", ["sys.exit(3)", "os._exit(1)", "os.kill(os.getpid(), 9)", "raise ValueError('no')"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sys.exit(3)",
+        pytest.param("os._exit(1)", marks=pytest.mark.slow),
+        "os.kill(os.getpid(), 9)",
+        "raise ValueError('no')",
+    ],
+)
 def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> None:
     script = f"if cycle == 0 and rank == 1: {how}\nif cycle == 0: await_file('never')"
     job = launch(script, SLOW_ANSWERS="yes")

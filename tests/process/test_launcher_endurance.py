@@ -96,6 +96,7 @@ def test_kill_for_memory_is_told_from_a_kill_and_ends_the_job_at_the_third_time(
     assert [record.event.verdict for record in job.of(events.RestartDecided)] == ["restart", "restart", "stop"]
 
 
+@pytest.mark.slow
 def test_memory_error_is_an_exception_of_the_hosts(launch: Launch) -> None:  # F12
     job = launch(
         """
@@ -118,6 +119,7 @@ def test_memory_error_is_an_exception_of_the_hosts(launch: Launch) -> None:  # F
 # -- slow, and what only looks like a hang ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_slow_rank_and_long_phases_within_their_limits_are_no_incident(launch: Launch) -> None:  # F19, F21
     job = launch(
         """
@@ -280,7 +282,7 @@ def test_back_end_that_is_ill_costs_spans_and_holds_no_restart_up(launch: Launch
     assert sum(event.count for event in lost if event.signal == "span") > 0
 
 
-@pytest.mark.parametrize("how", ["kill", "hang"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader_that_are_lost_or_hang_are_the_input_pipelines_fault(
     launch: Launch, how: str
 ) -> None:  # F35
@@ -366,6 +368,7 @@ def test_script_that_reports_no_step_has_all_restarts_and_is_told_how_to_report_
     assert found.times.productive_s < found.times.total_s
 
 
+@pytest.mark.slow
 def test_late_and_surplus_nodes_disturb_no_healthy_cycle(launch: Launch) -> None:  # F43
     job = launch("say('up'); await_file('go')", nodes="1:2", agents=1, nproc=1, conf=IMPATIENT)
     job.await_worker("up.0.0")

@@ -65,7 +65,7 @@ ENDS = {
 MORE = ("usr1", "int", "abort", "bus", "fpe")
 
 
-@pytest.mark.parametrize("how", ["exit", "kill", "segv", *(pytest.param(how, marks=SLOW) for how in MORE)])
+@pytest.mark.parametrize("how", ["exit", "kill", *(pytest.param(how, marks=SLOW) for how in ("segv", *MORE))])
 def test_process_that_ends_in_a_step_is_one_incident_with_its_end_and_its_last_words(launch: Launch, how: str) -> None:
     code, what, category, end = ENDS[how]
     job = launch(
@@ -101,6 +101,7 @@ def test_exit_with_0_in_a_step_is_blamed_when_the_others_fail_of_it(launch: Laun
     assert [record.event.code for record in job.of(events.WorkerExited) if record.event.worker_rank == 1] == [0, 0]
 
 
+@pytest.mark.slow
 def test_rank_that_is_through_while_another_one_fails_runs_again_and_is_cleared(launch: Launch) -> None:  # F47
     job = launch("say('through')\nif cycle == 0 and rank == 0:\n    await_file('through.0.1')\n    sys.exit(9)")
     assert job.wait() == [0]
@@ -151,7 +152,9 @@ def test_schedulers_warning_stops_the_job_in_good_order(launch: Launch, number: 
     assert [record.event.source.split()[0] for record in job.of(events.StopRequested)] == [number.name]
 
 
-@pytest.mark.parametrize("handled", ["SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIGTERM,SIGUSR1"])
+@pytest.mark.parametrize(
+    "handled", ["SIGTERM,SIGINT,SIGHUP,SIGQUIT", pytest.param("SIGTERM,SIGUSR1", marks=pytest.mark.slow)]
+)
 def test_terminal_that_closes_ends_no_job_that_was_started_by_nohup(launch: Launch, handled: str) -> None:  # F08
     script = f"""
         assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == {handled!r}

@@ -64,7 +64,11 @@ def test_slow_network_below_the_limit_changes_nothing(launch: Launch, proxy: Pro
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("swallow", "it did not answer for 7.5 s"), ("reset", "the store did not answer")]
+    ("mode", "words"),
+    [
+        ("swallow", "it did not answer for 7.5 s"),
+        pytest.param("reset", "the store did not answer", marks=pytest.mark.slow),
+    ],
 )
 def test_lost_line_to_the_store_ends_its_node_with_a_reason_and_the_other_goes_on(
     launch: Launch, proxy: Proxy, mode: str, words: str

@@ -109,6 +109,7 @@ def test_c_restarts_are_counted_for_the_job_and_not_for_each_agent(launch: Launc
 # -- (d) membership -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_c_restart_is_counted_if_the_agent_that_decides_is_killed_on_the_way(launch: Launch) -> None:
     job = launch(
         "say('ran')\nif cycle == 0 and rank == 1: sys.exit(3)\nif cycle == 0: await_file('never')",
@@ -155,6 +156,7 @@ def test_e_exit_with_0_is_no_success_if_others_fail_waiting_for_it(launch: Launc
     assert {path.name for path in job.folder.glob("end.*")} == {"end.0.1", "end.1.0", "end.1.1"}
 
 
+@pytest.mark.slow
 def test_e_no_cycle_begins_for_a_newcomer_once_a_node_has_finished(launch: Launch) -> None:
     job = launch("if rank == 0: await_file('go')", nodes="2:3", conf=IMPATIENT)
     job.await_record(events.WorkerExited)
@@ -201,6 +203,7 @@ def test_f_spare_ends_as_the_job_does(launch: Launch) -> None:
     assert outcomes(job)["node2"] == ("exhausted", 1)
 
 
+@pytest.mark.slow
 def test_f_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch, tmp_path: Path) -> None:
     """node0 hosts the job's store and comes late: its health check ends once node1 has run a second cycle."""
     check = f'[ "$RESILIENCE_NODE" = node1 ] || until [ -e {tmp_path}/ran.1.0 ]; do sleep 0.05; done'
@@ -225,6 +228,7 @@ def test_f_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch, tm
 # -- (g) lost nodes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_g_node_that_is_lost_as_soon_as_it_has_its_place_is_missed(launch: Launch) -> None:
     job = launch(RUN_ON, nodes="1:2", per_agent=({}, {"DIES": "seated"}), conf=QUICK)
     assert job.wait() == [0, -signal.SIGKILL]
@@ -302,7 +306,7 @@ say("saved")
 """
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_sigterm_to_one_agent_gives_all_workers_time_for_a_checkpoint(launch: Launch, number: int) -> None:
     job = launch(CHECKPOINT)
     for rank in range(2):
@@ -354,6 +358,7 @@ def test_node_that_finds_no_others_says_so(launch: Launch) -> None:
     assert outcomes(job) == {"node0": ("failed", 1)}
 
 
+@pytest.mark.slow
 def test_node_that_lacks_memory_to_start_its_workers_leaves_if_the_others_are_enough(launch: Launch) -> None:
     job = launch("await_file('go')", nodes="1:2", agents=2, per_agent=({}, {"LACKS": "memory"}))
     job.await_record(events.CycleStarted, "node0", lambda event: event.why != "first")
@@ -363,6 +368,7 @@ def test_node_that_lacks_memory_to_start_its_workers_leaves_if_the_others_are_en
     assert "the workers cannot be started: [Errno 12] Cannot allocate memory" in job.output(1, stream=2)
 
 
+@pytest.mark.slow
 def test_node_whose_log_folder_is_full_leaves_if_the_others_are_enough(launch: Launch, tmp_path: Path) -> None:
     options = ("--log-dir", str(tmp_path / "logs"), "--redirects", "3")
     job = launch("await_file('go')", *options, nodes="1:2", agents=2, per_agent=({}, {"LACKS": "space"}))
@@ -395,6 +401,7 @@ await_file("go")
 """
 
 
+@pytest.mark.slow
 def test_excluded_node_that_hosts_the_store_stays_until_the_others_are_through(launch: Launch) -> None:
     job = launch(ASK, nodes="1:2")
     job.await_worker("again.1.0")
@@ -409,6 +416,7 @@ def test_excluded_node_that_hosts_the_store_stays_until_the_others_are_through(l
     ]
 
 
+@pytest.mark.slow
 def test_sigterm_to_an_excluded_node_that_hosts_the_store_stops_the_job(launch: Launch) -> None:
     job = launch(ASK, nodes="1:2")
     job.await_worker("again.1.0")

@@ -93,6 +93,7 @@ def test_signal_ends_the_wait_for_a_rendezvous_that_is_not_there(launch: Launch,
     assert "SIGTERM arrived before the rendezvous was reached" in job.output(stream=2)
 
 
+@pytest.mark.slow
 def test_nodes_agree_on_the_name_of_a_job_that_has_none(launch: Launch, tmp_path: Path) -> None:
     job = launch("", "--rdzv-id", "none", nodes="2", agents=2, RESILIENCE_JOB_ID="")
     assert job.wait() == [0, 0]

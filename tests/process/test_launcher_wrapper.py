@@ -59,7 +59,7 @@ def wait_for_all(job: Launched) -> list[int]:
     return ended
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_late", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_rank_shrinks_in_place_and_below_the_minimum_the_launcher_takes_over(
     launch: Launch, is_late: bool
 ) -> None:

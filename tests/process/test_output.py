@@ -473,6 +473,7 @@ def test_reader_that_reads_nothing_holds_up_no_job_and_stderr_says_what_is_missi
     assert Path(found[2]).stat().st_size == 20 * PER_MB
 
 
+@pytest.mark.slow
 def test_reader_that_reads_nothing_is_told_what_is_missing_after_a_signal_too(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     script = WRITE + "write(2)\nsys.stdout.flush()\n(here / 'written').touch()\ntime.sleep(300)"

@@ -59,6 +59,7 @@ def test_node_whose_health_check_does_not_end_within_its_limit_leaves(launch: La
     assert not list(job.folder.glob("ran.*"))
 
 
+@pytest.mark.slow
 def test_node_that_falls_ill_between_cycles_leaves_and_the_other_goes_on(launch: Launch, tmp_path: Path) -> None:
     job = launch(
         """
@@ -123,6 +124,7 @@ def test_min_healthy_goes_on_without_a_lost_node(launch: Launch) -> None:
     assert [cycles(job, node) for node in ("node0", "node1")] == [["first"], ["first"]]
 
 
+@pytest.mark.slow
 def test_min_healthy_names_what_brought_it_below_the_minimum(launch: Launch) -> None:
     script = """
     say(f"up {node}")
@@ -166,6 +168,7 @@ def test_min_healthy_restarts_below_the_minimum(launch: Launch) -> None:
 # -- the end ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_node_that_finishes_first_and_looks_seldom_has_completed_too(launch: Launch) -> None:
     """By then the other has seen that all are through, and has closed the rendezvous."""
     looks = ({"PET_MONITOR_INTERVAL": "0.02"}, {"PET_MONITOR_INTERVAL": "0.7"})
@@ -235,6 +238,7 @@ def test_group_ranks_are_the_infrastructures_where_it_gives_them_in_every_cycle(
     assert {path.name for path in job.folder.glob("node*.1.*")} == {"node0.1.1", "node1.1.0"}
 
 
+@pytest.mark.slow
 def test_group_ranks_are_deterministic_where_nobody_gives_them_or_they_are_not_wanted(launch: Launch) -> None:
     given = ({"GROUP_RANK": "1"}, {"GROUP_RANK": "0"})
     job = launch("pass", "--no-ft-use-infra-group-rank", nodes="2", agents=2, per_agent=given)

@@ -139,6 +139,7 @@ def test_neighbour_tells_of_a_lost_node_while_workers_run(make: Make) -> None:
     assert await_value(a, "lost_nodes", ["c"], also=b)
 
 
+@pytest.mark.slow
 def test_second_lost_node_is_found_though_its_watcher_was_the_first(make: Make) -> None:
     """The cycle goes on meanwhile, as with min-healthy."""
     them = make("1:4", **LOSES).several(4)

@@ -76,7 +76,7 @@ def file_in(folder: Path, path: Path) -> str:
     return str(path.relative_to(folder)) if path.is_file() else ""
 
 
-@pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/null/runs"])
+@pytest.mark.parametrize("place", ["/proc/nowhere", pytest.param("/dev/null/runs", marks=pytest.mark.slow)])
 def test_folder_that_cannot_be_made_ends_no_job(launch: Launch, place: str) -> None:
     job = launch("print('ran', rank)", "--run-dir", place)
     assert job.wait() == [0], job.job.output()

@@ -123,7 +123,7 @@ def launch(start: Start, tmp_path: Path) -> Launch:
         ("resilience.step(n)", WAIT, "silence"),
         pytest.param("resilience.step(n)", LOOP, "silence", marks=pytest.mark.slow),
         pytest.param("resilience.heartbeat()", WAIT, "silence", marks=pytest.mark.slow),
-        ("resilience.step(n)", SAVE, "silence:save"),
+        pytest.param("resilience.step(n)", SAVE, "silence:save", marks=pytest.mark.slow),
     ],
 )
 def test_launcher_ends_a_hung_rank_though_no_limit_is_set(launch: Launch, sign: str, hang: str, limit: str) -> None:
@@ -198,6 +198,7 @@ def test_limit_that_somebody_has_set_holds_instead(launch: Launch) -> None:
     assert (told.limits["step"], told.first_s) == (600.0, 1.0)
 
 
+@pytest.mark.slow
 def test_end_of_a_program_may_take_longer_than_the_limit_between_heartbeats(launch: Launch) -> None:
     limits = ("--ft-rank-heartbeat-timeout", "3", "--ft-hang-least-limit", "1", "--ft-hang-first-limit", "60")
     job = launch(ENDS_SLOWLY.format(seconds=4), *limits)

@@ -210,7 +210,10 @@ def test_pause_holds_what_is_seen(job: Launched, tmp_path: Path) -> None:
     finish(job, tmp_path)
 
 
-@pytest.mark.parametrize("number", ["\x03", signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    ["\x03", pytest.param(signal.SIGTERM, marks=pytest.mark.slow), pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+)
 def test_terminal_is_as_before_however_it_is_ended(number: str | int, job: Launched, tmp_path: Path) -> None:
     with terminal(job.job.run) as shown:
         shown.shows("load batch")

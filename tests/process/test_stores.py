@@ -64,7 +64,14 @@ def test_port_that_is_taken_is_told_and_others_go_on(stores: StoreProcess) -> No
     client(stores.host().port).set("key", "value")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_signals_for_the_agent_pass_it_by(stores: StoreProcess, number: int) -> None:
     port = stores.host().port
     os.kill(stores.pid, number)

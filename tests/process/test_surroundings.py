@@ -84,7 +84,7 @@ def said(folder: Path) -> str:
     return (folder / "err").read_text()
 
 
-@pytest.mark.parametrize("options", [(), ("--cold",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--cold",), marks=pytest.mark.slow)])
 def test_job_of_a_parent_that_ignores_sigchld_ends_as_its_workers_do(tmp_path: Path, options: tuple[str, ...]) -> None:
     def ignore() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -107,7 +107,7 @@ def test_job_on_a_host_without_free_terminals_writes_to_pipes(tmp_path: Path) ->
     assert b"here" in shown
 
 
-@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [pytest.param((1,), marks=pytest.mark.slow), (0, 1, 2)])
 def test_job_runs_with_closed_standard_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
     def close() -> None:
         for fd in closed:
@@ -126,6 +126,7 @@ def obey_permissions() -> None:
             assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
+@pytest.mark.slow
 def test_script_with_a_deep_syntax_tree_is_run(tmp_path: Path) -> None:
     with running(tmp_path, f"print(0{' + 1' * 330})") as child:
         assert child.wait(120) == 0, said(tmp_path)
@@ -133,7 +134,7 @@ def test_script_with_a_deep_syntax_tree_is_run(tmp_path: Path) -> None:
     assert how(tmp_path) == [("warm", "")]
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(0o311, "warm"), (0o000, "cold")])
+@pytest.mark.parametrize(("mode", "expected"), [(0o311, "warm"), pytest.param(0o000, "cold", marks=pytest.mark.slow)])
 def test_job_runs_in_a_folder_that_it_may_not_read(tmp_path: Path, mode: int, expected: str) -> None:
     folder = tmp_path / "closed"
     folder.mkdir()
@@ -157,6 +158,7 @@ def test_program_that_may_not_be_executed_is_named_as_such(tmp_path: Path) -> No
     assert f"Permission denied: '{tmp_path / 'script.py'}'" in said(tmp_path)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_wait_for_a_slow_preload(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
     with running(tmp_path, "", "--preload", "slow_to_import") as child:

@@ -19,6 +19,7 @@ from tests.support.ranks import free_port
 SCRIPT = Path(__file__).parent / "scripts" / "under_torchrun.py"
 
 
+@pytest.mark.slow
 def test_function_restarts_in_place_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
     env = dict(os.environ, RESILIENCE_RUN_DIR=str(tmp_path), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
@@ -90,6 +91,7 @@ train()
 """
 
 
+@pytest.mark.slow
 def test_ranks_go_on_in_an_attempt_of_their_own_after_the_one_that_allocated_it_was_killed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(KILLED)
     options = ["--nproc-per-node=2", "--max-restarts=1", f"--master-port={free_port()}"]

@@ -42,7 +42,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     return launcher(start, tmp_path)
 
 
-@pytest.mark.parametrize("fault", [RAISES, DIES])
+@pytest.mark.parametrize("fault", [RAISES, pytest.param(DIES, marks=pytest.mark.slow)])
 def test_fault_of_two_nodes_at_once_is_one_restart_by_the_launcher_in_every_view(launch: Launch, fault: str) -> None:
     job = launch(SCRIPT.format(fault=fault), nodes="2", agents=2, nproc=1, conf=NO_NODE_IS_LOST)
     for rank in range(2):

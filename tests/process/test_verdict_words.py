@@ -49,11 +49,12 @@ IN_PLACE = PATIENTLY + WRAPPED.replace(
     ("command", "script", "status", "sentence"),
     [
         ([*OURS, "--nproc-per-node", "2"], KILLED, 0, "rank 1 failed first (SIGKILL)"),
-        (
+        pytest.param(
             [*OURS, "--nproc-per-node", "2", "--max-restarts", "0"],
             FAILS,
             1,
             "rank 1 failed first (ValueError: bad batch)",
+            marks=pytest.mark.slow,
         ),
         ([*TORCHRUN, "--nproc-per-node", "2"], IN_PLACE, 0, "rank 1 failed first (ValueError: bad batch)"),
     ],

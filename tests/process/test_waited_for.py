@@ -113,7 +113,7 @@ for step in range(STEPS):
     ("how", "world"),
     [
         ("py_loop", 4),
-        ("barrier", 2),
+        pytest.param("barrier", 2, marks=SLOW),
         pytest.param("barrier", 4, marks=SLOW),
         *(pytest.param(how, 4, marks=SLOW) for how in ("sleep", "lock")),
     ],

@@ -174,7 +174,7 @@ def test_error_file_is_written_by_who_wants_it_and_nobody_else(both: Both) -> No
         pytest.param({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": None}, marks=pytest.mark.slow),
         {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "2"},
         pytest.param({"OMP_NUM_THREADS": None, "OPENBLAS_NUM_THREADS": None}, marks=pytest.mark.slow),
-        {"OMP_NUM_THREADS": "2,1", "OPENBLAS_NUM_THREADS": "1"},
+        pytest.param({"OMP_NUM_THREADS": "2,1", "OPENBLAS_NUM_THREADS": "1"}, marks=pytest.mark.slow),
     ],
 )
 def test_threads_are_as_many_as_the_environment_says(both: Both, environment: dict[str, str | None]) -> None:

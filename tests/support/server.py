@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from resilience.launcher.worker.zygote import PRELOADED
+
 ROOT = Path(__file__).resolve().parents[2]
 END_LIMIT = 240.0  # seconds for it to end
 START_LIMIT = 240.0  # seconds to import torch on a busy machine
 # The first DistributedDataParallel, FSDP or fully_shard imports these, and the first backward pass: 800 modules, 1.2 s.
 DDP_AND_FSDP = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.profiler")
+LAUNCHER = ("resilience.launcher.main", "resilience.launcher.cycle_supervisor", *PRELOADED, "tests.process.launching")
 
 
 class ForkServer:
