@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -16,7 +17,8 @@ import torch.distributed as dist
 import resilience.inprocess as inprocess
 from resilience.errors import RankShouldRestart
 from resilience.inprocess import CallWrapper, Wrapper
-from resilience.inprocess.state import State
+from resilience.inprocess.state import State, Status
+from resilience.inprocess.store import FileStore, StoreMixin
 from tests.support import signs
 
 
@@ -347,5 +349,120 @@ def ping_and_return_long_before_the_other() -> int:
             while time.monotonic() < returns_at:
                 time.sleep(0.05)
         return call.iteration
+
+    return function()
+
+
+class EndsWithRank0(dist.Store, StoreMixin):
+    """A store of the user's own, which says that it ends with the process of rank 0. Rank 1 leaves the call only when
+    rank 0 waits for that, or has left. Rank 0 shows this."""
+
+    critical_ranks = (0,)
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._file = FileStore(path)
+
+    def set(self, key: str, value: str) -> None:
+        if key.endswith("/exit/0/1"):
+            signs.await_sign(Path.cwd(), "waits or has left", 0)
+            signs.show("leaves", 1)
+        self._file.set(key, value)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:  # type: ignore[override]
+        if keys[0].endswith("/exit/done"):
+            signs.show("waits or has left", 0)
+        self._file.wait(keys, timeout)
+
+    def get(self, key: str) -> bytes:
+        return self._file.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._file.add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._file.check(keys)
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        return self._file.compare_set(key, expected_value, desired_value)
+
+
+def leave_at_last(path: str) -> bool:
+    """Return whether rank 1 had left the call before this rank did."""
+
+    @Wrapper(store_factory=EndsWithRank0, store_kwargs={"path": path})
+    def function() -> None: ...
+
+    function()
+    if os.environ["RANK"] == "0":
+        signs.show("waits or has left", 0)
+    return Path("leaves-1.sign").exists()
+
+
+class NotedAbort(inprocess.abort.Abort):
+    def __call__(self, state: State) -> State:
+        ORDER.append("abort")
+        return state
+
+
+def finish_the_atomic_section() -> list[str]:
+    """Rank 1 raises while rank 0 is in an atomic section; return what rank 0 did, in order."""
+
+    @Wrapper(abort=NotedAbort())
+    def function(call: CallWrapper | None = None) -> list[str]:
+        assert call is not None
+        if call.iteration:
+            return ORDER
+        signs.await_sign(Path.cwd(), "in the section", 0) if os.environ["RANK"] == "1" else None
+        fail_once(call, ValueError("by schedule"))
+        try:
+            with call.atomic():
+                signs.hold("in the section", 0)
+                ORDER.append("the section ends")
+            while True:
+                time.sleep(0.01)
+        except BaseException as error:
+            ORDER.append(type(error).__name__)
+            raise
+
+    return function()
+
+
+class Changes(
+    inprocess.initialize.Initialize,
+    inprocess.finalize.Finalize,
+    inprocess.health_check.HealthCheck,
+    inprocess.abort.Abort,
+    inprocess.rank_assignment.RankAssignment,
+    inprocess.rank_filter.RankFilter,
+):
+    """Notes its name in the state that it was given, or in a copy, and returns that. The assignment reverses the ranks;
+    the filter leaves one of them active."""
+
+    def __init__(self, name: str, in_copy: bool) -> None:
+        self.name, self.in_copy = name, in_copy
+
+    def __call__(self, state: State, *more: Any) -> Any:
+        state = copy.copy(state) if self.in_copy else state
+        vars(state)["notes"] = (*vars(state).get("notes", ()), self.name)
+        if self.name == "rank_assignment":
+            state.rank = state.world_size - 1 - state.rank
+        if self.name == "rank_filter":
+            state.active_world_size = 1
+            state.status = Status.ACTIVE if state.rank == 0 else Status.INACTIVE
+        return (state, *more) if more else state
+
+
+def change_the_state(in_copies: bool) -> tuple[str, str, int, tuple[str, ...]] | None:
+    """The active rank raises; then the other one is active, and returns its place and the notes in its state."""
+    names = ("initialize", "abort", "finalize", "health_check", "rank_assignment", "rank_filter")
+    hooks: dict[str, Any] = {name: Changes(name, in_copies) for name in names}
+
+    @Wrapper(**hooks)
+    def function(call: CallWrapper | None = None) -> tuple[str, str, int, tuple[str, ...]]:
+        assert call is not None
+        if call.iteration == 0:
+            raise ValueError("by schedule")
+        return os.environ["RANK"], os.environ["WORLD_SIZE"], call.state.rank, vars(call.state)["notes"]
 
     return function()

@@ -85,6 +85,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "a rank in the store's critical_ranks leaves last": (
         "test_rank_that_holds_the_store_waits_for_all_others_and_not_for_ever",
         "test_rank_departs_without_waiting",
+        "test_rank_in_critical_ranks_of_the_users_store_leaves_last",
     ),
     "only from the main thread and with no process group alive, checked at each call": (
         "test_call_that_cannot_be_restarted_is_refused",
@@ -155,13 +156,17 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "test_excluded_node_leaves_and_the_other_goes_on",
         "test_shutdown_stops_all_nodes_with_its_own_exit_code",
     ),
-    "atomic() sleeps; an interruption that arrives inside is delivered at its end": (
+    "abort outside atomic(); atomic() sleeps; an interruption that arrives inside is delivered at its end": (
+        "test_atomic_section_ends_before_the_abort_and_the_interruption",
         "test_atomic_section_ends_before_the_interrupt",
         "test_one_signal_is_enough_to_interrupt_at_the_end_of_an_atomic_section",
     ),
     "the restart ends with the first heartbeat or step after the entry": ("test_exception_on_one_rank_restarts_all",),
     "a loop without progress and without a limit is called progress_unknown": (
         "test_loop_without_progress_is_called_unknown_and_nothing_restarts",
+    ),
+    "hooks may change the state that they get; what initialize, rank_assignment and rank_filter return is used": (
+        "test_state_that_hooks_change_or_return_is_in_force",
     ),
     "Compose runs the last one first, is of the nearest shared class, and warns of None": (
         "test_last_hook_runs_first_and_results_are_handed_on",
@@ -348,6 +353,30 @@ def test_rank_that_pinged_waits_for_completion_for_longer_than_its_soft_timeout(
     job = start(2, f"{JOBS}:ping_and_return_long_before_the_other")
     assert [rank.value for rank in job.wait()] == [0, 0]
     assert not job.of(events.RankInterrupted)
+
+
+def test_rank_in_critical_ranks_of_the_users_store_leaves_last(start: Start, tmp_path: Path) -> None:
+    job = start(2, f"{JOBS}:leave_at_last", path=str(tmp_path / "store"))
+    assert [rank.value for rank in job.wait()] == [True, True]
+
+
+def test_atomic_section_ends_before_the_abort_and_the_interruption(start: Start) -> None:
+    job = start(2, f"{JOBS}:finish_the_atomic_section")
+    job.await_record(events.IterationDecided, rank=0)  # from now on its watcher is ready to abort and interrupt
+    job.let_on("in the section")
+    assert job.wait()[0].value == ["the section ends", "abort", "RankShouldRestart"]
+
+
+@pytest.mark.parametrize("in_copies", [False, True])
+def test_state_that_hooks_change_or_return_is_in_force(start: Start, in_copies: bool) -> None:
+    job = start(2, f"{JOBS}:change_the_state", in_copies=in_copies)
+    active, spare = (rank.value for rank in job.wait())
+    assert spare is None
+    before = ("rank_assignment", "rank_filter", "initialize", "health_check")
+    notes = (*before, "abort", "finalize", "health_check", *before)
+    returned_in_vain = {"health_check", "abort", "finalize"}
+    kept = tuple(name for name in notes if not in_copies or name not in returned_in_vain)
+    assert active == ("0", "1", 0, kept)
 
 
 @pytest.mark.parametrize(
