@@ -250,9 +250,9 @@ Launch = Callable[..., Launched]
 def launch(start: Callable[..., Job], tmp_path: Path, endpoint: str) -> Launch:
     begin = launcher(start, tmp_path)
 
-    def on_etcd(script: str, nodes: str) -> Launched:
+    def on_etcd(script: str, nodes: str, **env: str) -> Launched:
         options = ("--rdzv-backend", "etcd")
-        return begin(script, *options, nodes=nodes, agents=2, nproc=1, conf=QUICK, endpoint=endpoint)
+        return begin(script, *options, nodes=nodes, agents=2, nproc=1, conf=QUICK, endpoint=endpoint, **env)
 
     return on_etcd
 
@@ -370,3 +370,23 @@ def test_nodes_that_come_back_after_all_agents_were_killed_go_on_with_the_job(la
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["job"]
     for cycle, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
         assert (tmp_path / "runs" / "job" / "output" / str(cycle) / f"{rank}.out").read_text() == "ran\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["RESILIENCE_ATTEMPT", "SLURM_RESTART_COUNT"])
+def test_nodes_that_come_back_with_another_attempt_begin_a_new_job(
+    launch: Launch, tmp_path: Path, variable: str
+) -> None:
+    job = launch("say('up'); await_file('never')", nodes="2")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    for number in range(2):
+        job.job.signal(number, signal.SIGKILL)
+    assert job.wait() == [-signal.SIGKILL] * 2
+    before = sorted((tmp_path / "runs" / "job").rglob("*"))
+    again = launch("print('ran', flush=True)", nodes="2", **{variable: "1"})
+    assert again.wait() == [0, 0]
+    assert sorted((tmp_path / "runs" / "job").rglob("*")) == before
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["job", "job@1"]
+    for rank in range(2):
+        assert (tmp_path / "runs" / "job@1" / "output" / "0" / f"{rank}.out").read_text() == "ran\n"

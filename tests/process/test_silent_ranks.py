@@ -57,6 +57,7 @@ for n in range(120):
         with resilience.section("evaluation"):
             time.sleep(0.6)
     if n % 30 == 16:
+        (here / f"opened.{cycle}.{rank}.{n}").write_text(str(time.monotonic_ns()))
         with resilience.section("checkpoint"):
             if (cycle, n) == (0, 106):
                 threading.Event().wait()
@@ -219,13 +220,21 @@ def test_rank_that_hangs_at_the_end_of_its_program_is_ended(launch: Launch) -> N
 def test_job_that_has_shown_its_pauses_has_shorter_limits(launch: Launch) -> None:
     job = launch(SHOWS_ITS_PAUSES, "--ft-hang-first-limit", "100", "--ft-hang-least-limit", "1")
     assert job.wait(120.0) == [0]
-    found = [record.event for record in job.of(events.RankFellSilent)]
-    assert {event.limit for event in found} == {"silence:checkpoint"}
-    suspected = {record.origin.rank: record.event for record in job.of(events.HangSuspected)}
+    found = {record.origin.rank: record for record in job.of(events.RankFellSilent)}
+    assert {record.event.limit for record in found.values()} == {"silence:checkpoint"}
+    suspected = {
+        record.origin.rank: record.event
+        for record in job.of(events.HangSuspected)
+        if (record.origin.cycle, record.event.kind) == (0, "checkpoint")
+    }
     for event in suspected.values():
         assert event.is_learned
         assert event.longest_s >= 0.6
         assert event.allowed_s == pytest.approx(FACTOR * event.longest_s)
+    for rank, record in found.items():  # at the learned limit, and long before the first one of 100 s
+        assert record.event.allowed_s == suspected[rank].allowed_s <= record.event.silent_for_s < 100.0
+        silent_from_ns = int((job.folder / f"opened.0.{rank}.106").read_text())
+        assert record.mono_ns >= silent_from_ns + record.event.silent_for_s * 1e9
 
 
 def wrapped(hangs: bool) -> int:
