@@ -82,6 +82,21 @@ def test_variable_that_a_package_sets_is_reported_like_one_of_the_script(launch:
     assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
 
 
+def test_variable_that_a_package_sets_past_os_environ_is_noticed_too(launch: Launch, tmp_path: Path) -> None:
+    """By `os.putenv`, as libraries in C do: the variable is not in `os.environ`. A fresh torch reads it."""
+    (tmp_path / "packages").mkdir()
+    package = "import os\nos.putenv('OMP_NUM_THREADS', '2')\nos.putenv('TORCH_CPP_LOG_LEVEL', 'ERROR')\n"
+    (tmp_path / "packages" / "settings_of_all.py").write_text(package)
+    setting = "sys.path.append(str(here / 'packages'))\nimport settings_of_all"
+    threads = "import torch\n(here / f'threads.{cycle}').write_text(str(torch.get_num_threads()))"
+    job = launch(f"{setting}\n{threads}\nsys.exit(3 if cycle == 0 else 0)", nproc=1)
+    assert job.wait() == [0], job.job.output()
+    (late,) = (record.event for record in job.of(events.VariablesTooLate))
+    assert (late.package, late.names) == ("torch", ("TORCH_CPP_LOG_LEVEL",))
+    assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
+    assert [(job.folder / f"threads.{cycle}").read_text() for cycle in (0, 1)] == ["2", "2"]
+
+
 def test_variable_that_is_set_after_the_import_keeps_workers_warm(launch: Launch) -> None:
     job = launch(
         "import torch\nos.environ['TORCH_' + 'LOGS'] = os.environ['OPEN' + 'BLAS_VERBOSE'] = '0'\n"

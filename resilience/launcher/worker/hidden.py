@@ -3,10 +3,15 @@
 A module imported before the fork read its environment variables before the fork. In a fresh interpreter it would read
 the values that the program has set before the import. So the modules are removed from `sys.modules`, and the program's
 own import brings them back, unchanged. At that moment the variables that they read are compared with those at the fork.
-A change is applied if possible, and reported otherwise. The program finds `sys.modules` as in a fresh interpreter."""
+A change is applied if possible, and reported otherwise. The program finds `sys.modules` as in a fresh interpreter.
+
+The variables are those that C code sees: a library may set one by `os.putenv` or in C, which `os.environ` does not
+show. A variable that only C code sees is reported also if torch would look it up in `os.environ`, and so miss it in a
+fresh interpreter too."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +21,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
+
+
+_c_environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.PyDLL(None), "environ")
+
+
+def c_environment() -> dict[str, str]:
+    """Return the variables of this process as C code sees them, those of `os.environ` among them."""
+    variables: dict[str, str] = {}
+    position = 0
+    while _c_environ and (entry := _c_environ[position]) is not None:
+        name, _, value = os.fsdecode(entry).partition("=")
+        variables.setdefault(name, value)  # getenv takes the first one
+        position += 1
+    return variables
 
 
 class HiddenModules:
@@ -68,7 +87,7 @@ class Hidden:
         """on_change: called when a package is restored, with the changed variables that it reads.
         on_import: called with a module of `noted` packages that the program imports and that is not hidden here."""
         self._groups = {name: group for group in groups for name in group.modules}
-        self._environment = dict(os.environ)
+        self._environment = c_environment()
         self._on_change, self._on_import = on_change, on_import
         self._noted = frozenset(noted)
         for group in reversed(groups):  # the later ones refer to the earlier ones
@@ -95,7 +114,7 @@ class Hidden:
             return  # another thread has restored it
         for hidden_group in (group, *filter(None, map(self._groups.get, group.imports))):
             self._restore(hidden_group)
-        before, now = self._environment, dict(os.environ)
+        before, now = self._environment, c_environment()
         changed = sorted(name for name in {*before, *now} if group.reads(name) and before.get(name) != now.get(name))
         if changed:
             self._on_change(group.package, changed)

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from resilience.errors import error_in_words
 from resilience.launcher.worker import fork_safety, script_variables
-from resilience.launcher.worker.hidden import Hidden, HiddenModules
+from resilience.launcher.worker.hidden import Hidden, HiddenModules, c_environment
 from resilience.launcher.worker.notes import ModuleImported, Note, VariablesSetTooLate
 from resilience.system import exit_status, libraries, titles
 
@@ -271,7 +271,7 @@ def _apply(tell: Callable[[Note], None], package: str, names: list[str]) -> None
     if late:
         tell(VariablesSetTooLate(package, tuple(late)))
     if any(name.endswith("_NUM_THREADS") for name in names):
-        _reset_threads(os.environ, None)
+        _reset_threads(c_environment(), None)
     distributed = sys.modules.get("torch.distributed")
     if "TORCH_DISTRIBUTED_DEBUG" in names and distributed is not None:
         distributed.set_debug_level_from_env()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -78,3 +79,35 @@ def test_package_imported_by_itself_is_compared_by_itself(hide: Hide, monkeypatc
     assert "big" not in sys.modules
     importlib.import_module("big")
     assert late == [Late("big", ["BIG_NUMBER"])]
+
+
+@pytest.fixture
+def unset() -> Iterator[None]:
+    os.unsetenv("BIG_NUMBER")
+    yield
+    os.unsetenv("BIG_NUMBER")
+
+
+@pytest.mark.usefixtures("unset")
+def test_variable_that_only_c_code_sees_is_late_too(hide: Hide) -> None:
+    late = hide()
+    os.putenv("BIG_NUMBER", "1")
+    importlib.import_module("big")
+    assert late == [Late("big", ["BIG_NUMBER"])]
+
+
+@pytest.mark.usefixtures("unset")
+def test_variable_that_is_removed_for_c_code_alone_is_late_too(hide: Hide) -> None:
+    os.putenv("BIG_NUMBER", "1")
+    late = hide()
+    os.unsetenv("BIG_NUMBER")
+    importlib.import_module("big")
+    assert late == [Late("big", ["BIG_NUMBER"])]
+
+
+@pytest.mark.usefixtures("unset")
+def test_variable_that_only_c_code_sees_and_that_stays_is_not_late(hide: Hide) -> None:
+    os.putenv("BIG_NUMBER", "1")
+    late = hide()
+    importlib.import_module("big")
+    assert late == []
