@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import signal
 import threading
 import time
 import warnings
@@ -464,5 +465,23 @@ def change_the_state(in_copies: bool) -> tuple[str, str, int, tuple[str, ...]] |
         if call.iteration == 0:
             raise ValueError("by schedule")
         return os.environ["RANK"], os.environ["WORLD_SIZE"], call.state.rank, vars(call.state)["notes"]
+
+    return function()
+
+
+def restart_by_a_chosen_signal() -> list[int]:
+    """Rank 1 raises while rank 0 waits; return which of two signals are handled in the next iteration."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> list[int]:
+        assert call is not None
+        if call.iteration:
+            numbers = (int(signal.SIGUSR2), signal.SIGRTMIN + 9)
+            return [number for number in numbers if signal.getsignal(number) is not signal.SIG_DFL]
+        if os.environ["RANK"] == "0":
+            signs.show("waits", 0)
+            threading.Event().wait()
+        signs.await_sign(Path.cwd(), "waits", 0)
+        raise ValueError("by schedule")
 
     return function()

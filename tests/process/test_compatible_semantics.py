@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,6 +220,65 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "test_environment_is_read_in_one_place",
         "test_settings_that_exist_are_valid",
     ),
+    "RESILIENCE_INTERRUPT_SIGNAL is the signal that interrupts the function": (
+        "test_chosen_signal_interrupts_the_function",
+    ),
+    "RESILIENCE_JOB_ID, else SLURM_JOB_ID, TORCHELASTIC_RUN_ID unless `none`, else agreed through the base store": (
+        "test_job_is_named_by_the_nearest_that_knows",
+        "test_ranks_without_a_launcher_agree_on_an_attempt_of_their_own",
+    ),
+    "a hook's limit is hard_timeout": (
+        "test_hanging_hook_is_killed_at_the_hard_limit_and_named",
+        "test_hook_at_the_end_of_a_call_that_hangs_is_ended_at_hard_timeout_and_named",
+    ),
+    "CallWrapper: iteration, ping, atomic": (
+        "test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause",
+        "test_hang_past_the_soft_limit_restarts_all_in_process",
+        "test_atomic_section_ends_before_the_abort_and_the_interruption",
+    ),
+    "ThreadedFinalize, CudaHealthCheck": (
+        "test_function_that_hangs_is_left_behind",
+        "test_threaded_finalize_works_on_the_device_of_its_rank",
+        "test_device_that_hangs_excludes_the_rank",
+    ),
+    "async_raise, reraise_if_unraisable": (
+        "test_async_raise_reaches_a_thread_that_runs_bytecode",
+        "test_reraise_if_unraisable_raises_again_in_the_main_thread",
+    ),
+    "ShiftRanks, FillGaps, FilterGroupedByKey(key_or_fn, condition, timeout)": (
+        "test_shifted_ranks_keep_their_order",
+        "test_filling_gaps_moves_only_ranks_that_have_no_place_any_more",
+        "test_groups_that_fail_the_condition_are_excluded_by_all_alike",
+        "test_missing_rank_ends_the_filter_with_a_clear_error",
+    ),
+    "MaxActiveWorldSize, WorldSizeDivisibleBy": (
+        "test_filter_leaves_the_ranks_from_the_active_world_on_in_reserve",
+        "test_filters_narrow_down_what_an_earlier_one_left",
+    ),
+    "StoreMixin: initial ranks, barriers, records, completion, terminated ranks; BarrierTimeout, BarrierOverflow": (
+        "test_initial_ranks_are_found_by_present_rank",
+        "test_barriers_of_the_api_do_not_disturb_each_other",
+        "test_barrier_gives_up_after_its_timeout",
+        "test_more_ranks_than_a_barrier_is_made_for_are_told_so",
+        "test_records_come_back_in_the_order_of_their_arrival",
+        "test_completion_is_seen_by_all",
+        "test_ranks_that_left_are_counted_once",
+    ),
+    "TCPStore with defaults from MASTER_ADDR, MASTER_PORT, WORLD_SIZE; FileStore; PrefixStore(iteration, store)": (
+        "test_outside_a_wrapper_rank_0_hosts_and_a_second_store_joins",
+        "test_file_store_and_a_users_own_store_work",
+        "test_iterations_do_not_see_each_other",
+    ),
+    "inject_fault(faults, num_faults, keep_alive, delay, seed, callback)": (
+        "test_draw_keeps_to_its_bounds_and_is_the_same_for_all",
+        "test_seeds_differ",
+        "test_process_dies_by_its_signal",
+        "test_callback_that_cannot_be_called_is_refused_at_once",
+    ),
+    "FaultToleranceConfig: from_kwargs, from_yaml_file, from_args, to_yaml_file": (
+        "test_every_setting_reads_alike_from_keyword_file_and_flag",
+        "test_file_that_was_written_is_read_back",
+    ),
     "RetryController(max_iterations, min_world_size, min_active_world_size)": (
         "test_retry_controller_ends_the_job",
         "test_retry_controller_lets_the_job_go_on",
@@ -365,6 +425,11 @@ def test_atomic_section_ends_before_the_abort_and_the_interruption(start: Start)
     job.await_record(events.IterationDecided, rank=0)  # from now on its watcher is ready to abort and interrupt
     job.let_on("in the section")
     assert job.wait()[0].value == ["the section ends", "abort", "RankShouldRestart"]
+
+
+def test_chosen_signal_interrupts_the_function(start: Start) -> None:
+    job = start(2, f"{JOBS}:restart_by_a_chosen_signal", env={"RESILIENCE_INTERRUPT_SIGNAL": "SIGUSR2"})
+    assert [rank.value for rank in job.wait()] == [[signal.SIGUSR2]] * 2
 
 
 @pytest.mark.parametrize("in_copies", [False, True])
