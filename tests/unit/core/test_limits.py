@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -255,28 +258,54 @@ def test_empty_state_of_the_peer_is_a_state_without_limits(plain: dict[str, Any]
     assert limits.from_plain(plain) == ClientLimits()
 
 
+PEERS_KEYS = {"heartbeat", "section"}  # of the peer's nested state
+PEERS_HEARTBEAT = {"initial": 300.0, "subsequent": 60.5, "were_calculated": True}
+PEERS_SECTION: dict[str, Any] = {
+    "section": {"setup": None, "save": 900.0, "step": 30.0},
+    "out_of_section": 120.0,
+    "calculated_sections": ["save", "step"],
+    "is_out_of_section_calculated": True,
+}
+
+
 def test_flat_state_of_the_peer_is_converted() -> None:
-    plain = {"current_timeouts": {"initial": 300.0, "subsequent": 60.5, "were_calculated": True}}
+    plain = {"current_timeouts": PEERS_HEARTBEAT}
     assert limits.from_plain(plain) == ClientLimits(HeartbeatTimeouts(300.0, 60.5, were_calculated=True))
 
 
 @pytest.mark.parametrize("sections", [["save", "step"], {"save", "step"}])
 def test_nested_state_of_the_peer_is_converted(sections: Any) -> None:
-    plain = {
-        "current_timeouts": {
-            "heartbeat": {"initial": 300.0, "subsequent": 60.0, "were_calculated": True},
-            "section": {
-                "section": {"setup": None, "save": 900.0, "step": 30.0},
-                "out_of_section": 120.0,
-                "calculated_sections": sections,
-                "is_out_of_section_calculated": True,
-            },
-        }
-    }
+    section = {**PEERS_SECTION, "calculated_sections": sections}
+    plain = {"current_timeouts": {"heartbeat": PEERS_HEARTBEAT, "section": section}}
     assert limits.from_plain(plain) == ClientLimits(
-        HeartbeatTimeouts(300.0, 60.0, were_calculated=True),
+        HeartbeatTimeouts(300.0, 60.5, were_calculated=True),
         SectionTimeouts({"setup": None, "save": 900.0, "step": 30.0}, 120.0, frozenset({"save", "step"}), True),
     )
+
+
+@pytest.mark.slow  # it changes with a release of the peer only
+def test_states_of_the_peer_have_the_fields_of_its_own_source() -> None:
+    """The source is read, not imported: that needs all that the peer depends on."""
+    peer = importlib.util.find_spec("nvidia_resiliency_ext")
+    if peer is None or peer.submodule_search_locations is None:
+        pytest.skip("THE STATES OF THE PEER ITSELF ARE NOT READ HERE: nvidia-resiliency-ext is not installed")
+    folder = Path(peer.submodule_search_locations[0], "fault_tolerance")
+    fields: dict[str, list[str]] = {}
+    keys: set[str] = set()
+    for source in (folder / "data.py", folder / "rank_monitor_client.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.ClassDef):
+                fields[node.name] = [
+                    ast.unparse(field.target) for field in node.body if isinstance(field, ast.AnnAssign)
+                ]
+            if isinstance(node, ast.FunctionDef) and node.name == "load_state_dict":
+                keys |= {
+                    key.value for key in ast.walk(node) if isinstance(key, ast.Constant) and key.value in PEERS_KEYS
+                }
+    assert fields["HeartbeatTimeouts"] == list(PEERS_HEARTBEAT)
+    if "SectionTimeouts" in fields:  # from 0.3 on
+        assert fields["SectionTimeouts"] == list(PEERS_SECTION)
+        assert keys == PEERS_KEYS
 
 
 def test_state_of_the_peer_that_has_one_kind_of_limits_leaves_the_other_alone() -> None:
