@@ -1,8 +1,8 @@
 """How surely is a rank blamed, and by which rule?  A culprit, the rules, and the confidences that mean something.
 
-Of the verdicts with confidence c, a share of at least c should name the right rank. The campaign has shown that for 0.9
-and 0.95 (docs/benchmark.md); lower ones are only ordinal. Below NAMED no rank is named, and below SURE nothing acts on
-a verdict."""
+At least a share c of the verdicts with confidence c should name the right rank. The campaign has shown that for 0.9 and
+0.95 (docs/benchmark.md); lower ones are only ordinal. Below NAMED no rank is named, and below SURE nothing acts on a
+verdict."""
 
 from __future__ import annotations
 

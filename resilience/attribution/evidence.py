@@ -14,7 +14,7 @@ import msgspec
 from resilience.attribution.symptoms import Symptom, own_error, symptom
 from resilience.core.hang_kind import in_backward, in_collective
 from resilience.core.wait_for import ahead
-from resilience.facts.deadlines import limited
+from resilience.facts.deadlines import parse_limit
 from resilience.facts.interruptions import HANGS, Collective, Frame, Hang, Interruption, InterruptionRecord
 
 RESTART_STAGES = ("finalize", "health_check", "barrier")
@@ -135,7 +135,7 @@ def _is_late(evidence: Evidence, record: InterruptionRecord) -> bool:
         return rank in evidence.answered
     if (rank, record.interruption) not in evidence.after_answer:
         return False
-    is_in_hook = record.detector is not None and limited(record.detector.name).kind == "hook"
+    is_in_hook = record.detector is not None and parse_limit(record.detector.name).kind == "hook"
     is_hung_since = record.interruption in HANGS and (is_in_hook or waits(evidence, rank))
     return record.stage in RESTART_STAGES or is_hung_since
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from resilience.core.watched import unlearned_in_words, watched_in_words
 from resilience.facts import events
-from resilience.facts.deadlines import limited
+from resilience.facts.deadlines import parse_limit
 from resilience.facts.in_words import count, seconds
 
 _MISSING = {
@@ -103,7 +103,7 @@ def _compared(event: events.RankSuspicionCompared) -> str | None:
 
 
 def _place(limit: str) -> str:
-    kind, name = limited(limit)
+    kind, name = parse_limit(limit)
     return name if kind == "section" else limit
 
 

@@ -15,7 +15,7 @@ import msgspec
 from resilience.core import hang_kind
 from resilience.core.communication import left_communication, lost_loader_process
 from resilience.core.watch import AGENT_LOST
-from resilience.facts.deadlines import limited
+from resilience.facts.deadlines import parse_limit
 from resilience.facts.interruptions import (
     Category,
     FaultOrigin,
@@ -246,7 +246,7 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections
     state = process.state if process is not None else None
     if detector == "abort":
         return Symptom(rank, "hung", record, 3, 0.0, False, "could not be freed by the abort of this restart")
-    if limited(detector).kind == "hook":
+    if parse_limit(detector).kind == "hook":
         return Symptom(rank, "hook_hung", record, 2, 0.9, True)
     if state in ("T", "t"):
         return Symptom(rank, "stopped", record, 4, 0.9, True)

@@ -125,9 +125,9 @@ def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxy
     if first is None and verdict.culprits:
         first = verdict.culprits[0].rank
     if verdict.culprits:
-        symptoms |= {rank: _follows(each, _consequence(each)) for rank, each in in_restart.items() if each.rule == 2}
-        broken = [each for each in in_restart.values() if each.rule != 2 and each.rank != first]
-        later = tuple(Culprit(each.rank, each.what, each.confidence, each.rule) for each in broken)
+        symptoms |= {rank: _follows(late, _consequence(late)) for rank, late in in_restart.items() if late.rule == 2}
+        broken = [late for late in in_restart.values() if late.rule != 2 and late.rank != first]
+        later = tuple(Culprit(late.rank, late.what, late.confidence, late.rule) for late in broken)
         verdict = msgspec.structs.replace(verdict, culprits=verdict.culprits + later)
     guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
     reported = [symptom.rank for symptom in symptoms.values() if symptom.rank not in guilty]
@@ -253,7 +253,8 @@ def _likeness(symptom: Symptom) -> tuple[object, ...]:
 
 def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     shown = [symptom for symptom in symptoms.values() if symptom.is_own and not symptom.is_guess]
-    faults, quiet = [each for each in shown if not each.is_quiet], [each for each in shown if each.is_quiet]
+    faults = [symptom for symptom in shown if not symptom.is_quiet]
+    quiet = [symptom for symptom in shown if symptom.is_quiet]
     exits = [symptom for symptom in faults if symptom.rule == 1]
     raised = [symptom for symptom in faults if symptom.rule == 2]
     hung = [symptom for symptom in faults if symptom.rule not in (1, 2)]
@@ -277,8 +278,9 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
         fired |= rules
         if all(culprit.confidence < NAMED for culprit in blamed):  # then these errors may be the ranks' own as well
             known = {culprit.rank for culprit in blamed}
-            guesses = [each for each in symptoms.values() if _may_be_own(evidence, each) and each.rank not in known]
-            blamed = [Culprit(each.rank, each.what, UNSURE, 2) for each in guesses] + blamed
+            unblamed = [symptom for symptom in symptoms.values() if symptom.rank not in known]
+            guesses = [symptom for symptom in unblamed if _may_be_own(evidence, symptom)]
+            blamed = [Culprit(symptom.rank, symptom.what, UNSURE, 2) for symptom in guesses] + blamed
             fired |= {2} if guesses else set()
         if not blamed:
             return Verdict(what, "unknown", rules_fired=tuple(sorted(fired)))
@@ -327,7 +329,7 @@ def _blame_quiet(
     # If a rank's program had failed while others still waited, that is why they waited.
     failed = {symptom.rank for symptom in quiet if symptom.record.program_had_failed}
     if failed:
-        others = [each for each in others if each.rank not in failed and not waits(evidence, each.rank)]
+        others = [other for other in others if other.rank not in failed and not waits(evidence, other.rank)]
     ranks = blamed | {symptom.rank for symptom in quiet}
     # The earliest first: the comparison with it settles the question for all others.
     faults = sorted(
@@ -340,7 +342,7 @@ def _blame_quiet(
         if symptom.rank in awaited:
             continue  # the others waited for it before it ended
         is_first = all(
-            is_before(symptom, each) or began_out_of_reach(each, symptom) for each in faults if each is not symptom
+            is_before(symptom, other) or began_out_of_reach(other, symptom) for other in faults if other is not symptom
         )
         confidence = symptom.confidence if is_first and not others else UNSURE
         culprits.append(Culprit(symptom.rank, symptom.what, confidence, 1))
@@ -389,8 +391,13 @@ def _blame_hung(evidence: Evidence, hung: list[Symptom]) -> list[Culprit]:
         return named + [Culprit(symptom.rank, symptom.what, UNSURE, symptom.rule) for symptom in hung]
     awaited = walk_of(evidence).awaited
     return [
-        Culprit(each.rank, each.what, max(each.confidence, SURE if awaited == (each.rank,) else 0.0), each.rule)
-        for each in hung
+        Culprit(
+            symptom.rank,
+            symptom.what,
+            max(symptom.confidence, SURE if awaited == (symptom.rank,) else 0.0),
+            symptom.rule,
+        )
+        for symptom in hung
     ]
 
 

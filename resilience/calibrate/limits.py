@@ -27,7 +27,7 @@ from resilience.calibration.quantiles import chi2
 from resilience.calibration.tails import quantile
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
-from resilience.facts.deadlines import Start, first_of
+from resilience.facts.deadlines import Start, first_name
 from resilience.facts.in_words import count
 from resilience.facts.limits import Learned
 from resilience.telemetry.durations import FIRST_AGAIN
@@ -88,7 +88,7 @@ def calibrate(
             ]
             if any(by_run):
                 cuts = [cut for deadline in observed_deadlines for cut in deadline.first_cuts(first, start)]
-                limits[first_of(name, start)] = _first(by_run, first, cuts, usual, seconds, unnumbered_s, aim)
+                limits[first_name(name, start)] = _first(by_run, first, cuts, usual, seconds, unnumbered_s, aim)
     if progress is not None:
         progress("", len(names), len(names))
     return Timeouts(
@@ -182,15 +182,15 @@ def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], aim: _Aim) -> Mapp
     hold for one world size, limits outside known phases for equal arguments, and rates for a number of ranks and a
     target. Raises: ConfigurationError if limits of the earlier configuration do not fit these runs."""
     was = previous.configuration
-    found = [(run.name, differences(was, run.configuration, previous.ranks)) for run in _distinct(runs)]
-    reasons = [f"run {name} differ: {reason}" for name, differing in found if (reason := serious(differing))]
+    by_run = [(run.name, differences(was, run.configuration, previous.ranks)) for run in _distinct(runs)]
+    reasons = [f"run {name} differ: {reason}" for name, differing in by_run if (reason := serious(differing))]
     if reasons and not aim.target.is_pooled:
         raise ConfigurationError(
             f"the existing limits file and {reasons[0]}. Write the limits to another --out file, or "
             "use --pool if the difference does not affect durations"
         )
     earlier = limits_file.refitted_for(previous, aim.ranks, aim.target.false_alarms, aim.target.horizon_s)
-    if not any(differing for _, differing in found):
+    if not any(differing for _, differing in by_run):
         return earlier
     is_same_shape = not reasons and all(was.world_size == run.configuration.world_size for run in runs)
     return {

@@ -14,7 +14,7 @@ from itertools import chain
 import msgspec
 
 from resilience.calibration import fitting
-from resilience.calibration.episodes import RUN, START, Tops
+from resilience.calibration.episodes import RUN, START, LargestDurations
 from resilience.calibration.fitting import Cut, Pool
 from resilience.calibration.recurring_phases import Course
 from resilience.calibration.tails import quantile
@@ -192,11 +192,13 @@ def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:
 
     Every duration counts: those known individually, and all others from the buckets."""
     series = [deadline.series(first) for deadline in observed]
-    tops = Tops.of(chain.from_iterable(deadline.placed(first, run) for run, deadline in enumerate(observed)))
+    tops = LargestDurations.of(
+        chain.from_iterable(deadline.placed(first, run) for run, deadline in enumerate(observed))
+    )
     if all(deadline.is_whole for deadline in observed):
         return fitting.pooled(series, tops)
     if not tops.places:  # the files of single values are lost: nobody knows whether the slow ones were one episode
-        tops = Tops(together=max(1, sum(deadline.n for deadline in observed)))
+        tops = LargestDurations(most_per_event=max(1, sum(deadline.n for deadline in observed)))
     counts: Counter[float] = Counter()
     medians, drifts, halves = [], [], []
     for deadline, values in zip(observed, series, strict=True):

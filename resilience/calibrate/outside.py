@@ -1,9 +1,9 @@
 """Which limit holds where runs are known not to be slow?  Shorter than the usual one, and tested before it is believed.
 
 Runs that are slow at the same positions have known phases (`facts.phases`). Outside these, the other durations decide.
-A healthy run that is longer than the observed ones meets phases that they never reached. As far as they came, later
+A healthy run that is longer than the observed ones meets unseen phases. Within the length of the observed runs, later
 runs did not exceed three times the longest duration of three runs, even if these runs were short
-(docs/calibration.md). So within that reach, few durations from three runs are enough for the status `short`.
+(docs/calibration.md). So within that length, few durations from three runs are enough for the status `short`.
 
 An occurrence outside these phases that a limit ended may have been healthy. It raises this limit as it does the usual
 one, because otherwise a limit that is too short would confirm itself."""
@@ -21,7 +21,7 @@ from resilience.calibration.limits_file import OutsideLimit
 from resilience.calibration.recurring_phases import ENOUGH_RUNS, recurring
 from resilience.facts.phases import Phases
 
-PAYS = 0.67  # of the usual limit; a longer limit outside phases is not worth storing the positions of the phases
+MOST_OF_USUAL = 0.67  # a longer limit outside phases is not worth storing the positions of the phases
 MOST_FOLDS = 8  # runs on which a limit outside phases is tested
 
 
@@ -41,11 +41,11 @@ def outside_phases(
     phases = None if usual_s is None else _phases(observed, first)
     if usual_s is None or phases is None:
         return None
-    others = _Others(first, fit, FEWEST if len(observed) >= ENOUGH_RUNS else SHORT)
-    fitted = others.fitted(observed, phases)
-    if fitted is None or fitted.timeout_s is None or fitted.timeout_s > PAYS * usual_s:
+    fit_outside = _OutsideFit(first, fit, FEWEST if len(observed) >= ENOUGH_RUNS else SHORT)
+    fitted = fit_outside.fitted(observed, phases)
+    if fitted is None or fitted.timeout_s is None or fitted.timeout_s > MOST_OF_USUAL * usual_s:
         return None
-    if not others.are_kept(observed, phases):
+    if not fit_outside.are_kept(observed, phases):
         return None
     return OutsideLimit(
         fitted.timeout_s,
@@ -66,7 +66,7 @@ def _phases(observed: Sequence[ObservedDeadline], first: int) -> Phases | None:
     return recurring(courses) if len(courses) == len(observed) else None
 
 
-class _Others(msgspec.Struct, frozen=True):
+class _OutsideFit(msgspec.Struct, frozen=True):
     """Fits the durations outside phases. fewest: durations that are enough for the status `short`."""
 
     first: int

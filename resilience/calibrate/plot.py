@@ -15,7 +15,7 @@ from resilience.calibrate.timings import Input
 from resilience.calibration import fitting
 from resilience.calibration.limits_file import Deadline, Timeouts
 from resilience.errors import ConfigurationError
-from resilience.facts.deadlines import split
+from resilience.facts.deadlines import parse_name
 from resilience.facts.encoding import text
 from resilience.facts.in_words import count, seconds
 from resilience.facts.printable import escape
@@ -37,12 +37,12 @@ svg{background:#fff;font:12px system-ui,sans-serif;fill:#1f2328}
 
 
 def write(path: Path, observed: Input, timeouts: Timeouts) -> None:
-    """Draw every deadline of which these runs have enough durations. Raises: ConfigurationError if the file cannot be
+    """Draw every deadline with enough durations in these runs. Raises: ConfigurationError if the file cannot be
     written."""
     pools = {
         name: pool
         for name, deadline in timeouts.deadlines.items()
-        if split(name)[1] is None
+        if parse_name(name)[1] is None
         and deadline.n >= fitting.FEWEST
         and (pool := _observed(name, observed)).n  # a limit that is kept from an earlier file may have none
     }

@@ -36,8 +36,8 @@ def read_table(path: Path) -> list[ObservedRun]:
         number, seconds = _integer(path, line, row["i"]), _seconds(path, line, row["seconds"])
         if number in numbers[run, section, rank]:
             raise ConfigurationError(
-                f"{path}:{line}: run {run!r}, section {section!r}, rank {rank!r} has an i of {number} before this "
-                "line; number the occurrences on after a restart, or name it as another run"
+                f"{path}:{line}: run {run!r}, section {section!r}, rank {rank!r} has i={number} twice "
+                "(again at this line); continue the count after a restart, or give the part after it another run"
             )
         numbers[run, section, rank].add(number)
         ranks[run].add(rank)

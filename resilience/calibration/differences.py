@@ -74,14 +74,14 @@ def advice(before: Configuration, now: Configuration, ranks: int) -> str:
     return f"; calibrate with --ranks {now.world_size}" if is_larger and not serious(for_more) else ""
 
 
-def serious(found: Sequence[Difference]) -> str:
+def serious(listed: Sequence[Difference]) -> str:
     """Return why limits of one run do not fit the other, empty if they do."""
-    return "; ".join(difference.words for difference in found if difference.why)
+    return "; ".join(difference.words for difference in listed if difference.why)
 
 
-def harmless(found: Sequence[Difference]) -> str:
+def harmless(listed: Sequence[Difference]) -> str:
     """Return the differences that do not matter by themselves."""
-    return "; ".join(difference.words for difference in found if not difference.why)
+    return "; ".join(difference.words for difference in listed if not difference.why)
 
 
 def _unlike(what: str, before: object, now: object, why: str) -> tuple[Difference, ...]:

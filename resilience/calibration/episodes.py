@@ -22,17 +22,17 @@ START = 1 << 32  # places between two starts of a run
 RUN = START << 16  # and between two runs
 
 
-class Tops(msgspec.Struct, frozen=True):
+class LargestDurations(msgspec.Struct, frozen=True):
     """The largest durations and their places. seconds: smallest first. places: one per duration; consecutive
     occurrences differ by 1, occurrences of different starts by at least START, of different runs by at least RUN.
-    together: how many durations one event causes at most if no place is known, such as one per rank."""
+    most_per_event: durations that one event causes at most, if no place is known, such as one per rank."""
 
     seconds: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
-    together: int = 1
+    most_per_event: int = 1
 
     @classmethod
-    def of(cls, occurrences: Iterable[tuple[float, int]]) -> Tops:
+    def of(cls, occurrences: Iterable[tuple[float, int]]) -> LargestDurations:
         """Build from (seconds, place) pairs; only the largest are kept."""
         kept = sorted(heapq.nlargest(MOST, occurrences))
         return cls(tuple(seconds for seconds, _ in kept), tuple(place for _, place in kept))
@@ -47,7 +47,7 @@ class Tops(msgspec.Struct, frozen=True):
         n: occurrences in all. Durations without a place count as equally clustered."""
         places = self.between(low, high)
         if not places or count <= 0:
-            return max(1.0, count / self.together)
+            return max(1.0, count / self.most_per_event)
         groups = episodes(places, CLOSE * n / len(places))
         # By chance, only a share of exp(-CLOSE) of independent events appears separate.
         return max(1.0, min(1.0, groups * math.exp(CLOSE) / len(places)) * count) if groups > 1 else 1.0

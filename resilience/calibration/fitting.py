@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.calibration.episodes import RUN, Tops
+from resilience.calibration.episodes import RUN, LargestDurations
 from resilience.calibration.quantiles import student
 from resilience.calibration.tails import (
     CLUSTERED,
@@ -105,7 +105,7 @@ class Pool(msgspec.Struct, frozen=True):
     run_medians: tuple[float, ...]
     drift: float
     first_half_max: float
-    tops: Tops = Tops()
+    tops: LargestDurations = LargestDurations()
     run_maxima: tuple[float, ...] = ()
 
     @property
@@ -433,7 +433,7 @@ def warm_up(runs: Iterable[Sequence[float]]) -> int:
 # -- pooling ---------------------------------------------------------------------------------------
 
 
-def pooled(durations_by_run: Sequence[Sequence[float]], tops: Tops | None = None) -> Pool:
+def pooled(durations_by_run: Sequence[Sequence[float]], tops: LargestDurations | None = None) -> Pool:
     """Return the durations of runs in the form that the fit needs. tops: by default computed for runs without a gap."""
     runs = [run for run in durations_by_run if len(run)]
     durations = [seconds for run in runs for seconds in run]
@@ -447,7 +447,7 @@ def pooled(durations_by_run: Sequence[Sequence[float]], tops: Tops | None = None
         run_medians=tuple(_median(run) for run in runs),
         drift=drifts[len(drifts) // 2] if drifts else 0.0,
         first_half_max=max(half, default=0.0),
-        tops=Tops.of((s, number * RUN + i) for number, run in enumerate(runs) for i, s in enumerate(run))
+        tops=LargestDurations.of((s, number * RUN + i) for number, run in enumerate(runs) for i, s in enumerate(run))
         if tops is None
         else tops,
         run_maxima=tuple(max(run) for run in runs),

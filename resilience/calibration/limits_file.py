@@ -14,7 +14,7 @@ import msgspec
 from resilience.calibration import rank_groups
 from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Mode, Status, Timeout
 from resilience.facts.configuration import Configuration
-from resilience.facts.deadlines import Start, section_of, split
+from resilience.facts.deadlines import Start, parse_name, section_of
 from resilience.facts.in_words import count
 from resilience.facts.limits import NO_LIMIT, First, Learned, Limit, Limits, OfRanks, Outside
 from resilience.facts.phases import Phases
@@ -301,17 +301,17 @@ def _bounded(kept: Deadline, max_timeout: float | None) -> Deadline:
     if kept.timeout_s is None or max_timeout is None or kept.timeout_s <= max_timeout:
         return kept
     reason = f"{kept.reason}; the earlier limit of {kept.timeout_s:.4g} s is above max_timeout, {max_timeout:g} s"
-    each, month = (
+    by_occurrence, by_month = (
         alarms.distribution_free_upper
         for alarms in (kept.false_alarms_per_occurrence, kept.expected_false_alarms_per_month)
     )
-    if each is not None and max_timeout < kept.max_s:
-        each, month = 1.0, MONTH / kept.every_s if kept.every_s else None
+    if by_occurrence is not None and max_timeout < kept.max_s:
+        by_occurrence, by_month = 1.0, MONTH / kept.every_s if kept.every_s else None
     bounded = msgspec.structs.replace(
         with_limit(kept, max_timeout, reason),
         status="insufficient" if kept.status == "insufficient" else "provisional",
-        false_alarms_per_occurrence=Alarms(None, each),
-        expected_false_alarms_per_month=Alarms(None, month),
+        false_alarms_per_occurrence=Alarms(None, by_occurrence),
+        expected_false_alarms_per_month=Alarms(None, by_month),
         previous_timeout_s=kept.timeout_s,
     )
     return above_limit(_whole(bounded))
@@ -342,21 +342,21 @@ def _needed(fresh: Deadline, earlier_s: float) -> tuple[float, str]:
     return needed_s, f"occurrences that a limit ended after up to {fresh.killed_s:.4g} s may have been healthy"
 
 
-def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equal: bool = True) -> Limits:
+def in_force(timeouts: Timeouts, base: Limits, margin: float | None = None, is_equal: bool = True) -> Limits:
     """Return the limits of a run that starts with this file.
 
     base: limits set by hand, which take precedence over learned ones. margin: seconds between asking all ranks to
     restart and ending the rank, None to end it at once. is_equal: the run equals the observed runs, including
     arguments. Otherwise phases may be at other positions, and the limits of whole deadlines apply everywhere."""
-    limits = {name: known.timeout_s for name, known in found.deadlines.items() if known.timeout_s is not None}
+    limits = {name: known.timeout_s for name, known in timeouts.deadlines.items() if known.timeout_s is not None}
     sections = dict(base.sections)
     changes: dict[str, Limit] = {}
     learned: dict[str, Learned] = {}
     groups: dict[str, tuple[OfRanks, ...]] = {}
     outside: dict[str, Outside] = {}
-    first = _first(found, limits, base, margin)
+    first = _first(timeouts, limits, base, margin)
     for name, seconds in limits.items():
-        deadline, start = split(name)
+        deadline, start = parse_name(name)
         section = section_of(deadline)
         if start is not None or _is_set(base, deadline):
             continue
@@ -364,7 +364,7 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
             changes[deadline] = _limit(seconds, margin)
         else:
             sections[section] = _limit(seconds, margin)
-        known = found.deadlines[name]
+        known = timeouts.deadlines[name]
         occurrences = first[name].occurrences if name in first else 0
         learned[name] = _learned(seconds, known, occurrences)
         if known.outside is not None and is_equal:
@@ -383,20 +383,20 @@ def in_force(found: Timeouts, base: Limits, margin: float | None = None, is_equa
         first=first,
         learned=learned,
         groups=groups,
-        group_world=found.configuration.world_size,
+        group_world=timeouts.configuration.world_size,
         outside=outside,
-        worlds=_worlds(found),
+        worlds=_worlds(timeouts),
         unlearned=base,
         **changes,
     )
 
 
-def _worlds(found: Timeouts) -> tuple[int, int] | None:
+def _worlds(timeouts: Timeouts) -> tuple[int, int] | None:
     """Return the smallest and the largest world for which these limits hold, None for any. The configuration has the
     most ranks that a job may have. It may never have had that many, so what was observed decides."""
-    most = found.configuration.world_size
-    least = min(most, max((known.ranks for known in found.deadlines.values()), default=0) or most)
-    return (least, max(least, found.ranks)) if most else None
+    most = timeouts.configuration.world_size
+    least = min(most, max((known.ranks for known in timeouts.deadlines.values()), default=0) or most)
+    return (least, max(least, timeouts.ranks)) if most else None
 
 
 def _learned(seconds: float, known: Deadline | RankGroupLimit, occurrences: int) -> Learned:
@@ -437,16 +437,16 @@ def holds_in(limits: Limits, world_size: int | None) -> bool:
     return limits.worlds is None or world_size is None or limits.worlds[0] <= world_size <= limits.worlds[1]
 
 
-def _first(found: Timeouts, limits: Mapping[str, float], base: Limits, margin: float | None) -> dict[str, First]:
+def _first(timeouts: Timeouts, limits: Mapping[str, float], base: Limits, margin: float | None) -> dict[str, First]:
     """Return the limits of first occurrences. None is shorter than the usual limit. A kind of start that was not
     observed gets the longest limit of the other kinds."""
     known: dict[str, dict[Start, float]] = {}
     occurrences: dict[str, int] = {}
     for name, seconds in limits.items():
-        deadline, start = split(name)
+        deadline, start = parse_name(name)
         if start is not None and not _is_set(base, deadline):
             known.setdefault(deadline, {})[start] = max(seconds, limits.get(deadline, 0.0))
-            occurrences[deadline] = max(occurrences.get(deadline, 1), found.deadlines[name].occurrences)
+            occurrences[deadline] = max(occurrences.get(deadline, 1), timeouts.deadlines[name].occurrences)
     return {
         deadline: First(
             occurrences[deadline],
@@ -480,28 +480,28 @@ class SeenInJob(msgspec.Struct, frozen=True):
     outside_max_s: float = 0.0
 
 
-def staleness(known: Learned, seen: SeenInJob) -> str:
+def staleness(known: Learned, in_job: SeenInJob) -> str:
     """Return why a limit is stale, empty if it is not."""
-    if seen.max_s > NEAR_MISS * known.timeout_s:
-        return f"a healthy occurrence took {seen.max_s:.4g} s, {seen.max_s / known.timeout_s:.0%} of the limit"
-    if seen.outside_max_s > NEAR_MISS * known.outside_s > 0.0:
-        share = seen.outside_max_s / known.outside_s
+    if in_job.max_s > NEAR_MISS * known.timeout_s:
+        return f"a healthy occurrence took {in_job.max_s:.4g} s, {in_job.max_s / known.timeout_s:.0%} of the limit"
+    if in_job.outside_max_s > NEAR_MISS * known.outside_s > 0.0:
+        share = in_job.outside_max_s / known.outside_s
         limit = f"the limit of {known.outside_s:.4g} s outside known phases"
-        return f"a healthy occurrence took {seen.outside_max_s:.4g} s, {share:.0%} of {limit}"
+        return f"a healthy occurrence took {in_job.outside_max_s:.4g} s, {share:.0%} of {limit}"
     least = known.least_median_s or known.median_s
-    is_moved = seen.median_s > known.median_s * (1.0 + MEDIAN_MOVED) or seen.median_s < least * (1.0 - MEDIAN_MOVED)
-    if known.median_s and seen.n >= 30 and is_moved:
-        before = known.median_s if seen.median_s > known.median_s else least
-        return f"the median moved from {before:.4g} s to {seen.median_s:.4g} s"
-    expected = 0.01 * seen.hour_n
-    if known.p99_s and seen.above_p99 > expected + RARE * max(1.0, expected) ** 0.5 + 1.0:
-        return f"{seen.above_p99} of {seen.hour_n} occurrences in an hour lay above the earlier 99th percentile"
+    is_moved = in_job.median_s > known.median_s * (1.0 + MEDIAN_MOVED) or in_job.median_s < least * (1.0 - MEDIAN_MOVED)
+    if known.median_s and in_job.n >= 30 and is_moved:
+        before = known.median_s if in_job.median_s > known.median_s else least
+        return f"the median moved from {before:.4g} s to {in_job.median_s:.4g} s"
+    expected = 0.01 * in_job.hour_n
+    if known.p99_s and in_job.above_p99 > expected + RARE * max(1.0, expected) ** 0.5 + 1.0:
+        return f"{in_job.above_p99} of {in_job.hour_n} occurrences in an hour lay above the earlier 99th percentile"
     return ""
 
 
-def fallback(known: Learned, seen: SeenInJob) -> float:
+def fallback(known: Learned, in_job: SeenInJob) -> float:
     """Return the limit of a stale deadline: the old limit, or 5 times the recent maximum if that is longer."""
-    return max(known.timeout_s, FACTOR * seen.max_s)
+    return max(known.timeout_s, FACTOR * in_job.max_s)
 
 
 def raised(limits: Limits, name: str, seconds: float) -> Limits:
@@ -515,14 +515,14 @@ def raised(limits: Limits, name: str, seconds: float) -> Limits:
 
     outside = {known: limit for known, limit in limits.outside.items() if known != name}
     first = {
-        known: First(each.occurrences, {how: longer(limit) for how, limit in each.limits.items()})
+        known: First(old.occurrences, {how: longer(limit) for how, limit in old.limits.items()})
         if known == name
-        else each
-        for known, each in limits.first.items()
+        else old
+        for known, old in limits.first.items()
     }
     section = section_of(name)
     # A learned limit outside known phases had replaced the warm-up limit, which may be shorter.
-    warmup = {each: limit for each, limit in limits.warmup.items() if each != section or name not in limits.outside}
+    warmup = {known: limit for known, limit in limits.warmup.items() if known != section or name not in limits.outside}
     limits = msgspec.structs.replace(limits, outside=outside, first=first, warmup=warmup)
     if section is None:
         return msgspec.structs.replace(limits, **{name: longer(getattr(limits, name))})

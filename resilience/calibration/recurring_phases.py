@@ -2,8 +2,8 @@
 
 For example, a job evaluates at step 1000, 2000 and 3000 of every run. The limit of such a phase is long, and without
 known positions it would be the limit of every step. Occurrences count from a cold start. A position is known if all
-runs that reached it, at least two, are slow there. Three runs also show that there is no such position,
-if they began at the beginning. Beyond the second longest run nothing is known."""
+runs that reached it, at least two, are slow there. Three runs from the beginning also prove that there is no such
+position. Beyond the second longest run nothing is known."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from resilience.calibration.episodes import MOST, Tops
+from resilience.calibration.episodes import MOST, LargestDurations
 from resilience.calibration.quantiles import chi2, poisson_at_most
 
 GAP = math.log(1.15)  # smallest gap between two modes
@@ -20,10 +20,10 @@ TAIL_SIZES = (10, 25, 50, 100, 200)  # how many of the largest values bound a mo
 INCREDIBLE = 1e-3  # probability below which a tail disagrees with the values above it
 FEWEST_EVENTS = 3  # events needed to know a mode
 CLUSTERED = 2.0  # durations per event from which they count as episodes
-UNKNOWN = Tops()
+UNKNOWN = LargestDurations()
 
 
-def split(descending: Sequence[tuple[float, int]], tops: Tops = UNKNOWN) -> list[list[tuple[float, int]]]:
+def split(descending: Sequence[tuple[float, int]], tops: LargestDurations = UNKNOWN) -> list[list[tuple[float, int]]]:
     """Return the modes, highest first.
 
     From the top, a gap separates two modes if it is wider than 15 % and wider than the spread of the group above it,
@@ -44,7 +44,7 @@ def split(descending: Sequence[tuple[float, int]], tops: Tops = UNKNOWN) -> list
     return [*modes, group]
 
 
-def top_group(descending: Sequence[tuple[float, int]], tops: Tops, n: int) -> tuple[int, float] | None:
+def top_group(descending: Sequence[tuple[float, int]], tops: LargestDurations, n: int) -> tuple[int, float] | None:
     """Return the number of durations and of events above the first gap that would separate a mode, None without one."""
     top, members = descending[0][0], 0
     for (value, count), (below, _) in itertools.pairwise(descending):
@@ -78,7 +78,7 @@ class Tail(msgspec.Struct, frozen=True):
         return self.most / n * math.exp(-(s - self.u) / self.xi)
 
 
-def tails_of(mode: Sequence[tuple[float, int]], confidence: float, tops: Tops, n: int) -> list[Tail]:
+def tails_of(mode: Sequence[tuple[float, int]], confidence: float, tops: LargestDurations, n: int) -> list[Tail]:
     """Return bounds on a mode's tail from its 10, 25 … largest values. Few values show a tail that starts near the top.
     A bound needs FEWEST_EVENTS, so more values are used until there are as many."""
     largest = list(itertools.islice(_one_by_one(mode), MOST))

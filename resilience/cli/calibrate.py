@@ -27,7 +27,7 @@ from resilience.cli.arguments import Parser, refuse_together
 from resilience.cli.run_argument import run_or_file
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
-from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, section_of, split
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, parse_name, section_of
 from resilience.system import files, timeouts_file
 from resilience.system.render import cut, say, say_json, show, width_of_terminal, wrap
 
@@ -167,7 +167,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def status(timeouts: Timeouts) -> int:
     """Return the exit status for these limits. First occurrences do not count: few jobs start often enough."""
-    states = {deadline.status for name, deadline in timeouts.deadlines.items() if split(name)[1] is None}
+    states = {deadline.status for name, deadline in timeouts.deadlines.items() if parse_name(name)[1] is None}
     if "insufficient" in states:
         return SOME_INSUFFICIENT
     return SOME_PROVISIONAL if states & {"short", "provisional"} else ALL_RATED
@@ -241,7 +241,7 @@ def _flags(timeouts: Timeouts) -> str:
     plain: dict[str, float] = {}
     for name, known in timeouts.deadlines.items():
         if known.timeout_s is not None:
-            deadline = split(name)[0]
+            deadline = parse_name(name)[0]
             plain[deadline] = max(plain.get(deadline, 0.0), known.timeout_s)
     for name, known in timeouts.deadlines.items():
         if known.timeout_s is None:

@@ -31,11 +31,11 @@ class Choice(msgspec.Struct, frozen=True):
     warning: str = ""
 
 
-def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Choice:
+def choose(wanted: bool | None, given: tuple[str, int] | None, least: int, most: int) -> Choice:
     """Return where this node's group rank comes from.
 
-    wanted: --ft-use-infra-group-rank, None if not given. given: the infrastructure's rank, None if not set. least,
-    most: nodes of a cycle. Raises: ConfigurationError."""
+    wanted: --ft-use-infra-group-rank, None if not given. given: the variable with the infrastructure's rank, and the
+    rank; None if no variable is set. least, most: nodes of a cycle. Raises: ConfigurationError."""
     if wanted and given is None:
         raise ConfigurationError(
             "--ft-use-infra-group-rank asks for the infrastructure's group rank, but neither SLURM_PROCID nor "
@@ -48,19 +48,20 @@ def choose(wanted: bool | None, given: int | None, least: int, most: int) -> Cho
     if wanted is None and most == 1:
         # A task of a larger allocation may run its own job on its node: its task number means nothing in that job.
         return Choice("deterministic", None, "there is only one node")
-    if not 0 <= given < most:
+    variable, rank = given
+    if not 0 <= rank < most:
         raise ConfigurationError(
-            f"on this node {SOURCES} is {given}, expected 0 to {most - 1} for at most {in_words.count(most, 'node')}; "
+            f"on this node {variable} is {rank}, expected 0 to {most - 1} for at most {in_words.count(most, 'node')}; "
             "start one launcher per node, or pass --no-ft-use-infra-group-rank"
         )
     warning = ""
     if least < most:
         warning = (
-            f"--nnodes {least}:{most} with group ranks of the infrastructure ({SOURCES}): there are no hot spares, and "
-            "a cycle of fewer nodes needs their ranks to be 0 and up without a gap; pass "
+            f"--nnodes {least}:{most} with group ranks of the infrastructure ({variable}): there are no hot spares, "
+            "and a cycle of fewer nodes needs their ranks to be 0 and up without a gap; pass "
             "--no-ft-use-infra-group-rank for spares"
         )
-    return Choice("infrastructure", given, f"{SOURCES} is set", warning)
+    return Choice("infrastructure", rank, f"{variable} is set", warning)
 
 
 class Ranks(msgspec.Struct, frozen=True):

@@ -394,7 +394,7 @@ def _for_signs(limits: Limits) -> list[Seconds]:
 def weighed_silence(limits: Limits, observation: Observation) -> Silence | None:
     """Return the silence with the limit that ends it, if the rule applies to the rank's present activity."""
     for name, since, limit in in_force(limits, observation):
-        if deadlines.limited(name).kind == "silence" and limits.rule is not None:
+        if deadlines.parse_limit(name).kind == "silence" and limits.rule is not None:
             silence = observation.silence or _owed_at_end(limits.rule, observation)
             (allowed, *_) = _moments((limit,))
             suspect_after = silence.suspect_at - silence.since if allowed <= silence.allowed else SUSPECT * allowed

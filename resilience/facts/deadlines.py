@@ -79,7 +79,7 @@ def limit_name(kind: LimitKind, name: str) -> str:
     return kind if kind == "silence" and not name else f"{kind}:{name}"
 
 
-def limited(limit: str) -> LimitTarget:
+def parse_limit(limit: str) -> LimitTarget:
     """Return what a limit applies to, given its name in records."""
     kind, _, name = limit.partition(":")
     return LimitTarget(kind, name)
@@ -87,22 +87,22 @@ def limited(limit: str) -> LimitTarget:
 
 def deadline_of_limit(limit: str) -> str:
     """Return the deadline that a limit enforces, empty if it enforces none."""
-    kind, name = limited(limit)
+    kind, name = parse_limit(limit)
     if kind == "section":
         return of_section(name)
     return limit if limit in (STEP, HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION) else ""
 
 
-def first_of(deadline: str, start: Start) -> str:
+def first_name(deadline: str, start: Start) -> str:
     """Return the name of the first occurrences after a start. The initial heartbeat has no later occurrences."""
     return deadline + ("" if deadline == INITIAL_HEARTBEAT else FIRST) + _AGAIN[start]
 
 
-def split(name: str) -> tuple[str, Start | None]:
+def parse_name(name: str) -> tuple[str, Start | None]:
     """Return (deadline, start) for a name in a file of limits. start is None unless it is for first occurrences."""
     for start, again in _AGAIN.items():
         for first in (FIRST, ""):
             plain = name.removesuffix(first + again)
-            if plain != name and first_of(plain, start) == name:
+            if plain != name and first_name(plain, start) == name:
                 return plain, start
     return (name, "cold") if name == INITIAL_HEARTBEAT else (name, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from resilience.facts import events
-from resilience.facts.deadlines import limited
+from resilience.facts.deadlines import parse_limit
 from resilience.facts.identity import Key, Origin
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.records import Record
@@ -128,7 +128,7 @@ def anchor(opened: Open) -> Interval:
 def hang(record: Record, event: events.RankFellSilent, key: Key, parent: Key) -> Interval:
     start = record.wall_ns - round(max(0.0, event.silent_for_s) * 1e9)
     facts: dict[str, Fact] = {"detector": event.limit, "timeout_s": event.allowed_s, "severity": event.severity}
-    if section := limited(event.limit).section:
+    if section := parse_limit(event.limit).section:
         facts["section"] = section
     return Interval("monitor.hang", key, parent, record.origin, start, record.wall_ns, facts=facts)
 

@@ -95,9 +95,10 @@ class AbortCheckpointWriters(Abort):
         limit = state.abort_time_left()
         writing = checkpoint_writers.await_threads(limit)
         if writing:
+            be = "is" if writing == 1 else "are"
             raise TimeoutError(
-                f"{count(writing, 'checkpoint')} still being written after {limit:g} s (RESILIENCE_ABORT_WAIT), so "
-                "files of two iterations may mix. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
+                f"{count(writing, 'checkpoint')} {be} still being written after {limit:g} s (RESILIENCE_ABORT_WAIT), "
+                "so files of two iterations may mix. Raise RESILIENCE_ABORT_WAIT and hard_timeout, or write to "
                 "a new folder in each iteration",
                 limit=limit,
             )

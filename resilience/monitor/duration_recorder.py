@@ -342,7 +342,8 @@ class DurationRecorder:
         now = time.monotonic()
         limit = "" if finding is None else finding.limit
         silent_for = 0.0 if finding is None else finding.silent_for
-        kind, section = deadlines.limited(limit).kind, deadlines.limited(limit).section
+        target = deadlines.parse_limit(limit)
+        kind, section = target.kind, target.section
         killed = deadlines.of_section(section) if section else deadlines.deadline_of_limit(limit)
         since = found_at - silent_for
         # A silence may begin long after its section was entered.

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from resilience.calibration.differences import differences, serious
-from resilience.calibration.episodes import Tops
+from resilience.calibration.episodes import LargestDurations
 from resilience.calibration.fitting import MONTH, Pool, fit_pool, trial_probability
 from resilience.calibration.tails import quantile
 from resilience.errors import DecodeError
@@ -130,7 +130,7 @@ def _pool(runs: list[dict[int, int]], ranks: int) -> Pool:
         drift=0.0,
         first_half_max=max((upper_bound(max(buckets)) for buckets in first if buckets), default=0.0),
         run_maxima=tuple(upper_bound(max(buckets)) for buckets in runs if buckets),
-        tops=Tops(together=ranks),
+        tops=LargestDurations(most_per_event=ranks),
     )
 
 

@@ -255,7 +255,7 @@ def _matching(text: str) -> Callable[[RankNow], bool]:
             ranges = ranges_of(text.rstrip(",-"))
         except ConfigurationError:
             return lambda rank: False  # incomplete while the user types
-        return lambda rank: any(rank.rank in each for each in ranges)
+        return lambda rank: any(rank.rank in chosen for chosen in ranges)
     return lambda rank: text in f"{rank.node} {rank.state} {_place(rank)}".lower()
 
 

@@ -455,10 +455,11 @@ def one_blas_thread() -> Iterator[None]:
             os.environ[name] = before
 
 
-def infrastructure_rank() -> int | None:
-    """Return the node's rank in its allocation: SLURM_PROCID, else GROUP_RANK; None if neither is set."""
-    rank = _whole_number("SLURM_PROCID")
-    return _whole_number("GROUP_RANK") if rank is None else rank
+def infrastructure_rank() -> tuple[str, int] | None:
+    """Return the node's rank in its allocation, after its variable: SLURM_PROCID, else GROUP_RANK. None if neither is
+    set."""
+    ranks = ((name, _whole_number(name)) for name in ("SLURM_PROCID", "GROUP_RANK"))
+    return next(((name, rank) for name, rank in ranks if rank is not None), None)
 
 
 def monitor_socket() -> str | None:

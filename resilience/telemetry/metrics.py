@@ -69,8 +69,8 @@ class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
     clock: monotonic nanoseconds of this host, to count functions that are still running. ranks: which ranks have their
-    own series; unhealthy: those that are neither active nor inactive, and the most silent one. timeline: of the node;
-    by default a new one. parent: trace and span that everything belongs to, from TRACEPARENT."""
+    own series; unhealthy: suspect, terminated, excluded and unmonitored ranks, and the most silent one. timeline: of
+    the node; by default a new one. parent: trace and span that everything belongs to, from TRACEPARENT."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from resilience.facts.deadlines import limited
+from resilience.facts.deadlines import parse_limit
 from resilience.telemetry.catalogue import MAX_SECTIONS, OTHER, Labels
 from resilience.telemetry.durations import Durations
 from resilience.telemetry.rank_snapshot import RankSnapshot
@@ -34,7 +34,7 @@ class SectionLabels:
 
     def take_limit(self, name: str) -> Labels:
         """Return the kind of a limit in a record, and the section that it applies to: `labelled` labels it."""
-        limit = limited(name)
+        limit = parse_limit(name)
         if limit.section:
             self._recorded.add(limit.section)
         return limit.kind, limit.section or ""

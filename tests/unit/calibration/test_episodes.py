@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from resilience.calibration.episodes import RUN, Tops, episodes
+from resilience.calibration.episodes import RUN, LargestDurations, episodes
 from resilience.calibration.fitting import fit
 from tests.support.stalled_runs import SEVERITIES, Stalls, covered, outcome, outcomes, run
 
@@ -20,26 +20,26 @@ def test_places_that_follow_one_another_closely_are_one_episode() -> None:
 
 
 def test_occurrences_of_two_runs_are_never_one_episode() -> None:
-    tops = Tops.of([(2.0, 10), (2.0, 11), (2.0, RUN), (2.0, RUN + 1)])
+    tops = LargestDurations.of([(2.0, 10), (2.0, 11), (2.0, RUN), (2.0, RUN + 1)])
     assert tops.events(1.0, 3.0, 4, n=10_000) == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize("every", [3, 10, 1000])
 def test_phase_that_recurs_regularly_is_as_many_events_as_occurrences(every: int) -> None:
-    tops = Tops.of((5.0 if place % every == 0 else 1.0, place) for place in range(5000))
+    tops = LargestDurations.of((5.0 if place % every == 0 else 1.0, place) for place in range(5000))
     phases = 1 + 4999 // every
     assert tops.events(4.0, 6.0, phases, n=5000) == phases
 
 
 def test_independent_occurrences_count_nearly_in_full() -> None:
     chance = random.Random(1)
-    tops = Tops.of((chance.random(), place) for place in range(20_000))
+    tops = LargestDurations.of((chance.random(), place) for place in range(20_000))
     for count in (50, 200, 1000):
         assert 0.9 * count <= tops.events(tops.seconds[-count], 1.0, count, n=20_000) <= count
 
 
 def test_durations_without_a_known_place_count_one_by_one() -> None:
-    assert Tops().events(1.0, 2.0, 20, n=1000) == 20
+    assert LargestDurations().events(1.0, 2.0, 20, n=1000) == 20
 
 
 def test_one_episode_of_twenty_stalls_is_one_event() -> None:

@@ -450,7 +450,7 @@ def test_run_is_named_by_its_job_as_for_the_other_commands(
         ("run,name,rank,i,seconds\n", "t.csv:1: the columns are run,name"),
         ("run,section,rank,i,seconds,end\n0,step,0,0,1,gone\n", "t.csv:2: end is 'gone'"),
         ("run,section,rank,i,seconds\n", "contains no durations"),
-        ("run,section,rank,i,seconds\n0,a,0,0,1\n0,a,0,0,2\n", "t.csv:3: run '0', section 'a', rank '0' has an i of 0"),
+        ("run,section,rank,i,seconds\n0,a,0,0,1\n0,a,0,0,2\n", "t.csv:3: run '0', section 'a', rank '0' has i=0 twice"),
         ("run,section,rank,i,seconds\n0,a,0,0,1e308\n", "t.csv:2: seconds is '1e308', expected a number from 0"),
     ],
 )

@@ -22,13 +22,17 @@ def ranks(*wanted: Assignment) -> dict[str, int]:
     return {id.partition("/")[0]: rank for id, rank in assign(wanted).items()}
 
 
+def task(rank: int) -> tuple[str, int]:
+    return "SLURM_PROCID", rank
+
+
 # -- where the rank comes from ------------------------------------------------------------------------
 
 
 def test_infrastructure_is_the_default_where_it_gives_a_rank() -> None:
-    chosen = choose(None, 1, 2, 2)
+    chosen = choose(None, task(1), 2, 2)
     assert (chosen.mode, chosen.rank, chosen.warning) == ("infrastructure", 1, "")
-    assert choose(True, 1, 2, 2).rank == 1
+    assert choose(True, task(1), 2, 2).rank == 1
 
 
 def test_without_a_given_rank_it_is_deterministic_and_says_so() -> None:
@@ -39,7 +43,7 @@ def test_without_a_given_rank_it_is_deterministic_and_says_so() -> None:
 
 
 def test_switched_off_a_given_rank_is_not_used_and_not_checked() -> None:
-    assert choose(False, 7, 1, 2).rank is None
+    assert choose(False, task(7), 1, 2).rank is None
 
 
 def test_rank_that_is_asked_for_and_not_given_is_an_error_that_names_both_variables() -> None:
@@ -48,21 +52,21 @@ def test_rank_that_is_asked_for_and_not_given_is_an_error_that_names_both_variab
 
 
 def test_job_of_one_node_is_not_refused_for_its_number_in_a_larger_allocation() -> None:
-    assert choose(None, 3, 1, 1).rank is None
-    assert choose(True, 0, 1, 1).rank == 0
-    with pytest.raises(ConfigurationError, match="is 3, expected 0 to 0"):
-        choose(True, 3, 1, 1)
+    assert choose(None, task(3), 1, 1).rank is None
+    assert choose(True, task(0), 1, 1).rank == 0
+    with pytest.raises(ConfigurationError, match="SLURM_PROCID is 3, expected 0 to 0"):
+        choose(True, task(3), 1, 1)
 
 
 @pytest.mark.parametrize("given", [-1, 2, 64])
 def test_rank_beyond_the_most_nodes_is_refused_before_anybody_is_met(given: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"is {given}, expected 0 to 1"):
-        choose(None, given, 1, 2)
+    with pytest.raises(ConfigurationError, match=f"on this node GROUP_RANK is {given}, expected 0 to 1"):
+        choose(None, ("GROUP_RANK", given), 1, 2)
 
 
 def test_room_for_spares_is_warned_about_only_with_the_infrastructures_ranks() -> None:
-    assert "no hot spares" in choose(None, 0, 1, 2).warning
-    assert not choose(None, 0, 2, 2).warning
+    assert "no hot spares" in choose(None, task(0), 1, 2).warning
+    assert not choose(None, task(0), 2, 2).warning
     assert not choose(None, None, 1, 2).warning
 
 

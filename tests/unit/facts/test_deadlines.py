@@ -18,12 +18,12 @@ from resilience.facts.deadlines import (
     LimitKind,
     Start,
     deadline_of_limit,
-    first_of,
+    first_name,
     limit_name,
-    limited,
     of_section,
+    parse_limit,
+    parse_name,
     section_of,
-    split,
 )
 from resilience.facts.limits import Limit, Limits
 from tests.support.server import ROOT
@@ -46,7 +46,7 @@ def test_section_of_any_name_is_a_deadline_of_its_own(section: str) -> None:
     deadline = of_section(section)
     assert section_of(deadline) == section
     assert deadline not in DEFINITIONS
-    assert split(deadline) == (deadline, None)
+    assert parse_name(deadline) == (deadline, None)
     assert deadline_of_limit(f"section:{section}") == deadline
 
 
@@ -54,7 +54,7 @@ def test_section_of_any_name_is_a_deadline_of_its_own(section: str) -> None:
 @pytest.mark.parametrize("section", NAMES)
 def test_first_occurrences_are_told_apart_by_their_start(section: str, start: Start) -> None:
     for deadline in (of_section(section), "step", "heartbeat", "initial_heartbeat", "out_of_section"):
-        assert split(first_of(deadline, start)) == (deadline, start)
+        assert parse_name(first_name(deadline, start)) == (deadline, start)
 
 
 def test_limits_that_the_watch_enforces_have_the_names_of_deadlines() -> None:
@@ -86,11 +86,11 @@ def test_page_of_the_docs_has_every_definition() -> None:
 @given(st.sampled_from(get_args(LimitKind)), st.text())
 def test_name_of_a_limit_says_what_it_holds_for_whatever_the_user_calls_it(kind: LimitKind, name: str) -> None:
     """A section may be called `silence:data`: its limit holds for that section, not for one called `data`."""
-    found = limited(limit_name(kind, name))
+    found = parse_limit(limit_name(kind, name))
     assert found == (kind, name)
     assert found.section == ("" if kind == "hook" else name)
 
 
 @pytest.mark.parametrize("limit", [STEP, HEARTBEAT, "watchdog", "leave", "silence"])
 def test_limit_that_holds_for_nothing_with_a_name_is_its_own_kind(limit: str) -> None:
-    assert limited(limit) == (limit, "")
+    assert parse_limit(limit) == (limit, "")
