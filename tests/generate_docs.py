@@ -14,6 +14,7 @@ import re
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -50,6 +51,29 @@ RUN_FILES = (
 )
 """The files of a run folder; tests/process/test_run_folder.py compares them with those of a job."""
 CHANGE_KINDS = ("added", "changed", "fixed", "removed")
+FIRST_RELEASE = "0.1.0"
+FIRST_RELEASE_SUMMARY = """
+The first release. In short:
+
+- **Restarts in place**: a `Wrapper` runs the training function again in the same processes after an exception, a
+  death or a hang, on the remaining ranks or with spares ([usage](docs/usage.md)).
+- **Launcher**: `resilience run` has torchrun's options, restarts workers, replaces nodes, and ends jobs that another
+  start would not help ([launcher](docs/launcher.md)).
+- **Hangs**: each rank has a monitor in another process. Heartbeats, sections and steps have limits, which are set,
+  learned while the job runs, or calculated by `resilience calibrate` ([heartbeats, sections,
+  limits](docs/fault_tolerance.md)).
+- **Explanations**: every restart is recorded, with the rank that is to blame and how sure that is. `resilience
+  report`, `status`, `logs`, `trace` and `incidents` show it ([what a run leaves behind](docs/account.md)).
+- **Telemetry**: spans and metrics, by OTLP, endpoint or file; dashboards and alerts for Grafana and Prometheus
+  ([dashboards](docs/dashboards.md)).
+- **Compatible names**: code for nvidia-resiliency-ext works under a changed import, and `resilience run` understands
+  the options of `ft_launcher` ([migration](docs/migration.md)).
+- **Integrations**: callbacks for Lightning and transformers ([frameworks](docs/frameworks.md)), pages for
+  [Slurm](docs/slurm.md) and [Kubernetes](docs/kubernetes.md).
+
+Below is what was added, without details. Nobody has an earlier version, so what was changed and fixed until now is
+only in [docs/changes](docs/changes), and so are the details.
+"""
 OPTIONS_BEGIN = "<!-- The table is made by tests/generate_docs.py from resilience/launcher/ft_options.py. -->"
 OPTIONS_END = "<!-- End of the table. -->"
 MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"
@@ -234,18 +258,27 @@ def stable_names_page() -> str:
     return "\n".join(sorted(listed | stable_names())) + "\n"
 
 
-def changelog() -> str:
-    """Return CHANGELOG.md: the fragments in docs/changes, by kind. Raises: ValueError for one without a kind."""
+def changelog(version: str = __version__, fragments: Mapping[str, str] | None = None) -> str:
+    """Return CHANGELOG.md: the fragments, by kind; of the first release only the first paragraphs of what was added.
+
+    fragments: text by file name, by default those in docs/changes. Raises: ValueError for one without a kind."""
+    if fragments is None:
+        paths = sorted((DOCS / "changes").glob("*.md"))
+        fragments = {path.name: path.read_text() for path in paths if path.name != "README.md"}
+    is_first = version == FIRST_RELEASE
     changes: dict[str, list[str]] = {kind: [] for kind in CHANGE_KINDS}
-    for path in sorted((DOCS / "changes").glob("*.md")):
-        if path.name != "README.md":
-            for kind, text in changes_in(path.name, path.read_text()):
+    for name, fragment in fragments.items():
+        for kind, text in changes_in(name, fragment):
+            if not is_first:
                 changes[kind].append(text)
+            elif kind == "added":
+                changes[kind].append(text.partition("\n\n")[0].rstrip() + "\n")
     lines = [
         "# Changelog\n",
         "<!-- Made by tests/generate_docs.py from docs/changes; add a file there. -->\n\n",
         "Names that stay, and how they may change: [docs/compatibility.md](docs/compatibility.md).\n",
-        f"\n## {__version__} (not released)\n",
+        f"\n## {version} (not released)\n",
+        FIRST_RELEASE_SUMMARY if is_first else "",
     ]
     for kind, texts in changes.items():
         if texts:
@@ -256,9 +289,9 @@ def changelog() -> str:
 def changes_in(name: str, fragment: str) -> list[tuple[str, str]]:
     """Return the changes of one fragment: the kind of each, and its text as an item of a list.
 
-    A paragraph that begins with a kind begins a change; other paragraphs continue it."""
+    A line that begins with a kind begins a change; other paragraphs continue it."""
     changes: list[tuple[str, str]] = []
-    for paragraph in fragment.strip().split("\n\n"):
+    for paragraph in re.split(rf"\n\n|\n(?=(?:{'|'.join(CHANGE_KINDS)}): )", fragment.strip()):
         kind, colon, sentence = paragraph.partition(": ")
         if colon and kind in CHANGE_KINDS:
             changes.append((kind, f"- {_indented(sentence[0].upper() + sentence[1:])}\n"))
@@ -272,7 +305,7 @@ def changes_in(name: str, fragment: str) -> list[tuple[str, str]]:
 
 def _indented(paragraph: str) -> str:
     """Return a paragraph as an item of a list holds it; links lead from the repository's root."""
-    return paragraph.replace("\n", "\n  ").replace("](../", "](docs/")
+    return paragraph.replace("\n", "\n  ").replace("](../../", "](").replace("](../", "](docs/")
 
 
 def _described(name: str, thing: object) -> list[str]:
