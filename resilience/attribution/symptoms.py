@@ -88,8 +88,8 @@ CLASSES: Mapping[Class, str] = {
 }
 """What each class means, as text that follows a rank."""
 
-# What a user's exception is about, told by its text because nothing else tells it. It only labels the incident: whose
-# fault it is never depends on text.
+# What a user's exception is about, by its text, because nothing else says it. The category only labels the incident:
+# whose fault it is never depends on text.
 _CATEGORIES: tuple[tuple[str, Category], ...] = (
     (r"\bcuda\b|\bnccl\b|\bcublas|\bcudnn|device-side assert|\becc\b|\bxid\b", "accelerator"),
     (

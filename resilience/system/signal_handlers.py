@@ -1,7 +1,7 @@
 """A program's signal handlers run in the main thread wherever it is, also in the middle of a restart.
 
 One that raises there would cost the rank: torch's handler of SIGCHLD raises an error for each process of a data loader
-that was lost, mostly when the error of another call has just told of it and the restart has begun. So for the duration
+that was lost, mostly when the error of another call has just reported it and the restart has begun. So for the duration
 of a call handlers are guarded. In the program's own code, in its function or a hook, a guarded handler does what it
 did. In our code the exception is dropped and reported, and the handler is called again as soon as the function runs, at
 the latest when the call is over."""
