@@ -11,7 +11,7 @@ import msgspec
 
 from resilience.facts.in_words import seconds
 from resilience.history.history import History
-from resilience.history.rank_time import RankSeconds
+from resilience.history.wrapped_rank import RankSeconds
 
 
 class Times(msgspec.Struct, frozen=True):

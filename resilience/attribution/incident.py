@@ -6,12 +6,13 @@ layer: time, cost, place in the code, how the evidence was taken, and advice."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from resilience.attribution.advice import advise, named
+from resilience.attribution.progress import Progress
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict import Verdict
 from resilience.core import budget
@@ -138,21 +139,6 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     def chief(self) -> InterruptionRecord | None:
         """Return the record that says most about the fault: the first mover's."""
         return self.records[0] if self.records else None
-
-
-class Progress(NamedTuple):
-    """How far the job had come. first: the lowest step before the restart; reached: the highest step that had begun;
-    resumed: the lowest one after the restart. seconds_a_step: how long a step took before the incident, None if not
-    known."""
-
-    first: int | None
-    reached: int | None
-    resumed: int | None
-    seconds_a_step: Callable[[], float | None]
-
-    @property
-    def has_steps(self) -> bool:
-        return any(step is not None for step in (self.first, self.reached, self.resumed))
 
 
 def nodes_of_suspects(

@@ -15,13 +15,13 @@ from resilience.attribution.advice import named
 from resilience.attribution.evidence import Evidence, broken_in_restart
 from resilience.attribution.incident import (
     Incident,
-    Progress,
     Status,
     completed,
     evidence_in_words,
     nodes_of_suspects,
     spreads,
 )
+from resilience.attribution.progress import in_iteration
 from resilience.attribution.symptoms import gives_up, symptom
 from resilience.attribution.verdict import Verdict, judge
 from resilience.errors import StoreError
@@ -125,8 +125,7 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         phases=spreads(history.restart_phases(key), events.PHASES),
         actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY),
     )
-    first = _first_step(history, key)
-    progress = Progress(first, _reached(iteration), _resumed(iteration), partial(_seconds_a_step, history, key))
+    progress = in_iteration(history, key)
     return completed(incident, before, restarts, progress, iteration.wall_ns, iteration.stacks, iteration.swallowed)
 
 
@@ -213,48 +212,6 @@ def _stepped_in(iteration: Iteration, following: Iteration) -> tuple[int, ...]:
             if state == "active" and iteration.started.get(rank) not in (None, "active")
         )
     )
-
-
-def _reached(iteration: Iteration) -> int | None:
-    """Return the highest step that a rank had begun when the iteration was interrupted."""
-    steps = [*iteration.steps.values(), *(record.step for record in iteration.records if record.step is not None)]
-    return max(steps, default=None)
-
-
-def _resumed(iteration: Iteration) -> int | None:
-    """Return the lowest step with which a rank continued after the restart."""
-    return min((end.step for end in iteration.restarts.values() if end.step is not None), default=None)
-
-
-def _first_step(history: History, key: Place) -> int | None:
-    """Return the lowest step with which a rank began this iteration."""
-    iteration, before = history.iterations[key], history.iterations.get((*key[:3], key[3] - 1))
-    resumed = None if before is None else _resumed(before)
-    return min((step for step, _ in iteration.first_steps.values()), default=resumed)
-
-
-def _seconds_a_step(history: History, key: Place) -> float | None:
-    """Return how long a step took in this iteration, else in another iteration of the call.
-
-    The restart before an iteration says at which step it began. The first iteration says it itself; if it is of an
-    earlier version, it began with step 0 if the restart after it resumed at step 0."""
-    iterations = history.iterations
-    other_places = sorted(iterations.keys() - {key})
-    for place in (key, *(place for place in other_places if place[:3] == key[:3])):
-        iteration, before = iterations[place], iterations.get((*place[:3], place[3] - 1))
-        entered = _resumed(before) if before is not None and place[3] > 0 else None
-        loading = 0.0
-        if entered is None and iteration.first_steps:
-            entered, loading = min(iteration.first_steps.values())
-        if entered is None and place[3] == 0 and _resumed(iteration) == 0:
-            entered = 0
-        run = max((seconds for _, seconds in iteration.runs.values()), default=None)
-        reached = _reached(iteration)
-        if entered is not None and reached is not None and run is not None and reached > entered:
-            silence = max((record.silent_for_s or 0.0 for record in iteration.records), default=0.0)
-            if run > silence + loading:
-                return (run - silence - loading) / (reached - entered)
-    return None
 
 
 def _actions(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 
 import msgspec
 
@@ -16,7 +15,6 @@ from resilience.attribution.advice import named
 from resilience.attribution.evidence import Evidence
 from resilience.attribution.incident import (
     Incident,
-    Progress,
     Status,
     completed,
     evidence_in_words,
@@ -24,6 +22,7 @@ from resilience.attribution.incident import (
     silence_of,
     spreads,
 )
+from resilience.attribution.progress import in_cycle
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
 from resilience.facts import tracebacks
@@ -64,10 +63,9 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     ranks = _ranks_by_node(parts, lost, size)
     records = _records(parts, within, mover, [] if is_store_lost else lost, ranks)
     evidence = _with_inside(_evidence(parts, records, mover, size), inside)
-    gone = frozenset(rank for node in {*lost, *_without_agent(parts)} for rank in ranks.get(node, ()))
-    evidence = msgspec.structs.replace(
-        evidence, store_lost=without_store, on_lost_node=frozenset() if is_store_lost else gone
-    )
+    gone_nodes = set() if is_store_lost else {*lost, *_without_agent(parts)}
+    gone = frozenset(rank for node in gone_nodes for rank in ranks.get(node, ()))
+    evidence = msgspec.structs.replace(evidence, store_lost=without_store, on_lost_node=gone)
     verdict = judge(evidence)
     first = _first(verdict, evidence, mover)
     records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
@@ -97,7 +95,8 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
         actions=_actions(parts, following, lost, status, first),
     )
     wall_ns = min((part.ended_wall_ns for part in ended), default=None)
-    return completed(incident, before, restarts, _progress(parts, following, evidence), wall_ns, evidence.stacks)
+    progress = in_cycle(history, place, evidence.steps, silence_of(records))
+    return completed(incident, before, restarts, progress, wall_ns, evidence.stacks)
 
 
 def _first(verdict: Verdict, evidence: Evidence, mover: int | None) -> int | None:
@@ -308,33 +307,6 @@ def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iterati
     active = frozenset(rank for rank, state in last.started.items() if state == "active")
     inactive = frozenset(last.started) - active
     return msgspec.structs.replace(evidence, active=active, inactive=inactive, is_alone=len(active) == 1)
-
-
-def _progress(parts: dict[str, NodeCycle], following: dict[str, NodeCycle], evidence: Evidence) -> Progress:
-    steps_reached = [*evidence.steps.values(), *(part.reached for part in parts.values() if part.reached is not None)]
-    reached = max(steps_reached, default=None)
-    first, resumed = _first_step(parts), _first_step(following)
-    silence = silence_of(evidence.records) or 0.0
-    return Progress(
-        first, reached, resumed, partial(_seconds_a_step, parts, 0 if reached is None else reached, silence)
-    )
-
-
-def _first_step(parts: dict[str, NodeCycle]) -> int | None:
-    """Return the lowest step with which a worker began the cycle."""
-    steps = [worker.first_step for part in parts.values() for worker in part.workers.values()]
-    return min((step[1] for step in steps if step is not None), default=None)
-
-
-def _seconds_a_step(parts: dict[str, NodeCycle], reached: int, silence: float) -> float | None:
-    """Return how long a step took in this cycle."""
-    for part in parts.values():
-        failed = part.failed_at
-        for worker in part.workers.values():
-            if failed is not None and worker.first_step is not None and worker.first_step[1] < reached:
-                ran = (failed[0] - worker.first_step[0]) / 1e9 - silence
-                return max(0.0, ran) / (reached - worker.first_step[1])
-    return None
 
 
 def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], following: dict[str, NodeCycle]) -> Status:

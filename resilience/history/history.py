@@ -18,8 +18,9 @@ from resilience.history.phases import Place, RankRestart, TimedPhase
 from resilience.history.places import place_at
 from resilience.history.processes import Worker
 from resilience.history.rank_states import OF_STATES, RankState, excluded_by, place_of
-from resilience.history.rank_time import OF_TIMES, RankSeconds, RankTimes
+from resilience.history.rank_time import RankTimes
 from resilience.history.ranks import WORKER, RankHistory
+from resilience.history.wrapped_rank import OF_TIMES, RankSeconds
 
 
 class Attempt:

@@ -14,7 +14,7 @@ from resilience.attribution.waterfall import Waterfall
 from resilience.facts.in_words import count, seconds
 from resilience.facts.printable import escape
 from resilience.history.phases import TimedPhase
-from resilience.history.rank_time import CAUSES
+from resilience.history.wrapped_rank import CAUSES
 from resilience.report.rank_lanes import Lane, LaneChart, LaneStretch, Mark
 from resilience.report.sections import SectionSummary
 from resilience.report.throughput import Rate

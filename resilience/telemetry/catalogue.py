@@ -78,6 +78,7 @@ _LOSS_EVENTS = (
     _E.IterationDecided,
     _E.RankFellSilent,
     _E.RankExited,
+    _E.RankInterrupted,
     _E.WorkerStarted,
     _E.WorkerProgressed,
     _E.CyclePhaseEnded,

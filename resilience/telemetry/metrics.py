@@ -24,8 +24,8 @@ from resilience.facts.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
 from resilience.history.rank_states import HEALTHY, LOST
-from resilience.history.rank_time import CAUSES, RankSeconds
 from resilience.history.timeline import Timeline
+from resilience.history.wrapped_rank import CAUSES, RankSeconds
 from resilience.telemetry.catalogue import BY_NAME, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.durations import Durations
 from resilience.telemetry.final_state import FinalState

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support import launch_streams, record_streams
-from tests.support.agreement import assert_agree, assert_one_first_interruption_for_each_incident
+from tests.support.agreement import assert_agree, assert_one_first_interruption_for_each_incident, assert_same_seconds
 from tests.support.launch_streams import launched
 from tests.support.nested_streams import nested
 from tests.support.record_streams import job
@@ -47,11 +47,15 @@ def test_jobs_that_the_launcher_restarts(
     assert_agree(records[: len(records) - cut])
 
 
-@given(kinds=BY_LAUNCHER, nodes=st.integers(1, 2), cut=CUT)
+@given(kinds=BY_LAUNCHER, nodes=st.integers(1, 2), has_steps=st.booleans(), cut=CUT)
 @settings(max_examples=30, deadline=None)
-def test_jobs_with_a_wrapper_inside_the_launcher(kinds: list[launch_streams.Kind], nodes: int, cut: int) -> None:
+def test_jobs_with_a_wrapper_inside_the_launcher(
+    kinds: list[launch_streams.Kind], nodes: int, has_steps: bool, cut: int
+) -> None:
     assume("exhausted" not in kinds[:-1])
-    records = nested([launch_streams.Fault(kind, 1) for kind in kinds], nodes=nodes).interleaved(0)
+    faults = [launch_streams.Fault(kind, 1) for kind in kinds]
+    records = nested(faults, nodes=nodes, has_steps=has_steps).interleaved(0)
+    assert_same_seconds(records)
     assert_agree(records)
     assert_one_first_interruption_for_each_incident(records)
     assert_agree(records[: len(records) - cut])

@@ -11,7 +11,7 @@ from resilience.attribution.waterfall import waterfall
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.history.history import History
-from resilience.history.rank_time import RankSeconds
+from resilience.history.wrapped_rank import RankSeconds
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from resilience.status.state import Watcher

@@ -10,16 +10,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from resilience.attribution.cost import times
+from resilience.attribution.incidents import incidents_of
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record
 from resilience.history.history import History
-from resilience.history.rank_time import WrappedRank
+from resilience.history.wrapped_rank import WrappedRank
 from resilience.telemetry.metrics import MetricView
 from tests.support import launch_streams, record_streams
 from tests.support.agreement import LOST, PRODUCTIVE, assert_same_seconds, seconds_counted
 from tests.support.launch_streams import launched
-from tests.support.nested_streams import nested
+from tests.support.nested_streams import BEFORE_STEP_S, REPEATED, nested
 from tests.support.node_stories import NodeStory
 from tests.support.record_streams import job
 
@@ -304,8 +305,60 @@ def test_work_that_is_done_again_is_lost_by_every_rank() -> None:
     assert spent.rework_s == pytest.approx(10 * launch_streams.STEP_S, rel=0.01)
 
 
-def test_a_counter_never_falls_while_records_come_in() -> None:
-    records = launched([launch_streams.Fault("hang", 1), launch_streams.Fault("kill", 0)]).interleaved(0)
+@pytest.mark.parametrize("kind", ["kill", "raise", "hang"])
+def test_steps_of_a_wrapped_function_that_a_restart_by_the_launcher_repeats_are_rework(
+    kind: launch_streams.Kind,
+) -> None:
+    """The function makes 40 steps a cycle; the next cycle goes on 10 steps before the fault."""
+    records = nested([launch_streams.Fault(kind, 1)], nodes=2, has_steps=True).records
+    history = History().take_all(records)
+    (incident,) = incidents_of(history)
+    assert incident.cost.lost_steps == REPEATED
+    ran = launch_streams.LAST_STEP * launch_streams.STEP_S - 1.5 - BEFORE_STEP_S
+    expected = REPEATED * ran / launch_streams.LAST_STEP
+    assert incident.cost.rework_s == pytest.approx(expected, rel=0.05)
+    assert not incident.has_unknown_rework
+    assert times(history).rework_s == pytest.approx(expected, rel=0.05)
+    assert_same_seconds(records)
+
+
+def test_steps_after_a_second_wrapped_function_leave_the_rework_unknown() -> None:
+    """The next cycle may go on with either function."""
+    told = nested([launch_streams.Fault("kill", 1)], has_steps=True)
+    for (node, rank), records in told.files.items():
+        call = next((n for n, each in enumerate(records) if isinstance(each.event, events.CallStarted)), None)
+        if rank is not None and call is not None:
+            origin, again = records[call].origin, records[call]
+            told.files[node, rank] = [
+                *records[:call],
+                msgspec.structs.replace(again, mono_ns=again.mono_ns - 2),
+                msgspec.structs.replace(again, mono_ns=again.mono_ns - 1, event=events.CallEnded("completed", 1, 0.0)),
+                *(
+                    msgspec.structs.replace(each, origin=msgspec.structs.replace(each.origin, call=1))
+                    if each.origin.cycle == origin.cycle and each.origin.layer != "launcher"
+                    else each
+                    for each in records[call:]
+                ),
+            ]
+    history = History().take_all(told.records)
+    (incident,) = incidents_of(history)
+    assert incident.has_unknown_rework
+    assert times(history, has_unknown_rework=True).rework_s is None
+    assert_same_seconds(told.records)
+
+
+def test_silence_before_a_restart_by_the_launcher_does_not_slow_the_steps_down() -> None:
+    with_hang, without = (
+        times(History().take_all(nested([launch_streams.Fault(kind, 1)], has_steps=True).records)).rework_s
+        for kind in ("hang", "kill")
+    )
+    assert with_hang == pytest.approx(without, rel=0.05)
+
+
+@pytest.mark.parametrize("of", ["launcher", "wrapper"])
+def test_a_counter_never_falls_while_records_come_in(of: Literal["launcher", "wrapper"]) -> None:
+    faults = [launch_streams.Fault("hang", 1), launch_streams.Fault("kill", 0)]
+    records = (launched(faults) if of == "launcher" else nested(faults, has_steps=True)).interleaved(0)
     now = [0]
     view, before = MetricView(lambda: now[0]), {}
     for record in records:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from resilience.cli import main
 from resilience.errors import ConfigurationError
 from resilience.facts import events
-from resilience.history.rank_time import CAUSES
+from resilience.history.wrapped_rank import CAUSES
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from resilience.run_folder.query import VIEWS, run_query
