@@ -298,15 +298,17 @@ class FileLines:
         if at <= self._changed_ns + AHEAD_NS:
             return True
         if self._last_ns is None:
-            last = last_stamp(self._path, self.known.kind) or 0
-            self._last_ns = min(last, time.time_ns()) - self.known.offset_ns
+            now = time.time_ns()
+            last = last_stamp(self._path, self.known.kind) or (0 if self._is_change_known else now)
+            self._last_ns = min(last, now) - self.known.offset_ns
         return at <= self._last_ns + AHEAD_NS
 
     def _text(self, raw: bytes, end: int) -> Line:
         text = tracebacks.without_prefix(without_colours(encoding.text(raw[:200])))
-        stamp = self._stamp_of(text)
+        read_at = self._read_at(end - 1)
+        stamp = self._stamp_of(text, read_at)
         if stamp is None:
-            stamp = self._read_at(end - 1)
+            stamp = read_at
         if stamp is not None:
             self._stamp = stamp
         at = self._stamp if self._stamp is not None else self._placed(end)
@@ -324,10 +326,19 @@ class FileLines:
             return max(last, start or 0)
         return start + (last - start) * end // self._size
 
-    def _stamp_of(self, text: str) -> int | None:
+    @property
+    def _is_change_known(self) -> bool:
+        """Return False if the file's last change was before its process began, or at 0: a copy has lost it."""
+        return self._changed_ns > max(0, self.known.began_ns or 0)
+
+    def _stamp_of(self, text: str, read_at: int | None) -> int | None:
+        """Return the time that a line of text says itself. read_at: when the launcher read it, if that is known."""
         glog = _GLOG.match(text)
         if glog is not None:
-            year = datetime.fromtimestamp(self._changed_ns / 1e9).year
+            known_ns = read_at or (self._changed_ns if self._is_change_known else self.known.began_ns)
+            if known_ns is None:
+                return None
+            year = datetime.fromtimestamp(known_ns / 1e9).year
             text = f"{year}-{glog[1]}-{glog[2]} {glog[3]}.{glog[4]}"
         match = _STAMP.match(text)
         if match is None:

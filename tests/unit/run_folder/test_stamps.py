@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from resilience.run_folder.lines import FileLines, KnownFile, last_stamp
 from resilience.run_folder.stamps import Stamps
 from resilience.system import files
@@ -21,8 +23,8 @@ def stamped(folder: Path, name: str = "0.err", times: bytes | None = None) -> Pa
     return path
 
 
-def lines_of(path: Path, offset_ns: int = 0) -> list[tuple[str, int, bool]]:
-    source = FileLines(path, KnownFile(path.name, "text", offset_ns=offset_ns, began_ns=AT - SECOND), 16)
+def lines_of(path: Path, offset_ns: int = 0, began_ns: int | None = AT - SECOND) -> list[tuple[str, int, bool]]:
+    source = FileLines(path, KnownFile(path.name, "text", offset_ns=offset_ns, began_ns=began_ns), 16)
     found = []
     while (line := source.next()) is not None:
         found.append((line.raw.decode(), line.at_ns, line.is_placed))
@@ -44,6 +46,27 @@ def test_copy_of_a_run_keeps_the_times(tmp_path: Path) -> None:
         os.utime(copied, ns=(AT + 10**14, AT + 10**14))
     assert [at for _, at, _ in lines_of(path)][:2] == [LOADING, TRACEBACK]
     assert last_stamp(path, "text") == TRACEBACK
+
+
+@pytest.mark.parametrize("first", [b"2023-11-14T22:13:25Z ready\n", b"I1114 22:13:25.000000 7 main.cc:1] ready\n"])
+@pytest.mark.parametrize("has_times", [False, True])
+@pytest.mark.parametrize("began", [AT - SECOND, None])
+def test_copy_that_lost_the_time_of_its_last_change_keeps_the_times_that_lines_say(
+    first: bytes, has_times: bool, began: int | None, tmp_path: Path
+) -> None:
+    """`tar --mtime=@0` and some file systems set it to 0. A line of glog names no year."""
+    path = write(tmp_path, "0.err", first, b"more\n", changed_ns=0)
+    if has_times:
+        files.times_of(path).write_bytes(b"0 %d\n" % (AT + 9 * SECOND))
+    expected = [AT + 5 * SECOND, AT + (9 if has_times else 5) * SECOND]
+    if began is None and not has_times and first.startswith(b"I"):
+        expected = [0, 0]  # nothing says the year
+    assert [at for _, at, _ in lines_of(path, began_ns=began)] == expected
+
+
+def test_line_after_the_end_of_its_file_has_no_time_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path, "0.err", b"2024-11-14T22:13:25Z ready\n", changed_ns=AT + 60 * SECOND)
+    assert [at for _, at, _ in lines_of(path)] == [AT + 60 * SECOND]
 
 
 def test_rotated_file_has_its_own_times(tmp_path: Path) -> None:
