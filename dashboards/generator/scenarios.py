@@ -95,7 +95,8 @@ def hung(since: int, minutes: int = 120, restarts: str = "7", began: float = -36
 
 def hangs_hourly(ranks: int, hours: int) -> dict[str, str]:
     """Return the series of a job that steps for the first half of each hour and hangs for the other one, until a limit
-    fires. All ranks wait: the silence is lost by each of them."""
+    fires. All ranks wait: the silence is lost by each of them. The time at work includes it, as in a real job: nobody
+    knows of the hang before the limit fires (tests/unit/history/test_rank_time.py)."""
     restarts = " ".join(f"{hour}x59" for hour in range(hours))
     stepping = " ".join(f"{5000 + 1740 * hour}+60x29 {5000 + 1740 * (hour + 1)}x29" for hour in range(hours))
     series = job(pattern=f"Xx{60 * hours}", restarts=restarts, ranks=ranks)

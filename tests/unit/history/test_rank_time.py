@@ -356,6 +356,31 @@ def test_silence_before_a_restart_by_the_launcher_does_not_slow_the_steps_down()
 
 
 @pytest.mark.parametrize("of", ["launcher", "wrapper"])
+def test_time_at_work_grows_during_a_hang_which_is_lost_once_its_limit_has_fired(
+    of: Literal["launcher", "wrapper"],
+) -> None:
+    """The counters that the dashboards' scenario of hangs (`hangs_hourly`) has too: nobody knows of a hang before."""
+    records = launched([launch_streams.Fault("hang", 1)]).interleaved(0)
+    if of == "wrapper":
+        records = job([record_streams.Fault("hang", 1, 0)], world=2).interleaved(0)
+    fired = next(n for n, each in enumerate(records) if isinstance(each.event, events.RankFellSilent))
+    now = [records[fired].mono_ns]
+    view = MetricView(lambda: now[0])
+    for record in records[:fired]:
+        view.take(record)
+    at_work = []
+    for _ in range(2):
+        now[0] += 60 * 10**9
+        samples = view.samples()
+        at_work.append(samples[PRODUCTIVE, ()])
+        assert (LOST, ("hang",)) not in samples
+    assert at_work[1] - at_work[0] == pytest.approx(2 * 60.0)
+    for record in records[fired:]:
+        view.take(record)
+    assert view.samples()[LOST, ("hang",)] > 2.0
+
+
+@pytest.mark.parametrize("of", ["launcher", "wrapper"])
 def test_a_counter_never_falls_while_records_come_in(of: Literal["launcher", "wrapper"]) -> None:
     faults = [launch_streams.Fault("hang", 1), launch_streams.Fault("kill", 0)]
     records = (launched(faults) if of == "launcher" else nested(faults, has_steps=True)).interleaved(0)
