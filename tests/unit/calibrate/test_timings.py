@@ -186,6 +186,7 @@ def with_many_restarts(folder: Path, restarts: int, *, ranks: int = 1, last_s: f
                     seconds = (0.1 if number else first_s) * math.exp(chance.gauss(0.0, 0.02))
                     recorder.add(section, seconds, at)
                     at += seconds
+        recorder.state.first_step = 0
         recorder.close(at)
     return folder
 
@@ -224,6 +225,14 @@ def test_slow_occurrence_soon_after_a_start_that_a_full_file_lacks_raises_each_l
     made = limits(with_many_restarts(tmp_path / "bounded", 90, last_s=500.0), target=bounded).deadlines["a"]
     assert made.timeout_s == 300.0 and made.status == "provisional"
     assert any("which is above the limit" in warning for warning in made.warnings)
+
+
+def test_slow_occurrence_whose_number_is_unknown_leaves_no_limit_outside_known_phases(tmp_path: Path) -> None:
+    """It may have been outside them. The three runs began at the beginning and agree that there are no phases."""
+    folders = [with_many_restarts(tmp_path / name, 90) for name in ("first", "second")]
+    folders.append(with_many_restarts(tmp_path / "slow", 90, last_s=500.0))
+    made = limits(*folders).deadlines["a"]
+    assert "whose number is unknown" in made.reason and made.outside is None
 
 
 def test_each_section_has_a_warm_up_of_its_own_length(tmp_path: Path) -> None:
