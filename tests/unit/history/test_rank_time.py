@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
@@ -17,6 +18,7 @@ from resilience.facts.records import Record
 from resilience.history.history import History
 from resilience.history.wrapped_rank import WrappedRank
 from resilience.telemetry.metrics import MetricView
+from tests.fixtures.count import count
 from tests.support import launch_streams, record_streams
 from tests.support.agreement import LOST, PRODUCTIVE, assert_same_seconds, seconds_counted
 from tests.support.launch_streams import launched
@@ -320,6 +322,15 @@ def test_steps_of_a_wrapped_function_that_a_restart_by_the_launcher_repeats_are_
     assert not incident.has_unknown_rework
     assert times(history).rework_s == pytest.approx(expected, rel=0.05)
     assert_same_seconds(records)
+
+
+def test_steps_that_two_restarts_by_the_launcher_repeat_are_those_that_a_script_counts(tmp_path: Path) -> None:
+    """The script shares no code with the package."""
+    told = nested([launch_streams.Fault("kill", 1), launch_streams.Fault("kill", 0)], nodes=2, has_steps=True)
+    counted_s = count(told.write(tmp_path / "run"))["spent"]["rework"]
+    spent = times(History().take_all(told.records))
+    assert spent.rework_s is not None and counted_s > 0
+    assert spent.rework_s * spent.ranks == pytest.approx(counted_s, abs=1e-6)
 
 
 def test_steps_after_a_second_wrapped_function_leave_the_rework_unknown() -> None:
