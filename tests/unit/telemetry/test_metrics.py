@@ -322,8 +322,12 @@ def wrapped_in_a_launch() -> list[Record]:
 NOT_ALONE: dict[str, set[type]] = {
     "resilience_job_info": {events.RendezvousCompleted},
     "resilience_monitor_up": {events.CycleStarted},  # of monitors that were killed with their agent
-    # rework: no step was reported when it began
-    "resilience_lost_seconds_total": {events.FirstStepReported, events.RestartEnded, events.RestartStep},
+    "resilience_lost_seconds_total": {  # rework: no step was reported when it began
+        events.FirstStepReported,
+        events.RestartEnded,
+        events.RestartStep,
+        events.RankInterrupted,  # the step that its rank had reached
+    },
     "resilience_restart_iterations_total": {events.RankStoodInFor},  # the others follow, and count
 }
 
