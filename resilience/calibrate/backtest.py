@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from resilience.calibrate.limits import Backtest, Target, TestedLimit, backtest, geometric_mean, upper_rate
+from resilience.calibrate.held_out import Backtest, TestedLimit, backtest, geometric_mean, upper_rate
+from resilience.calibrate.limits import Target
 from resilience.calibrate.timings import ObservedRun
 from resilience.facts import encoding
 from resilience.facts.in_words import count, seconds

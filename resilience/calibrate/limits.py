@@ -1,16 +1,15 @@
 """Which limits do these runs support?  From observed durations to one limit for each deadline.
 
 Runs of one configuration are combined. The warm-up after each start is a separate deadline. The target is divided
-among all deadlines, and `calibration.fitting` fits each. The backtest checks the result: it fits on all runs but one
-and counts exceeded limits on the one left out, next to the rule of thumb."""
+among all deadlines, and `calibration.fitting` fits each. `calibrate.held_out` checks the result."""
 
 from __future__ import annotations
 
 import datetime
 import itertools
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import get_args
 
@@ -23,19 +22,14 @@ from resilience.calibration import fitting, limits_file
 from resilience.calibration.differences import differences, harmless, serious
 from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
-from resilience.calibration.quantiles import chi2
 from resilience.calibration.tails import quantile
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, first_name
 from resilience.facts.in_words import count
-from resilience.facts.limits import Learned
 from resilience.telemetry.durations import FIRST_AGAIN
 
 RESTARTS_PER_MONTH = 100.0  # expected restarts, the default
-EMA = 0.5  # weight of the newer value in the compatible rule
-SIGNIFICANT = 0.05
-COUNTED = 3.0  # events among n occurrences that counting cannot exclude (95 %) though none was seen
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -62,7 +56,7 @@ def calibrate(
     """Return a limit for each deadline of these runs. previous: earlier limits, which are merged.
     Raises: ConfigurationError for runs or earlier limits that do not fit together."""
     runs = check(observations.runs, target)
-    aim = _Aim.of(runs, target)
+    aim = Aim.of(runs, target)
     earlier = {} if previous is None else _earlier(previous, runs, aim)
     names = sorted({name for run in runs for name in run.deadlines})
     limits: dict[str, Deadline] = {}
@@ -78,7 +72,7 @@ def calibrate(
             usual = _grouped(usual, _observed_groups(runs, name, aim), first, seconds, aim)
             p = aim.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
             is_open = _unnumbered_usual(observed_deadlines, first) > 0.0  # it may have been outside phases
-            outside = None if is_open else _outside(observed_deadlines, first, usual.timeout_s, p, target)
+            outside = None if is_open else fit_outside(observed_deadlines, first, usual.timeout_s, p, target)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
         unnumbered_s = max(deadline.longest_unnumbered for deadline in observed_deadlines)
         for start in get_args(Start):
@@ -103,7 +97,7 @@ def calibrate(
     )
 
 
-class _Aim(msgspec.Struct, frozen=True):
+class Aim(msgspec.Struct, frozen=True):
     """The target for each deadline. share: false alarms within the horizon."""
 
     target: Target
@@ -112,7 +106,7 @@ class _Aim(msgspec.Struct, frozen=True):
     share: float
 
     @classmethod
-    def of(cls, runs: Sequence[ObservedRun], target: Target) -> _Aim:
+    def of(cls, runs: Sequence[ObservedRun], target: Target) -> Aim:
         """Divide the target among all deadlines of these runs. Half of it is kept for first occurrences."""
         observed = max(run.ranks for run in runs)
         future = target.ranks or max(max(run.ranks, run.world_size) for run in runs)
@@ -127,9 +121,9 @@ class _Aim(msgspec.Struct, frozen=True):
         """Return a fit as an entry of the file. every: mean seconds between occurrences. seconds: observed time."""
         return limits_file.deadline(fitted, every, self.observed, seconds / 3600, p99, self.ranks / self.observed)
 
-    def among(self, deadlines: int) -> _Aim:
+    def among(self, deadlines: int) -> Aim:
         """Return the target divided among this number of deadlines."""
-        shared: _Aim = msgspec.structs.replace(self, share=self.share / deadlines)
+        shared: Aim = msgspec.structs.replace(self, share=self.share / deadlines)
         return shared
 
 
@@ -177,7 +171,7 @@ def _common(runs: Sequence[ObservedRun]) -> Configuration:
     )
 
 
-def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], aim: _Aim) -> Mapping[str, Deadline]:
+def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], aim: Aim) -> Mapping[str, Deadline]:
     """Return the earlier limits as they apply to the configuration of these runs and to the job: limits of single ranks
     hold for one world size, limits outside known phases for equal arguments, and rates for a number of ranks and a
     target. Raises: ConfigurationError if limits of the earlier configuration do not fit these runs."""
@@ -205,14 +199,14 @@ def unlike(runs: Sequence[ObservedRun]) -> list[str]:
     return [f"run {name} differs from {runs[0].name}: {difference}" for difference, name in notes.items() if difference]
 
 
-def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim: _Aim) -> Deadline | None:
+def _usual(observed: Sequence[ObservedDeadline], first: int, seconds: float, aim: Aim) -> Deadline | None:
     """Return the limit of all but the first occurrences, None if there were no others."""
     pool = pool_of(observed, first)
     was_killed = any(cut.end == "killed" for deadline in observed for cut in deadline.settled_cuts(first))
     if not pool.n and not was_killed:
         return None
-    every = _every(observed, seconds)
-    fitted = _fitted(pool, observed, first, every, aim)
+    every = seconds_between(observed, seconds)
+    fitted = fit_usual(pool, observed, first, every, aim)
     limit = aim.entry(fitted, every, seconds, quantile(pool.descending, 0.99) if pool.n else 0.0)
     medians = [deadline.rank_medians for deadline in observed if deadline.rank_medians[1]]
     if medians:
@@ -256,13 +250,13 @@ def _raised_over(limit: Deadline, unnumbered_s: float, target: Target) -> Deadli
     )
 
 
-def _every(observed: Sequence[ObservedDeadline], seconds: float) -> float:
+def seconds_between(observed: Sequence[ObservedDeadline], seconds: float) -> float:
     """Return the mean time between two occurrences. seconds: the observed time of these runs."""
     occurrences = sum(deadline.n + deadline.unnumbered for deadline in observed)
     return (seconds or 1.0) / max(1, occurrences)  # 0: a limit ended all at once
 
 
-def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, aim: _Aim) -> Timeout:
+def fit_usual(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every: float, aim: Aim) -> Timeout:
     """Return the fit of these durations to the target. observed: the deadlines in the pool, with their cuts. first:
     number of first occurrences after a start, which have a limit of their own."""
     return fit_pool(
@@ -275,7 +269,7 @@ def _fitted(pool: Pool, observed: Sequence[ObservedDeadline], first: int, every:
     )
 
 
-def _observed_groups(runs: Sequence[ObservedRun], name: str, aim: _Aim) -> dict[str, list[ObservedDeadline]]:
+def _observed_groups(runs: Sequence[ObservedRun], name: str, aim: Aim) -> dict[str, list[ObservedDeadline]]:
     """Return the observations of each group of similar ranks in all runs; empty for a job of another size, and for
     pooled runs of several sizes."""
     by_group: dict[str, list[ObservedDeadline]] = defaultdict(list)
@@ -287,7 +281,7 @@ def _observed_groups(runs: Sequence[ObservedRun], name: str, aim: _Aim) -> dict[
 
 
 def _grouped(
-    usual: Deadline, groups: Mapping[str, list[ObservedDeadline]], first: int, seconds: float, aim: _Aim
+    usual: Deadline, groups: Mapping[str, list[ObservedDeadline]], first: int, seconds: float, aim: Aim
 ) -> Deadline:
     """Return a deadline with the limits of its groups, which divide the target among them. A group without a rate gets
     the common limit if that has a rate. No limit is longer than the common one."""
@@ -318,7 +312,7 @@ def _grouped(
     return msgspec.structs.replace(usual, groups=tuple(limits))
 
 
-def _outside(
+def fit_outside(
     observed: Sequence[ObservedDeadline], first: int, usual_s: float | None, p: float, target: Target
 ) -> OutsideLimit | None:
     """Return the limit outside known phases, None if there is none."""
@@ -339,7 +333,7 @@ def _first(
     usual: Deadline | None,
     seconds: float,
     unnumbered_s: float,
-    aim: _Aim,
+    aim: Aim,
 ) -> Deadline:
     """Return the limit of first occurrences after starts of one kind. It is never shorter than the usual limit. by_run:
     the durations after each of its starts. cuts: first occurrences that did not end by themselves. unnumbered_s: the
@@ -362,253 +356,3 @@ def _first(
         limit = limits_file.with_limit(limit, usual_s, f"{limit.reason}; as long as the usual limit")
     limit = _raised_over(limit, unnumbered_s, target)
     return msgspec.structs.replace(limits_file.above_limit(limit), occurrences=first)
-
-
-# -- the backtest ----------------------------------------------------------------------------------
-
-
-class TestedLimit(msgspec.Struct, frozen=True):
-    """One limit, tested on data that it was not fitted on. nvrx: the limit of the compatible rule, 5 times the maximum
-    of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. suspected:
-    durations late enough for a suspicion before the limit. outside_s: the limit outside known
-    phases, None without any; outside_p: the rate that it claims, None without one; outside_exposure, outside_exceeded:
-    its tested and exceeded counts."""
-
-    configuration: str
-    deadline: str
-    left_out: str
-    status: str
-    p: float
-    n: int
-    timeout_s: float
-    nvrx_s: float
-    max_s: float
-    exposure: int
-    exceeded: int
-    nvrx_exceeded: int
-    plain_exceeded: int
-    median_s: float = 0.0
-    outside_s: float | None = None
-    outside_status: str = ""
-    outside_p: float | None = None
-    outside_max_s: float = 0.0
-    outside_exposure: int = 0
-    outside_exceeded: int = 0
-    suspected: int = 0
-
-    @property
-    def is_rated(self) -> bool:
-        """True if the limit states a rate."""
-        return self.status in ("ok", "tentative")
-
-    @property
-    def is_worse(self) -> bool:
-        """True if the limit was exceeded significantly more often than stated (binomial test, 5 %)."""
-        return self.is_rated and self.exceeded > 0 and at_least(self.exceeded, self.exposure, self.p) < SIGNIFICANT
-
-    @property
-    def is_outside_worse(self) -> bool:
-        """True if the limit outside known phases was exceeded significantly more often than it claims."""
-        exceeded, exposure, p = self.outside_exceeded, self.outside_exposure, self.outside_p
-        return p is not None and exceeded > 0 and at_least(exceeded, exposure, p) < SIGNIFICANT
-
-
-class Backtest(msgspec.Struct):
-    """A backtest. answers: one per deadline and part left out; runs of one name are numbered. tested: number of tested
-    durations. recorded: durations that could have been tested. untested: deadlines without a test, with the reason."""
-
-    answers: list[TestedLimit] = []
-    tested: int = 0
-    recorded: int = 0
-    untested: dict[str, str] = {}
-
-
-def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = None) -> Backtest:
-    """Fit as `calibrate` does on all runs of a configuration but one, and count exceeded limits on that one. For a
-    single table, fit on the first 60 % and count on the rest, without occurrences that did not end by themselves.
-
-    most: number of durations to fit on; deadlines with fewer are skipped."""
-    test = Backtest()
-    groups: dict[tuple[str, str], list[ObservedRun]] = defaultdict(list)
-    alike: dict[str, list[ObservedRun]] = defaultdict(list)
-    for run in _unique_names(runs):
-        mark = "pooled" if target.is_pooled else run.configuration.name
-        alike[mark].append(run)
-        for name in run.deadlines:
-            groups[mark, name].append(run)
-    for (mark, name), members in sorted(groups.items()):
-        aim = _Aim.of(alike[mark], target)
-        observed = [run.deadlines[name] for run in members]
-        first = warm_up(name, observed)
-        every = _every(observed, sum(run.seconds for run in members))
-        recorded = sum(pool_of([deadline], first).n for deadline in observed)
-        tested = 0
-        for left_out, train, held_out in _folds(members, name, first):
-            answer = _test_limit(mark, name, left_out, train, held_out, first, every, aim, most)
-            if answer is not None:
-                test.answers.append(answer)
-                tested += answer.exposure
-        is_single = len(members) == 1
-        test.recorded += recorded
-        test.tested += tested
-        if not tested and recorded and most is None:
-            test.untested[name] = (
-                "a single run folder cannot be split; give a second run"
-                if is_single
-                else f"the other runs have fewer than {fitting.FEWEST} durations"
-            )
-    return test
-
-
-def _unique_names(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
-    """Return the runs with unique names: several launches of one job share its name."""
-    counts, numbers = Counter(run.name for run in runs), Counter[str]()
-    numbered = []
-    for run in runs:
-        numbers[run.name] += 1
-        name = f"{run.name} ({numbers[run.name]} of {counts[run.name]})" if counts[run.name] > 1 else run.name
-        numbered.append(msgspec.structs.replace(run, name=name))
-    return numbered
-
-
-def _folds(
-    runs: Sequence[ObservedRun], name: str, first: int
-) -> Iterator[tuple[str, list[ObservedDeadline], ObservedDeadline]]:
-    """Yield the name of the part left out, the data of deadline `name` to fit on, and the data to test on."""
-    observed = [run.deadlines[name] for run in runs]
-    if len(runs) > 1:
-        for number, run in enumerate(runs):
-            yield run.name, [*observed[:number], *observed[number + 1 :]], observed[number]
-        return
-    (single,) = observed
-    if single.is_whole:
-        cut = first + int(max(0, len(single.kept) - first) * 0.6)
-        later = [(first + number, s, at) for number, (_, s, at) in enumerate(single.kept[cut:])]
-        yield f"the last 40 % of {runs[0].name}", [_part(single, single.kept[:cut])], _part(single, later)
-
-
-def _part(whole: ObservedDeadline, kept: list[tuple[int, float, float]]) -> ObservedDeadline:
-    return ObservedDeadline(
-        starts=whole.starts, kept=kept, n=len(kept), max_s=max((s for _, s, _ in kept), default=0.0)
-    )
-
-
-def _test_limit(
-    mark: str,
-    name: str,
-    left_out: str,
-    train: list[ObservedDeadline],
-    held_out: ObservedDeadline,
-    first: int,
-    every: float,
-    aim: _Aim,
-    most: int | None,
-) -> TestedLimit | None:
-    if most is not None:
-        train = _shortened(train, first, most)
-    train_pool, test_pool = pool_of(train, first), pool_of([held_out], first)
-    if train_pool.n < fitting.FEWEST or not test_pool.n:
-        return None
-    fitted = _fitted(train_pool, train, first, every, aim)
-    if fitted.timeout_s is None:
-        return None
-    pools = [pool_of([deadline], first) for deadline in train]
-    nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
-    over, nvrx_over, plain_over = (_above(test_pool, limit) for limit in (fitted.timeout_s, nvrx, fitted.max_s))
-    late_s = Learned(fitted.timeout_s, fitted.median_s, 0.0, longest_s=fitted.max_s).suspected_s
-    answer = TestedLimit(
-        mark,
-        name,
-        left_out,
-        fitted.status,
-        fitted.p,
-        fitted.n,
-        fitted.timeout_s,
-        nvrx,
-        fitted.max_s,
-        test_pool.n,
-        over,
-        nvrx_over,
-        plain_over,
-        fitted.median_s,
-        suspected=0 if late_s is None else _above(test_pool, late_s),
-    )
-    outside = _outside(train, first, fitted.timeout_s, aim.among(2).p(every), aim.target)
-    return answer if outside is None else _tested_outside(answer, outside, held_out, first)
-
-
-def _tested_outside(answer: TestedLimit, outside: OutsideLimit, held_out: ObservedDeadline, first: int) -> TestedLimit:
-    """Return the answer with the limit outside known phases, tested on the data there."""
-    tested = pool_of([held_out.outside(outside.phases)], first)
-    with_outside: TestedLimit = msgspec.structs.replace(
-        answer,
-        outside_s=outside.timeout_s,
-        outside_status=outside.status,
-        outside_p=_claimed(outside),
-        outside_max_s=outside.max_s,
-        outside_exposure=tested.n,
-        outside_exceeded=_above(tested, outside.timeout_s),
-    )
-    return with_outside
-
-
-def _above(pool: Pool, limit: float) -> int:
-    """Return how many durations are longer than the limit."""
-    return sum(count for seconds, count in pool.descending if seconds > limit)
-
-
-def _claimed(outside: OutsideLimit) -> float | None:
-    """Return the probability of a late occurrence that the limit claims, None without a claim. `short` claims what
-    counting shows."""
-    counted = min(0.5, COUNTED / outside.n) if outside.status == "short" else None
-    return outside.p if outside.status in ("ok", "tentative") else counted
-
-
-def _shortened(train: list[ObservedDeadline], first: int, most: int) -> list[ObservedDeadline]:
-    """Return the first `most` durations; nothing if there are fewer, or if their order is unknown."""
-    taken: list[ObservedDeadline] = []
-    missing = most
-    for deadline in train:
-        if missing > 0 and deadline.is_whole:
-            part = [kept for kept in deadline.kept if kept[0] >= first][:missing]
-            taken.append(_part(deadline, part))
-            missing -= len(part)
-    return [] if missing > 0 else taken
-
-
-def nvrx_rule(runs: Sequence[Sequence[float]]) -> float:
-    """Return the limit of the compatible rule: 5 times each run's maximum, averaged with the previous limit."""
-    limit: float | None = None
-    for values in runs:
-        run_limit = FACTOR * max(values)
-        limit = run_limit if limit is None else (1 - EMA) * limit + EMA * run_limit
-    assert limit is not None
-    return limit
-
-
-def at_least(k: int, n: int, p: float) -> float:
-    """Return the probability of k or more successes in n trials of probability p."""
-    if n * p > 50 and k > n * p:
-        z = (k - 0.5 - n * p) / math.sqrt(n * p * (1 - p))
-        return 0.5 * math.erfc(z / math.sqrt(2))
-    below = sum(math.exp(_log_term(i, n, p)) for i in range(k))
-    return max(0.0, 1.0 - below)
-
-
-def _log_term(i: int, n: int, p: float) -> float:
-    choose = math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
-    return choose + i * math.log(p) + (n - i) * math.log1p(-p)
-
-
-def upper_rate(exceeded: int, exposure: int) -> float:
-    """Return the 95 % upper bound of the rate of `exceeded` events in `exposure` trials. Source: Clopper and Pearson,
-    by the relation between the Poisson and the chi-squared distribution."""
-    return chi2(0.95, 2 * (exceeded + 1)) / 2 / exposure if exposure else 1.0
-
-
-def geometric_mean(values: Sequence[float]) -> float | None:
-    """Return the geometric mean; None for no values."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
-
-
-__all__ = ["TestedLimit", "Pool", "Target", "backtest", "calibrate", "geometric_mean", "nvrx_rule", "upper_rate"]

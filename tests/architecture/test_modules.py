@@ -17,7 +17,6 @@ MODULES = sorted((ROOT / "resilience").rglob("*.py"))
 LONGEST = 400  # lines; a longer file has to be one thing, and says here which
 LONG = {
     "resilience/attribution/verdict.py": "the rules of attribution, in the order in which they are tried",
-    "resilience/calibrate/limits.py": "the way from runs to a file of limits: pooled, fitted, merged, tested",
     "resilience/calibrate/timings.py": "every form in which durations are stored, read into one",
     "resilience/calibration/fitting.py": "one fit, from a sample to a limit or a refusal, with its reasons",
     "resilience/calibration/limits_file.py": "one file format: what is written, read, merged and refused",

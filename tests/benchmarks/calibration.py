@@ -33,7 +33,8 @@ from typing import Any
 import msgspec
 
 from resilience.calibrate import timings
-from resilience.calibrate.limits import DEFAULT, at_least, calibrate, geometric_mean, nvrx_rule, upper_rate
+from resilience.calibrate.held_out import at_least, geometric_mean, nvrx_rule, upper_rate
+from resilience.calibrate.limits import DEFAULT, calibrate
 from resilience.calibration.fitting import MONTH, Cut, fit
 from resilience.calibration.recurring_phases import SLOW
 from resilience.cli import main as resilience

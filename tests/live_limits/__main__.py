@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from resilience.calibrate import timings
-from resilience.calibrate.limits import nvrx_rule
+from resilience.calibrate.held_out import nvrx_rule
 from resilience.calibration import rank_groups
 from resilience.calibration.limits_file import Timeouts
 from resilience.facts import events

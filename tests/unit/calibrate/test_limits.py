@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from resilience.calibrate.limits import DEFAULT, Target, backtest, calibrate
+from resilience.calibrate.held_out import backtest
+from resilience.calibrate.limits import DEFAULT, Target, calibrate
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
 from resilience.calibrate.timings import Input
 from resilience.calibration.fitting import MONTH, Cut

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from resilience.calibrate import timings
-from resilience.calibrate.limits import Target, backtest, calibrate
+from resilience.calibrate.held_out import backtest
+from resilience.calibrate.limits import Target, calibrate
 from resilience.calibrate.observed import pool_of
 from resilience.calibration.limits_file import Deadline, SeenInJob, Timeouts, in_force, of_rank, staleness
 from resilience.errors import ConfigurationError

@@ -1,0 +1,268 @@
+"""Are limits exceeded as rarely as they state?  Fits on all runs but one, and counts on the one left out.
+
+Beside each limit stand the rule of thumb, 5 times the maximum, and the plain maximum of the same data.
+`calibrate.backtest` prints the result."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from resilience.calibrate.limits import Aim, Target, fit_outside, fit_usual, seconds_between
+from resilience.calibrate.observed import ObservedDeadline, ObservedRun, pool_of, warm_up
+from resilience.calibration import fitting
+from resilience.calibration.fitting import FACTOR, Pool
+from resilience.calibration.limits_file import OutsideLimit
+from resilience.calibration.quantiles import chi2
+from resilience.facts.limits import Learned
+
+EMA = 0.5  # weight of the newer value in the compatible rule
+SIGNIFICANT = 0.05
+COUNTED = 3.0  # events among n occurrences that counting cannot exclude (95 %) though none was seen
+
+
+class TestedLimit(msgspec.Struct, frozen=True):
+    """One limit, tested on data that it was not fitted on. nvrx: the limit of the compatible rule, 5 times the maximum
+    of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. suspected:
+    durations late enough for a suspicion before the limit. outside_s: the limit outside known
+    phases, None without any; outside_p: the rate that it claims, None without one; outside_exposure, outside_exceeded:
+    its tested and exceeded counts."""
+
+    configuration: str
+    deadline: str
+    left_out: str
+    status: str
+    p: float
+    n: int
+    timeout_s: float
+    nvrx_s: float
+    max_s: float
+    exposure: int
+    exceeded: int
+    nvrx_exceeded: int
+    plain_exceeded: int
+    median_s: float = 0.0
+    outside_s: float | None = None
+    outside_status: str = ""
+    outside_p: float | None = None
+    outside_max_s: float = 0.0
+    outside_exposure: int = 0
+    outside_exceeded: int = 0
+    suspected: int = 0
+
+    @property
+    def is_rated(self) -> bool:
+        """True if the limit states a rate."""
+        return self.status in ("ok", "tentative")
+
+    @property
+    def is_worse(self) -> bool:
+        """True if the limit was exceeded significantly more often than stated (binomial test, 5 %)."""
+        return self.is_rated and self.exceeded > 0 and at_least(self.exceeded, self.exposure, self.p) < SIGNIFICANT
+
+    @property
+    def is_outside_worse(self) -> bool:
+        """True if the limit outside known phases was exceeded significantly more often than it claims."""
+        exceeded, exposure, p = self.outside_exceeded, self.outside_exposure, self.outside_p
+        return p is not None and exceeded > 0 and at_least(exceeded, exposure, p) < SIGNIFICANT
+
+
+class Backtest(msgspec.Struct):
+    """A backtest. answers: one per deadline and part left out; runs of one name are numbered. tested: number of tested
+    durations. recorded: durations that could have been tested. untested: deadlines without a test, with the reason."""
+
+    answers: list[TestedLimit] = []
+    tested: int = 0
+    recorded: int = 0
+    untested: dict[str, str] = {}
+
+
+def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = None) -> Backtest:
+    """Fit as `calibrate` does on all runs of a configuration but one, and count exceeded limits on that one. For a
+    single table, fit on the first 60 % and count on the rest, without occurrences that did not end by themselves.
+
+    most: number of durations to fit on; deadlines with fewer are skipped."""
+    test = Backtest()
+    groups: dict[tuple[str, str], list[ObservedRun]] = defaultdict(list)
+    alike: dict[str, list[ObservedRun]] = defaultdict(list)
+    for run in _unique_names(runs):
+        mark = "pooled" if target.is_pooled else run.configuration.name
+        alike[mark].append(run)
+        for name in run.deadlines:
+            groups[mark, name].append(run)
+    for (mark, name), members in sorted(groups.items()):
+        aim = Aim.of(alike[mark], target)
+        observed = [run.deadlines[name] for run in members]
+        first = warm_up(name, observed)
+        every = seconds_between(observed, sum(run.seconds for run in members))
+        recorded = sum(pool_of([deadline], first).n for deadline in observed)
+        tested = 0
+        for left_out, train, held_out in _folds(members, name, first):
+            answer = _test_limit(mark, name, left_out, train, held_out, first, every, aim, most)
+            if answer is not None:
+                test.answers.append(answer)
+                tested += answer.exposure
+        is_single = len(members) == 1
+        test.recorded += recorded
+        test.tested += tested
+        if not tested and recorded and most is None:
+            test.untested[name] = (
+                "a single run folder cannot be split; give a second run"
+                if is_single
+                else f"the other runs have fewer than {fitting.FEWEST} durations"
+            )
+    return test
+
+
+def _unique_names(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    """Return the runs with unique names: several launches of one job share its name."""
+    counts, numbers = Counter(run.name for run in runs), Counter[str]()
+    numbered = []
+    for run in runs:
+        numbers[run.name] += 1
+        name = f"{run.name} ({numbers[run.name]} of {counts[run.name]})" if counts[run.name] > 1 else run.name
+        numbered.append(msgspec.structs.replace(run, name=name))
+    return numbered
+
+
+def _folds(
+    runs: Sequence[ObservedRun], name: str, first: int
+) -> Iterator[tuple[str, list[ObservedDeadline], ObservedDeadline]]:
+    """Yield the name of the part left out, the data of deadline `name` to fit on, and the data to test on."""
+    observed = [run.deadlines[name] for run in runs]
+    if len(runs) > 1:
+        for number, run in enumerate(runs):
+            yield run.name, [*observed[:number], *observed[number + 1 :]], observed[number]
+        return
+    (single,) = observed
+    if single.is_whole:
+        cut = first + int(max(0, len(single.kept) - first) * 0.6)
+        later = [(first + number, s, at) for number, (_, s, at) in enumerate(single.kept[cut:])]
+        yield f"the last 40 % of {runs[0].name}", [_part(single, single.kept[:cut])], _part(single, later)
+
+
+def _part(whole: ObservedDeadline, kept: list[tuple[int, float, float]]) -> ObservedDeadline:
+    return ObservedDeadline(
+        starts=whole.starts, kept=kept, n=len(kept), max_s=max((s for _, s, _ in kept), default=0.0)
+    )
+
+
+def _test_limit(
+    mark: str,
+    name: str,
+    left_out: str,
+    train: list[ObservedDeadline],
+    held_out: ObservedDeadline,
+    first: int,
+    every: float,
+    aim: Aim,
+    most: int | None,
+) -> TestedLimit | None:
+    if most is not None:
+        train = _shortened(train, first, most)
+    train_pool, test_pool = pool_of(train, first), pool_of([held_out], first)
+    if train_pool.n < fitting.FEWEST or not test_pool.n:
+        return None
+    fitted = fit_usual(train_pool, train, first, every, aim)
+    if fitted.timeout_s is None:
+        return None
+    pools = [pool_of([deadline], first) for deadline in train]
+    nvrx = nvrx_rule([[pool.descending[0][0]] for pool in pools if pool.n])
+    over, nvrx_over, plain_over = (_above(test_pool, limit) for limit in (fitted.timeout_s, nvrx, fitted.max_s))
+    late_s = Learned(fitted.timeout_s, fitted.median_s, 0.0, longest_s=fitted.max_s).suspected_s
+    answer = TestedLimit(
+        mark,
+        name,
+        left_out,
+        fitted.status,
+        fitted.p,
+        fitted.n,
+        fitted.timeout_s,
+        nvrx,
+        fitted.max_s,
+        test_pool.n,
+        over,
+        nvrx_over,
+        plain_over,
+        fitted.median_s,
+        suspected=0 if late_s is None else _above(test_pool, late_s),
+    )
+    outside = fit_outside(train, first, fitted.timeout_s, aim.among(2).p(every), aim.target)
+    return answer if outside is None else _tested_outside(answer, outside, held_out, first)
+
+
+def _tested_outside(answer: TestedLimit, outside: OutsideLimit, held_out: ObservedDeadline, first: int) -> TestedLimit:
+    """Return the answer with the limit outside known phases, tested on the data there."""
+    tested = pool_of([held_out.outside(outside.phases)], first)
+    with_outside: TestedLimit = msgspec.structs.replace(
+        answer,
+        outside_s=outside.timeout_s,
+        outside_status=outside.status,
+        outside_p=_claimed(outside),
+        outside_max_s=outside.max_s,
+        outside_exposure=tested.n,
+        outside_exceeded=_above(tested, outside.timeout_s),
+    )
+    return with_outside
+
+
+def _above(pool: Pool, limit: float) -> int:
+    """Return how many durations are longer than the limit."""
+    return sum(count for seconds, count in pool.descending if seconds > limit)
+
+
+def _claimed(outside: OutsideLimit) -> float | None:
+    """Return the probability of a late occurrence that the limit claims, None without a claim. `short` claims what
+    counting shows."""
+    counted = min(0.5, COUNTED / outside.n) if outside.status == "short" else None
+    return outside.p if outside.status in ("ok", "tentative") else counted
+
+
+def _shortened(train: list[ObservedDeadline], first: int, most: int) -> list[ObservedDeadline]:
+    """Return the first `most` durations; nothing if there are fewer, or if their order is unknown."""
+    taken: list[ObservedDeadline] = []
+    missing = most
+    for deadline in train:
+        if missing > 0 and deadline.is_whole:
+            part = [kept for kept in deadline.kept if kept[0] >= first][:missing]
+            taken.append(_part(deadline, part))
+            missing -= len(part)
+    return [] if missing > 0 else taken
+
+
+def nvrx_rule(runs: Sequence[Sequence[float]]) -> float:
+    """Return the limit of the compatible rule: 5 times each run's maximum, averaged with the previous limit."""
+    limit: float | None = None
+    for values in runs:
+        run_limit = FACTOR * max(values)
+        limit = run_limit if limit is None else (1 - EMA) * limit + EMA * run_limit
+    assert limit is not None
+    return limit
+
+
+def at_least(k: int, n: int, p: float) -> float:
+    """Return the probability of k or more successes in n trials of probability p."""
+    if n * p > 50 and k > n * p:
+        z = (k - 0.5 - n * p) / math.sqrt(n * p * (1 - p))
+        return 0.5 * math.erfc(z / math.sqrt(2))
+    below = sum(math.exp(_log_term(i, n, p)) for i in range(k))
+    return max(0.0, 1.0 - below)
+
+
+def _log_term(i: int, n: int, p: float) -> float:
+    choose = math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
+    return choose + i * math.log(p) + (n - i) * math.log1p(-p)
+
+
+def upper_rate(exceeded: int, exposure: int) -> float:
+    """Return the 95 % upper bound of the rate of `exceeded` events in `exposure` trials. Source: Clopper and Pearson,
+    by the relation between the Poisson and the chi-squared distribution."""
+    return chi2(0.95, 2 * (exceeded + 1)) / 2 / exposure if exposure else 1.0
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """Return the geometric mean; None for no values."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
