@@ -68,10 +68,9 @@ def _steps(records: list[Record], started: Record) -> list[Record]:
         wall_ns=entry.wall_ns + after,
         event=events.FirstStepReported(first, BEFORE_STEP_S),
     )
-    exited = next(record for record in of_cycle if isinstance(record.event, events.RankExited))
-    assert isinstance(exited.event, events.RankExited)
-    if exited.event.goodbye:
-        return [reported]
+    exited = next((record for record in of_cycle if isinstance(record.event, events.RankExited)), None)
+    if exited is None or not isinstance(exited.event, events.RankExited) or exited.event.goodbye:
+        return [reported]  # its node is lost, or it has completed
     rank = entry.origin.initial_rank
     assert rank is not None
     pid = started.event.worker_pid if isinstance(started.event, events.WorkerStarted) else None

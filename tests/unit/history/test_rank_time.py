@@ -324,6 +324,14 @@ def test_steps_of_a_wrapped_function_that_a_restart_by_the_launcher_repeats_are_
     assert_same_seconds(records)
 
 
+def test_ranks_that_have_other_numbers_after_the_loss_of_a_node_repeat_steps_too() -> None:
+    """Node 1 had ranks 2 and 3, and has ranks 0 and 1 after the loss of node 0."""
+    told = nested([launch_streams.Fault("node", 0)], nodes=2, has_steps=True)
+    spent = History().take_all(told.records).spent()
+    assert [rank for rank in range(4) if spent[rank].rework] == [0, 1]
+    assert_same_seconds(told.records)
+
+
 def test_steps_that_two_restarts_by_the_launcher_repeat_are_those_that_a_script_counts(tmp_path: Path) -> None:
     """The script shares no code with the package."""
     told = nested([launch_streams.Fault("kill", 1), launch_streams.Fault("kill", 0)], nodes=2, has_steps=True)
