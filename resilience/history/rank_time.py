@@ -71,7 +71,7 @@ class RankTimes:
             for place in sorted(place for place, part in parts.items() if part.started is not None):
                 workers = parts[place].workers
                 visit = _Visit(cycles, node, place, until(node, place), signalling)
-                earlier = {} if visit.before is None else self._on_node(node, visit.before, parts[visit.before].workers)
+                earlier = {} if visit.before is None else self._wrapped_in(visit.before, parts[visit.before].workers)
                 for rank, worker in workers.items():
                     launched.add((*place, rank))
                     wrapped = self._wrapped.get((*place, rank))
@@ -89,10 +89,10 @@ class RankTimes:
             by_rank.setdefault(key[2], RankSeconds()).add(spent)
         return by_rank
 
-    def _on_node(self, node: str, place: Cycle, ranks: Iterable[int]) -> dict[int, WrappedRank]:
-        """Return the ranks of a node's cycle that were in a wrapped function there."""
+    def _wrapped_in(self, place: Cycle, ranks: Iterable[int]) -> dict[int, WrappedRank]:
+        """Return those of these ranks that were in a wrapped function in a cycle."""
         known = ((rank, self._wrapped.get((*place, rank))) for rank in ranks)
-        return {rank: wrapped for rank, wrapped in known if wrapped is not None and wrapped.node == node}
+        return {rank: wrapped for rank, wrapped in known if wrapped is not None}
 
 
 class _Visit:
