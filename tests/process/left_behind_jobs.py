@@ -345,8 +345,9 @@ def call_interrupted_at_each_line_of_its_start(stride: int) -> tuple[int, list[t
     files = {module.__file__ for module in (monitor_process, session)}
     monitors: list[int] = []
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    tasks = threads.count()
     function()  # what torch and we load and keep for good
-    before = snapshot([])
+    before = settled(tasks)
     pid, strike, calls = os.getpid(), 1, 0
     found: list[tuple[str, dict[str, Any]]] = []
     while True:
@@ -380,8 +381,9 @@ def call_interrupted_where_it_takes_signals() -> tuple[str, dict[str, Any]]:
         guard(*args)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    tasks = threads.count()
     function()  # what torch and we load and keep for good
-    before, guard = snapshot([]), ProgramHandlers.guard
+    before, guard = settled(tasks), ProgramHandlers.guard
     ProgramHandlers.guard = interrupted  # type: ignore[method-assign, assignment]
     try:
         ending = function()
@@ -405,8 +407,9 @@ def call_interrupted_at_its_end_in(owner: str, name: str) -> tuple[str, dict[str
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     signal.signal(signal.SIGUSR1, lambda *_: None)  # one to guard
+    tasks = threads.count()
     function()  # what torch and we load and keep for good
-    before, original = snapshot([]), getattr(kind, name)
+    before, original = settled(tasks), getattr(kind, name)
     setattr(kind, name, interrupted)
     try:
         ending = function()
