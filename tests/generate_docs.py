@@ -72,7 +72,7 @@ The first release. In short:
   [Slurm](docs/slurm.md) and [Kubernetes](docs/kubernetes.md).
 
 Below is what was added, without details. Nobody has an earlier version, so what was changed and fixed until now is
-only in [docs/changes](docs/changes), and so are the details.
+only in [docs/changes](docs/changes), and so are the details. These files stay when later releases remove theirs.
 """
 OPTIONS_BEGIN = "<!-- The table is made by tests/generate_docs.py from resilience/launcher/ft_options.py. -->"
 OPTIONS_END = "<!-- End of the table. -->"

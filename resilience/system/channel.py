@@ -62,9 +62,12 @@ class Channel:
             return False
 
     def is_peer_gone(self) -> bool:
-        """Return True if the other end is closed, even if messages from it are left to receive."""
+        """Return True if the other end or this one is closed, even if messages are left to receive."""
         poll = select.poll()
-        poll.register(self._socket, 0)  # the kernel reports POLLHUP and POLLERR without being asked
+        try:
+            poll.register(self._socket, 0)  # the kernel reports POLLHUP and POLLERR without being asked
+        except ValueError:  # our own end is closed
+            return True
         return bool(poll.poll(0))
 
     def receive(self, wait: float) -> bytes | None:

@@ -16,9 +16,7 @@ Start = Callable[..., Job]
 @pytest.mark.parametrize(
     ("kind", "seconds"),
     [
-        pytest.param(
-            "PROCESS", 3600.0, marks=pytest.mark.slow
-        ),  # without an abort, the next checkpoint would wait for this one
+        ("PROCESS", 3600.0),  # without an abort, the next checkpoint would wait for this one
         ("THREAD", 5.0),  # and is awaited
     ],
 )

@@ -195,7 +195,6 @@ def test_step_that_does_not_advance_is_found_by_the_step_limit(start: Start, wor
     assert {record.detector.name for record in found if record.detector} == {"step"}
 
 
-@pytest.mark.slow
 def test_loop_without_progress_is_called_unknown_and_nothing_restarts(start: Start) -> None:  # F18
     job = start(
         2,

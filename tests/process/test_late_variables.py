@@ -97,6 +97,17 @@ def test_variable_that_a_package_sets_past_os_environ_is_noticed_too(launch: Lau
     assert [(job.folder / f"threads.{cycle}").read_text() for cycle in (0, 1)] == ["2", "2"]
 
 
+def test_more_late_threads_than_cores_are_as_many_as_in_a_cold_worker(launch: Launch) -> None:
+    """Torch with MKL uses no more than there are cores. TORCH_LOGS makes the second cycle cold."""
+    setting = "os.environ['OMP_NUM_THREADS'] = '4096'\nos.environ['TORCH_' + 'LOGS'] = '+dynamo'"
+    threads = "import torch\n(here / f'threads.{cycle}').write_text(str(torch.get_num_threads()))"
+    job = launch(f"{setting}\n{threads}\nsys.exit(3 if cycle == 0 else 0)", nproc=1)
+    assert job.wait() == [0], job.job.output()
+    assert [record.event.how for record in job.of(events.WorkerStarted)] == ["warm", "cold"]
+    warm, cold = [(job.folder / f"threads.{cycle}").read_text() for cycle in (0, 1)]
+    assert warm == cold
+
+
 def test_variable_that_is_set_after_the_import_keeps_workers_warm(launch: Launch) -> None:
     job = launch(
         "import torch\nos.environ['TORCH_' + 'LOGS'] = os.environ['OPEN' + 'BLAS_VERBOSE'] = '0'\n"

@@ -74,7 +74,6 @@ def test_job_in_a_plain_environment_listens_on_loopback_only(start: Start) -> No
     assert [rank.value for rank in job.wait()] == [0, 0]
 
 
-@pytest.mark.slow
 def test_job_under_torchrun_listens_on_loopback_only(tmp_path: Path) -> None:
     """The agent's store is torch's own; what the ranks and their monitors open is ours."""
     script = tmp_path / "script.py"

@@ -116,7 +116,7 @@ RECOVERS = (
     ("composed", 3, ["done in iteration 2 size 2"] * 2),
     ("nested", 2, ["done in iteration 1 size 2"] * 2),
 )
-QUICK = {("basic", "resilience run")}
+QUICK = {("basic", "resilience run"), ("composed", "plain")}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,6 @@ def test_script_in_the_style_of_the_compatible_api_recovers(
     await_monitors(tmp_path, ranks)
 
 
-@pytest.mark.slow
 def test_script_of_both_layers_recovers(tmp_path: Path) -> None:
     codes, output = run("resilience run", SCRIPTS / "both_layers.py", tmp_path)
     assert codes == [0], output

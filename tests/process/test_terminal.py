@@ -243,7 +243,6 @@ def test_ctrl_c_ends_with_the_command(terminal: Open, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_two_nodes_say_a_restart_once(terminal: Open, tmp_path: Path) -> None:
     there = f"localhost:{free_port()}"
     shared = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", there, "--rdzv-id", "two"]

@@ -308,20 +308,28 @@ class DrainProcess:
         """Drop this process, which is gone or does not read; schedule a replacement. reason: empty if it is gone."""
         assert self._process is not None
         pid = self._process.pid
+        reason = reason or self._ending(self._process)
         self._process.kill()
-        try:
-            code = self._process.wait(KILL_LIMIT)
-        except subprocess.TimeoutExpired:  # the kernel holds it; the next process gets the streams anyway
-            code = 0
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # the kernel holds it; the next one gets the streams anyway
+            self._process.wait(KILL_LIMIT)
         self._line.close()
         self._process = None
-        ending = f"exit code {code}" if code >= 0 else signal_name(-code)
-        reason = reason or ending
         self._count_unpassed(f"the process that reads workers' output was lost: {reason}")
         self._lost.count_from_zero()
         self._losses = 1 if time.monotonic() - self._started_at > STEADY else self._losses + 1
         self._start_at = time.monotonic() + DELAYS[min(self._losses, len(DELAYS)) - 1]
         self._emit(events.DrainLost(pid, reason))
+
+    @staticmethod
+    def _ending(process: subprocess.Popen[bytes]) -> str:
+        """Return how a process that has closed its line ended: that comes a moment later."""
+        try:
+            code = process.wait(KILL_LIMIT)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        return f"exit code {code}" if code >= 0 else signal_name(-code)
 
     def _note_ended(self, stream: OpenStream) -> None:
         """Remember an ended stream until the process has passed on all of it."""

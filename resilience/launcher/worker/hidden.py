@@ -5,9 +5,9 @@ the values that the program has set before the import. So the modules are remove
 own import brings them back, unchanged. At that moment the variables that they read are compared with those at the fork.
 A change is applied if possible, and reported otherwise. The program finds `sys.modules` as in a fresh interpreter.
 
-The variables are those that C code sees: a library may set one by `os.putenv` or in C, which `os.environ` does not
-show. A variable that only C code sees is reported also if torch would look it up in `os.environ`, and so miss it in a
-fresh interpreter too."""
+The variables are those of `os.environ` and those that C code sees: a library may set one by `os.putenv` or in C, which
+`os.environ` does not show. A variable that only C code sees is reported also if torch would look it up in `os.environ`,
+and so miss it in a fresh interpreter too."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ _c_environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.PyDLL(None), "environ
 
 
 def c_environment() -> dict[str, str]:
-    """Return the variables of this process as C code sees them, those of `os.environ` among them."""
+    """Return the variables of this process as C code sees them."""
     variables: dict[str, str] = {}
     position = 0
     while _c_environ and (entry := _c_environ[position]) is not None:
-        name, _, value = os.fsdecode(entry).partition("=")
-        variables.setdefault(name, value)  # getenv takes the first one
+        name, separator, value = os.fsdecode(entry).partition("=")
+        if separator:  # getenv does not find the others
+            variables.setdefault(name, value)  # it takes the first one
         position += 1
     return variables
+
+
+def _variables() -> list[dict[str, str]]:
+    return [c_environment(), dict(os.environ)]
 
 
 class HiddenModules:
@@ -87,7 +92,7 @@ class Hidden:
         """on_change: called when a package is restored, with the changed variables that it reads.
         on_import: called with a module of `noted` packages that the program imports and that is not hidden here."""
         self._groups = {name: group for group in groups for name in group.modules}
-        self._environment = c_environment()
+        self._environment = _variables()
         self._on_change, self._on_import = on_change, on_import
         self._noted = frozenset(noted)
         for group in reversed(groups):  # the later ones refer to the earlier ones
@@ -114,8 +119,14 @@ class Hidden:
             return  # another thread has restored it
         for hidden_group in (group, *filter(None, map(self._groups.get, group.imports))):
             self._restore(hidden_group)
-        before, now = self._environment, c_environment()
-        changed = sorted(name for name in {*before, *now} if group.reads(name) and before.get(name) != now.get(name))
+        changed = sorted(
+            {
+                name
+                for before, now in zip(self._environment, _variables(), strict=True)
+                for name in {*before, *now}
+                if group.reads(name) and before.get(name) != now.get(name)
+            }
+        )
         if changed:
             self._on_change(group.package, changed)
 

@@ -29,6 +29,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import psutil
+
 from resilience.errors import error_in_words
 from resilience.launcher.worker import fork_safety, script_variables
 from resilience.launcher.worker.hidden import Hidden, HiddenModules, c_environment
@@ -286,10 +288,15 @@ def _reset_threads(environment: Mapping[str, str], before: Mapping[str, str] | N
     torch = sys.modules.get("torch")
     if torch is not None and (before is None or environment.get("OMP_NUM_THREADS") != before.get("OMP_NUM_THREADS")):
         _call_each("gomp", ("omp_set_num_threads",), openmp or cores)
-        torch.set_num_threads(torch.get_num_threads())  # MKL's number, which respects cores; and in every thread
+        count = torch.get_num_threads()  # MKL's, which is at most the physical cores, until the number is set
+        torch.set_num_threads(min(count, _physical_cores()) if torch.backends.mkl.is_available() else count)
     thread_count = min(cores, _positive_number(environment.get("OPENBLAS_NUM_THREADS", "")) or openmp or cores)
     if thread_count > 1 or before is None:  # it is 1 in the zygote
         _call_each("openblas", _OPENBLAS, thread_count)
+
+
+def _physical_cores() -> int:
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def _call_each(part: str, names: Sequence[str], argument: int) -> None:

@@ -61,6 +61,16 @@ def test_end_that_is_gone_is_told_after_its_last_words(line: tuple[Channel, Chan
             theirs.receive(wait)
 
 
+def test_end_is_known_to_be_gone_though_its_last_words_are_not_read_yet(line: tuple[Channel, Channel]) -> None:
+    ours, theirs = line
+    ours.send(b"last words")
+    assert not theirs.is_peer_gone()
+    ours.close()
+    assert theirs.is_peer_gone()
+    assert ours.is_peer_gone()  # of a closed end, nobody is at the other one
+    assert theirs.receive(1.0) == b"last words"
+
+
 def test_own_end_that_is_closed_sends_nothing_and_says_so(line: tuple[Channel, Channel]) -> None:
     ours, _ = line
     ours.close()

@@ -111,3 +111,13 @@ def test_variable_that_only_c_code_sees_and_that_stays_is_not_late(hide: Hide) -
     late = hide()
     importlib.import_module("big")
     assert late == []
+
+
+@pytest.mark.usefixtures("unset")
+def test_variable_of_a_mapping_that_replaces_os_environ_is_late_too(
+    hide: Hide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = hide()
+    monkeypatch.setattr(os, "environ", {**os.environ, "BIG_NUMBER": "1"})
+    importlib.import_module("big")
+    assert late == [Late("big", ["BIG_NUMBER"])]
