@@ -109,10 +109,11 @@ def test_limits_learned_from_two_runs_find_a_hang_soon_and_leave_long_phases_alo
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
 
 
+# On a busy machine the first 16 occurrences may be warm-up, and a limit needs 30 others.
 STANDS = """
 import json, resilience
 plan = json.loads((here / "plan.json").read_text())
-for n in range(40):
+for n in range(60):
     with resilience.section("train"):
         if [cycle, rank, n] == plan.get("stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
