@@ -305,10 +305,9 @@ class FileLines:
 
     def _text(self, raw: bytes, end: int) -> Line:
         text = tracebacks.without_prefix(without_colours(encoding.text(raw[:200])))
-        read_at = self._read_at(end - 1)
-        stamp = self._stamp_of(text, read_at)
+        stamp = self._stamp_of(text, end - 1)
         if stamp is None:
-            stamp = read_at
+            stamp = self._read_at(end - 1)
         if stamp is not None:
             self._stamp = stamp
         at = self._stamp if self._stamp is not None else self._placed(end)
@@ -331,11 +330,11 @@ class FileLines:
         """Return False if the file's last change was before its process began, or at 0: a copy has lost it."""
         return self._changed_ns > max(0, self.known.began_ns or 0)
 
-    def _stamp_of(self, text: str, read_at: int | None) -> int | None:
-        """Return the time that a line of text says itself. read_at: when the launcher read it, if that is known."""
+    def _stamp_of(self, text: str, position: int) -> int | None:
+        """Return the time that a line of text says itself. position: of its last byte."""
         glog = _GLOG.match(text)
         if glog is not None:
-            known_ns = read_at or (self._changed_ns if self._is_change_known else self.known.began_ns)
+            known_ns = self._read_at(position) or (self._changed_ns if self._is_change_known else self.known.began_ns)
             if known_ns is None:
                 return None
             year = datetime.fromtimestamp(known_ns / 1e9).year

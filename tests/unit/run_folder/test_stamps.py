@@ -81,6 +81,16 @@ def test_line_that_says_its_time_itself_has_that(tmp_path: Path) -> None:
     assert [at for _, at, _ in lines_of(path)] == [AT + 5 * SECOND, AT + 9 * SECOND]
 
 
+def test_time_of_reading_is_not_looked_up_for_a_line_that_says_its_time_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position after the last entry of the file of times opens that file."""
+    looked_up = []
+    monkeypatch.setattr(Stamps, "at", lambda _, position: looked_up.append(position))
+    lines_of(write(tmp_path, "0.out", b"2023-11-14T22:13:25Z ready\n", b"more\n"))
+    assert looked_up == [31]
+
+
 def test_file_without_times_is_placed_as_before(tmp_path: Path) -> None:
     assert all(is_placed for _, _, is_placed in lines_of(write(tmp_path, "0.err", TEXT)))
 
