@@ -39,6 +39,7 @@ LISTED = 60  # characters of a list shown in a line of text; for longer lists on
 _KNOWN_BY = 256  # bytes before the place where reading goes on, which tell a rotated file
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 AHEAD_NS = 3600 * 10**9  # a time this much after the file's end comes from a broken clock
+_DAY_NS = 24 * 3600 * 10**9  # a time this much before the process's start, whose year is a guess, is of the next year
 
 LEVEL_OF: Mapping[str, str] = {str(kind.__struct_config__.tag): kind.level for kind in CATALOGUE}
 _SAYS_LEVEL = re.compile(r"^.{0,80}?\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|^\[?([IWEF])\d{4} ")
@@ -327,18 +328,27 @@ class FileLines:
 
     @property
     def _is_change_known(self) -> bool:
-        """Return False if the file's last change was before its process began, or at 0: a copy has lost it."""
-        return self._changed_ns > max(0, self.known.began_ns or 0)
+        """Return False if the file's last change was long before its process began, or at 0: a copy has lost it. The
+        clock of a file server may be a bit behind."""
+        return self._changed_ns > max(0, (self.known.began_ns or 0) - AHEAD_NS)
 
     def _stamp_of(self, text: str, position: int) -> int | None:
         """Return the time that a line of text says itself. position: of its last byte."""
         glog = _GLOG.match(text)
-        if glog is not None:
-            known_ns = self._read_at(position) or (self._changed_ns if self._is_change_known else self.known.began_ns)
-            if known_ns is None:
-                return None
-            year = datetime.fromtimestamp(known_ns / 1e9).year
-            text = f"{year}-{glog[1]}-{glog[2]} {glog[3]}.{glog[4]}"
+        if glog is None:
+            return self._sane_time(text)
+        began_ns = self.known.began_ns
+        known_ns = self._read_at(position) or (self._changed_ns if self._is_change_known else began_ns)
+        if known_ns is None:
+            return None
+        year, rest = datetime.fromtimestamp(known_ns / 1e9).year, f"-{glog[1]}-{glog[2]} {glog[3]}.{glog[4]}"
+        at = self._sane_time(f"{year}{rest}")
+        if at is not None and began_ns is not None and at < began_ns - _DAY_NS:
+            return self._sane_time(f"{year + 1}{rest}")
+        return at
+
+    def _sane_time(self, text: str) -> int | None:
+        """Return the time with which a text begins, None if there is none or if it is from a broken clock."""
         match = _STAMP.match(text)
         if match is None:
             return None

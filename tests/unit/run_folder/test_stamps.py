@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,21 @@ def test_copy_that_lost_the_time_of_its_last_change_keeps_the_times_that_lines_s
     if began is None and not has_times and first.startswith(b"I"):
         expected = [0, 0]  # nothing says the year
     assert [at for _, at, _ in lines_of(path, began_ns=began)] == expected
+
+
+def test_file_whose_last_change_is_barely_before_its_process_began_has_no_line_of_the_next_year(tmp_path: Path) -> None:
+    """The clock of a file server may be behind."""
+    path = write(tmp_path, "0.err", b"2024-11-14T22:13:25Z ready\n", changed_ns=AT - SECOND)
+    assert [at for _, at, _ in lines_of(path, began_ns=AT)] == [AT]
+
+
+@pytest.mark.parametrize("line", ["W1231 23:30:00.000000 7 a.cc:1] old", "W0101 00:05:00.000000 7 a.cc:1] new"])
+def test_line_that_names_no_year_is_not_dated_a_year_before_its_process_began(line: str, tmp_path: Path) -> None:
+    """The process began an hour before New Year, and its file has lost the time of its last change."""
+    path = write(tmp_path, "0.err", line.encode() + b"\n", changed_ns=0)
+    expected = datetime(2024, 12, 31, 23, 30) if "old" in line else datetime(2025, 1, 1, 0, 5)
+    began_ns = round(datetime(2024, 12, 31, 23).timestamp()) * SECOND
+    assert [at for _, at, _ in lines_of(path, began_ns=began_ns)] == [round(expected.timestamp()) * SECOND]
 
 
 def test_line_after_the_end_of_its_file_has_no_time_of_its_own(tmp_path: Path) -> None:
