@@ -71,11 +71,15 @@ class RankTimes:
             for place in sorted(place for place, part in parts.items() if part.started is not None):
                 workers = parts[place].workers
                 visit = _Visit(cycles, node, place, until(node, place), signalling)
-                earlier = {} if visit.before is None else self._wrapped_in(visit.before, parts[visit.before].workers)
+                formers = (
+                    {} if visit.before is None else self._formers(visit.before, parts[visit.before].workers, workers)
+                )
                 for rank, worker in workers.items():
                     launched.add((*place, rank))
                     wrapped = self._wrapped.get((*place, rank))
-                    by_rank.setdefault(rank, RankSeconds()).add(visit.spent_by(rank, worker, wrapped, earlier))
+                    by_rank.setdefault(rank, RankSeconds()).add(
+                        visit.spent_by(rank, worker, wrapped, formers.get(rank))
+                    )
         earlier_ends: dict[tuple[int, int, str], int | None] = {}  # attempt, rank, node -> end of its earlier cycle
         for key in sorted(self._wrapped.keys() - launched):
             wrapped = self._wrapped[key]
@@ -89,10 +93,13 @@ class RankTimes:
             by_rank.setdefault(key[2], RankSeconds()).add(spent)
         return by_rank
 
-    def _wrapped_in(self, place: Cycle, ranks: Iterable[int]) -> dict[int, WrappedRank]:
-        """Return those of these ranks that were in a wrapped function in a cycle."""
-        known = ((rank, self._wrapped.get((*place, rank))) for rank in ranks)
-        return {rank: wrapped for rank, wrapped in known if wrapped is not None}
+    def _formers(self, place: Cycle, before: Iterable[int], ranks: Iterable[int]) -> dict[int, WrappedRank]:
+        """Return for ranks of a node the rank that had the same position on the node in an earlier cycle, if that one
+        was in a wrapped function. before: the node's ranks then: after the loss of another node they have new
+        numbers."""
+        pairs = zip(sorted(ranks), sorted(before), strict=False)
+        known = ((rank, self._wrapped.get((*place, former))) for rank, former in pairs)
+        return {rank: former for rank, former in known if former is not None}
 
 
 class _Visit:
@@ -111,9 +118,9 @@ class _Visit:
         self._since = cycles.waited_since(node, place) if failed_before is None else failed_before[0]
 
     def spent_by(
-        self, rank: int, worker: Worker, wrapped: WrappedRank | None, earlier: Mapping[int, WrappedRank]
+        self, rank: int, worker: Worker, wrapped: WrappedRank | None, former: WrappedRank | None
     ) -> RankSeconds:
-        """Return one worker's time by cause. earlier: the node's ranks in the previous cycle, in a wrapped function."""
+        """Return one worker's time by cause. former: its rank in the previous cycle, if in a wrapped function."""
         spent = RankSeconds()
         if worker.started_ns is None:
             return spent
@@ -131,8 +138,8 @@ class _Visit:
                 else:
                     spent.unknown = max(0, before_silence - until)
         since = worker.started_ns if self._since is None else self._since
-        if rank in earlier:
-            since = max(since, earlier[rank].since)
+        if former is not None:
+            since = max(since, former.since)
         if at_work is not None:
             until = at_work if self._end is None else min(at_work, self._end)
         waited = max(0, until - since)
@@ -140,7 +147,6 @@ class _Visit:
             spent = inside.spent_until(self._end)
             if self._end is not None:  # a Wrapper knows nothing of a hang that the launcher's monitor has found
                 spent.hang += inside.silent_until(self._end, self._part.silent_ns)
-            former = earlier.get(rank) or next(iter(earlier.values()), None)  # all ranks step together
             if former is not None and self._before is not None and self._failed_before is not None:
                 spent.rework += former.repeated_by(inside, self._failed_before, self._before.silent_ns)
             waited, spent.startup = waited + spent.startup, 0

@@ -337,6 +337,20 @@ def test_ranks_that_have_other_numbers_after_the_loss_of_a_node_repeat_steps_too
     assert History().take_all(ahead).spent() == spent  # clocks of two nodes are never compared
 
 
+def test_rank_with_another_number_repeats_the_steps_of_its_own_place_on_the_node() -> None:
+    """Rank 2 had come to step 8 and rank 3 to step 40; they are ranks 0 and 1 now, and go on with step 30."""
+    told = nested([launch_streams.Fault("node", 0)], nodes=2, has_steps=True)
+    told.files["node1", 2] = [
+        msgspec.structs.replace(each, event=events.RankInterrupted(msgspec.structs.replace(each.event.record, step=8)))
+        if isinstance(each.event, events.RankInterrupted) and each.event.record.step is not None
+        else each
+        for each in told.files["node1", 2]
+    ]
+    spent = History().take_all(told.records).spent()
+    assert spent[0].rework == 0
+    assert spent[1].rework / 1e9 == pytest.approx(0.525, rel=1e-4)
+
+
 def test_steps_that_two_restarts_by_the_launcher_repeat_are_those_that_a_script_counts(tmp_path: Path) -> None:
     """The script shares no code with the package."""
     told = nested([launch_streams.Fault("kill", 1), launch_streams.Fault("kill", 0)], nodes=2, has_steps=True)
