@@ -74,9 +74,12 @@ class RankTimes:
                 formers = (
                     {} if visit.before is None else self._formers(visit.before, parts[visit.before].workers, workers)
                 )
+                inside = {rank: self._wrapped.get((*place, rank)) for rank in workers}
+                resumed = [of_rank.first_step for of_rank in inside.values() if of_rank is not None]
+                visit.resumed = min((step for step in resumed if step is not None), default=None)
                 for rank, worker in workers.items():
                     launched.add((*place, rank))
-                    wrapped = self._wrapped.get((*place, rank))
+                    wrapped = inside[rank]
                     by_rank.setdefault(rank, RankSeconds()).add(
                         visit.spent_by(rank, worker, wrapped, formers.get(rank))
                     )
@@ -104,11 +107,13 @@ class RankTimes:
 
 class _Visit:
     """One node in one cycle. until: end of the count in monotonic nanoseconds. signalling: ranks that show
-    progress in any cycle. before: the cycle from which the node was restarted into this one."""
+    progress in any cycle. before: the cycle from which the node was restarted into this one. resumed: the lowest step
+    with which one of its ranks began a wrapped function: all ranks step together."""
 
     def __init__(self, cycles: CycleHistory, node: str, place: Cycle, until: int | None, signalling: Set[int]) -> None:
         self._part, self._signalling = cycles.part(node, place), signalling
         self.before = cycles.before(node, place)
+        self.resumed: int | None = None
         self._before = None if self.before is None else cycles.part(node, self.before)
         failed = self._part.failed_at
         self._is_over = failed is not None
@@ -148,7 +153,7 @@ class _Visit:
             if self._end is not None:  # a Wrapper knows nothing of a hang that the launcher's monitor has found
                 spent.hang += inside.silent_until(self._end, self._part.silent_ns)
             if former is not None and self._before is not None and self._failed_before is not None:
-                spent.rework += former.repeated_by(inside, self._failed_before, self._before.silent_ns)
+                spent.rework += former.repeated_from(self.resumed, self._failed_before, self._before.silent_ns)
             waited, spent.startup = waited + spent.startup, 0
         elif at_work is not None and self._end is not None:
             self._outside(spent, rank, worker, at_work, self._end)

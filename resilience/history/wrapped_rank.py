@@ -55,7 +55,7 @@ class WrappedRank:
         self.began_ns = 0  # its first call
         self._calls = 0
         self._rank: int | None = None
-        self._first_step: int | None = None  # of its first call
+        self.first_step: int | None = None  # of its first call
         self._clock_ns = 0  # UTC minus monotonic time of its last record
         self.since = 0  # start of its present state
         self._state: _State = ""
@@ -163,10 +163,11 @@ class WrappedRank:
         worked = at - self.since if self._state == "work" else self._worked - (self.since - at) if is_later else 0
         return max(0, min(silent_ns, worked) - gone)
 
-    def repeated_by(self, later: WrappedRank, end: int, silent_ns: int) -> int:
+    def repeated_from(self, resumed: int | None, end: int, silent_ns: int) -> int:
         """Return how many nanoseconds of work are done again in the next cycle of the launcher, 0 if that is not known.
-        later: a rank of that cycle. end: of this cycle. silent_ns: its silence, if the launcher found a hang."""
-        resumed, reached = later._first_step, self._reached
+        resumed: the step with which that cycle began. end: of this cycle. silent_ns: its silence, if the launcher found
+        a hang."""
+        reached = self._reached
         if resumed is None or reached is None or self._is_step_unknown or self._calls > 1:
             return 0
         at = end if self._ended_ns is None else min(end, self._ended_ns)
@@ -215,8 +216,8 @@ class WrappedRank:
         self._entered, self._reached, self._loading = step, None, 0
 
     def _began_with(self, step: int) -> None:
-        if self._first_step is None and self._calls <= 1:
-            self._first_step = step
+        if self.first_step is None and self._calls <= 1:
+            self.first_step = step
 
     def _duration_of_step(self, worked: int, reached: int, resumed: int) -> float | None:
         """Return the duration of one step before a restart, in nanoseconds. A job that goes on with step 0 began with

@@ -351,6 +351,20 @@ def test_rank_with_another_number_repeats_the_steps_of_its_own_place_on_the_node
     assert spent[1].rework / 1e9 == pytest.approx(0.525, rel=1e-4)
 
 
+def test_rank_that_reports_no_first_step_goes_on_with_the_step_of_its_node() -> None:
+    """All ranks step together."""
+    told = nested([launch_streams.Fault("kill", 1)], has_steps=True)
+    expected = History().take_all(told.records).spent()[0].rework
+    told.files["node0", 0] = [
+        each
+        for each in told.files["node0", 0]
+        if not (each.origin.cycle == 1 and isinstance(each.event, events.FirstStepReported))
+    ]
+    assert expected > 0
+    assert History().take_all(told.records).spent()[0].rework == expected
+    assert_same_seconds(told.records)
+
+
 def test_steps_that_two_restarts_by_the_launcher_repeat_are_those_that_a_script_counts(tmp_path: Path) -> None:
     """The script shares no code with the package."""
     told = nested([launch_streams.Fault("kill", 1), launch_streams.Fault("kill", 0)], nodes=2, has_steps=True)
