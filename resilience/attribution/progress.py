@@ -61,21 +61,35 @@ def _wrapped_progress(
     """Return the progress of a cycle in a wrapped function. later: the next cycle."""
     last = max((key for key in history.iterations if key[:2] == place), default=(*place, 0, 0))
     resumed = None if later is None or last[2] > 0 else _first_step_of_call(history, (*later, 0))
+    reached = _reached_in_call(history, last[:3]) if reached is None else reached
     return Progress(
         _first_step_of_call(history, last[:3]), reached, resumed, partial(_seconds_a_step, history, last, silence)
     )
 
 
 def _first_step_of_call(history: History, call: tuple[int, int, int]) -> int | None:
-    """Return the lowest step with which a rank began a call."""
-    keys = sorted(key for key in history.iterations if key[:3] == call)
-    return next((step for key in keys if (step := _first_step(history, key)) is not None), None)
+    """Return the lowest step with which a rank began a call, None if no record says so before a restart in place."""
+    for key in sorted(key for key in history.iterations if key[:3] == call):
+        step = _first_step(history, key)
+        if step is not None or _reached(history.iterations[key]) is not None:
+            return step
+    return None
+
+
+def _reached_in_call(history: History, call: tuple[int, int, int]) -> int | None:
+    """Return the highest step that a rank had begun in the last iteration of a call in which a step began."""
+    for key in sorted((key for key in history.iterations if key[:3] == call), reverse=True):
+        reached = _reached(history.iterations[key])
+        if reached is not None or _first_step(history, key) is not None:
+            return reached
+    return None
 
 
 def _reached(iteration: Iteration) -> int | None:
-    """Return the highest step that a rank had begun when the iteration was interrupted."""
-    steps = [*iteration.steps.values(), *(record.step for record in iteration.records if record.step is not None)]
-    return max(steps, default=None)
+    """Return the highest step that a rank had begun when the iteration was interrupted, or when the launcher ended the
+    rank."""
+    ends = [*iteration.records, *filter(iteration.is_stopped, iteration.reported)]
+    return max([*iteration.steps.values(), *(end.step for end in ends if end.step is not None)], default=None)
 
 
 def _resumed(iteration: Iteration) -> int | None:

@@ -67,6 +67,7 @@ class WrappedRank:
         self._worked = 0  # nanoseconds of work before the last interruption
         self._is_explained = True  # whether a hang caused the last interruption is known
         self._reached: int | None = None  # the interrupted step
+        self._has_stepped = False  # a step was interrupted
         self._entered: int | None = None  # the step with which it continued after a restart
         self._is_step_unknown = False  # no step has been reported since the last restart
         self._loading = 0  # nanoseconds of work before the first step of the call
@@ -109,15 +110,16 @@ class WrappedRank:
 
     def _outcome_seen(self, event: events.IterationDecided, at: int) -> None:
         self._forget_unknown()
-        self._reached = event.step if event.step is not None else self._reached
+        self._came_to(event.step)
         self._interrupted(at, event.silent_for_s)
 
     def _fell_silent(self, event: events.RankFellSilent, at: int) -> None:
         self._interrupted(at, event.silent_for_s)
 
     def _was_interrupted(self, event: events.RankInterrupted, at: int) -> None:
-        if event.record.rank == self._rank and event.record.step is not None and not self._is_step_unknown:
-            self._reached = event.record.step
+        if event.record.rank == self._rank and event.record.step is not None:
+            self._forget_unknown()
+            self._came_to(event.record.step)
 
     def _iteration_started(self, event: events.IterationStarted, at: int) -> None:
         self._is_active, self._is_explained = event.state == "active", True
@@ -168,12 +170,13 @@ class WrappedRank:
         resumed: the step with which that cycle began. end: of this cycle. silent_ns: its silence, if the launcher found
         a hang."""
         reached = self._reached
-        if resumed is None or reached is None or self._is_step_unknown or self._calls > 1:
+        if resumed is None or reached is None or self._calls > 1:
             return 0
-        at = end if self._ended_ns is None else min(end, self._ended_ns)
-        worked = max(0, at - self.since) if self._state == "work" else self._worked
-        silence = self.silent_until(end, silent_ns)
-        step_ns = self._duration_of_step(worked - silence, reached, resumed)
+        silence, worked = self.silent_until(end, silent_ns), self._worked
+        if not self._is_step_unknown:  # else no step has begun since the restart
+            at = end if self._ended_ns is None else min(end, self._ended_ns)
+            worked = (max(0, at - self.since) if self._state == "work" else worked) - silence
+        step_ns = self._duration_of_step(worked, reached, resumed)
         if step_ns is None:
             return 0
         steps = self._repeated + max(0, reached - resumed)
@@ -198,15 +201,22 @@ class WrappedRank:
             self._worked -= silence
             self._is_explained = True
 
+    def _came_to(self, step: int | None) -> None:
+        if step is not None:
+            self._reached, self._has_stepped = step, True
+
     def _forget_unknown(self) -> None:
         """Forget the steps before a restart if no step was reported after it: its rework stays unknown."""
         if self._is_step_unknown:
+            if self._reached is not None:
+                self._step_ns = self._duration_of_step(self._worked, self._reached, None)
             self._is_step_unknown, self._entered, self._reached, self._loading = False, None, None, 0
 
     def _went_on(self, step: int) -> None:
         """Count the rework of a rank that continues with `step`: it repeats its work beyond that step."""
         self._is_step_unknown = False
-        self._began_with(step)
+        if not self._has_stepped:  # else it began with an earlier step, which is not on record
+            self._began_with(step)
         if self._reached is not None:
             self._step_ns = self._duration_of_step(self._worked, self._reached, step)
             self._repeated += max(0, self._reached - step)
@@ -219,7 +229,7 @@ class WrappedRank:
         if self.first_step is None and self._calls <= 1:
             self.first_step = step
 
-    def _duration_of_step(self, worked: int, reached: int, resumed: int) -> float | None:
+    def _duration_of_step(self, worked: int, reached: int, resumed: int | None) -> float | None:
         """Return the duration of one step before a restart, in nanoseconds. A job that goes on with step 0 began with
         it."""
         entered = 0 if self._entered is None and resumed == 0 else self._entered
