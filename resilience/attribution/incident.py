@@ -48,13 +48,15 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
 
     hang_s: silence until a limit fired. restart_s: detection to first progress, slowest rank. rework_s:
     repeated steps, at the speed before the incident. lost_s: the sum of the known costs. has_steps: a step before or
-    after the restart is on record."""
+    after the restart is on record. has_several_functions: several wrapped functions were called before a restart by the
+    launcher, so that it is not known in which of them the job continued."""
 
     lost_steps: int | None = None
     hang_s: float | None = None
     restart_s: float | None = None
     rework_s: float | None = None
     has_steps: bool = True
+    has_several_functions: bool = False
 
     @property
     def lost_s(self) -> float | None:
@@ -209,15 +211,16 @@ def _of_chief(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]
 
 
 def _cost(progress: Progress, silence: float | None, restart: Spread | None) -> Cost:
-    _, reached, resumed, seconds_a_step = progress
+    reached, resumed = progress.reached, progress.resumed
     lost = None if reached is None or resumed is None else max(0, reached - resumed)
-    step_s = seconds_a_step() if lost else 0.0
+    step_s = progress.seconds_a_step() if lost else 0.0
     return Cost(
         lost_steps=lost,
         hang_s=silence,
         restart_s=None if restart is None else restart.max_s,
         rework_s=None if lost is None or step_s is None else lost * step_s,
         has_steps=progress.has_steps,
+        has_several_functions=progress.has_several_functions,
     )
 
 

@@ -19,12 +19,13 @@ from resilience.history.phases import Place
 class Progress(NamedTuple):
     """How far the job had come. first: the lowest step before the restart; reached: the highest step that had begun;
     resumed: the lowest one after the restart. seconds_a_step: how long a step took before the incident, None if not
-    known."""
+    known. has_several_functions: several wrapped functions were called before a restart by the launcher."""
 
     first: int | None
     reached: int | None
     resumed: int | None
     seconds_a_step: Callable[[], float | None]
+    has_several_functions: bool = False
 
     @property
     def has_steps(self) -> bool:
@@ -60,10 +61,15 @@ def _wrapped_progress(
 ) -> Progress:
     """Return the progress of a cycle in a wrapped function. later: the next cycle."""
     last = max((key for key in history.iterations if key[:2] == place), default=(*place, 0, 0))
-    resumed = None if later is None or last[2] > 0 else _first_step_of_call(history, (*later, 0))
+    has_several_functions = last[2] > 0
+    resumed = None if later is None or has_several_functions else _first_step_of_call(history, (*later, 0))
     reached = _reached_in_call(history, last[:3]) if reached is None else reached
     return Progress(
-        _first_step_of_call(history, last[:3]), reached, resumed, partial(_seconds_a_step, history, last, silence)
+        _first_step_of_call(history, last[:3]),
+        reached,
+        resumed,
+        partial(_seconds_a_step, history, last, silence),
+        has_several_functions,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from resilience.attribution.advice import named, ranks_in_words
 from resilience.attribution.cost import time_unknown_in_words
 from resilience.attribution.culprits import RULES
-from resilience.attribution.incident import Incident
+from resilience.attribution.incident import Cost, Incident
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
@@ -38,6 +38,7 @@ LISTED = 12  # missing items and notes; the others are only counted
 BAR = 22
 NO_STEP = "rework unknown: no step reported"
 REWORK_UNKNOWN = "rework unknown: the step before or after the restart is not on record"
+SEVERAL_FUNCTIONS = "rework unknown: several wrapped functions were called before the restart"
 STEP_TIME_UNKNOWN = "rework unknown: how long a step took is not on record"
 TIMES_UNKNOWN = "unknown: too many records are missing"
 STACK_SHOWN = 3  # innermost frames
@@ -447,6 +448,13 @@ def _cost(incident: Incident) -> str:
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
     unknown = ""
     if incident.has_unknown_rework:
-        known = REWORK_UNKNOWN if cost.has_steps else NO_STEP
-        unknown = f"; {STEP_TIME_UNKNOWN if cost.lost_steps else known}"
+        unknown = f"; {_why_rework_is_unknown(cost)}"
     return total + ", ".join(parts) + unknown
+
+
+def _why_rework_is_unknown(cost: Cost) -> str:
+    if cost.lost_steps:
+        return STEP_TIME_UNKNOWN
+    if not cost.has_steps:
+        return NO_STEP
+    return SEVERAL_FUNCTIONS if cost.has_several_functions else REWORK_UNKNOWN

@@ -69,6 +69,27 @@ def restart_in_place(told: Launched, cycle: int, reached: int, resumed: int | No
         told.files[node, rank] = [*before, *taken, *(_in_iteration_1(record, cycle) for record in after)]
 
 
+def call_another_before(told: Launched, cycle: int) -> None:
+    """Let the workers of a cycle call another wrapped function first, which reports no step."""
+    for (node, rank), records in told.files.items():
+        calls = (number for number, record in enumerate(records) if isinstance(record.event, events.CallStarted))
+        call = next((number for number in calls if records[number].origin.cycle == cycle), None)
+        if rank is None or call is None:
+            continue
+        started = records[call]
+        told.files[node, rank] = [
+            *records[:call],
+            msgspec.structs.replace(started, mono_ns=started.mono_ns - 2),
+            _later(started, started.mono_ns - 1, events.CallEnded("completed", 1, 0.0)),
+            *(
+                msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, call=1))
+                if record.origin.cycle == cycle and record.origin.layer != "launcher"
+                else record
+                for record in records[call:]
+            ),
+        ]
+
+
 def _is_entry(record: Record) -> bool:
     return isinstance(record.event, events.StageStarted) and record.event.stage == "run"
 

@@ -22,7 +22,7 @@ from tests.fixtures.count import count
 from tests.support import launch_streams, record_streams
 from tests.support.agreement import LOST, PRODUCTIVE, assert_same_seconds, seconds_counted
 from tests.support.launch_streams import launched
-from tests.support.nested_streams import BEFORE_STEP_S, REPEATED, nested
+from tests.support.nested_streams import BEFORE_STEP_S, REPEATED, call_another_before, nested
 from tests.support.node_stories import NodeStory
 from tests.support.record_streams import job
 
@@ -378,22 +378,7 @@ def test_steps_that_two_restarts_by_the_launcher_repeat_are_those_that_a_script_
 def test_steps_after_a_second_wrapped_function_leave_the_rework_unknown(cycle: int) -> None:
     """Only the second one reports steps. The cycle after the restart may go on with either function."""
     told = nested([launch_streams.Fault("kill", 1)], has_steps=True)
-    for (node, rank), records in told.files.items():
-        calls = (n for n, each in enumerate(records) if isinstance(each.event, events.CallStarted))
-        call = next((n for n in calls if records[n].origin.cycle == cycle), None)
-        if rank is not None and call is not None:
-            origin, again = records[call].origin, records[call]
-            told.files[node, rank] = [
-                *records[:call],
-                msgspec.structs.replace(again, mono_ns=again.mono_ns - 2),
-                msgspec.structs.replace(again, mono_ns=again.mono_ns - 1, event=events.CallEnded("completed", 1, 0.0)),
-                *(
-                    msgspec.structs.replace(each, origin=msgspec.structs.replace(each.origin, call=1))
-                    if each.origin.cycle == origin.cycle and each.origin.layer != "launcher"
-                    else each
-                    for each in records[call:]
-                ),
-            ]
+    call_another_before(told, cycle)
     history = History().take_all(told.records)
     (incident,) = incidents_of(history)
     assert incident.has_unknown_rework

@@ -28,6 +28,7 @@ from resilience.report.terminal import incident_lines, report_lines
 from resilience.run_folder.load import load
 from resilience.system.render import cut, painted, plain, show, table, wrap
 from tests.support import launch_streams
+from tests.support.nested_streams import call_another_before, nested
 from tests.support.record_streams import Fault, Job, Kind, job
 
 WIDTH = 80
@@ -127,6 +128,20 @@ def test_rework_of_a_job_that_reports_steps_is_unknown_if_the_one_after_the_rest
     assert main(["report", run, "--incident", "1"]) == 0
     text = unwrapped(capsys.readouterr().out)
     assert "rework unknown: the step before or after the restart is not on record" in text
+
+
+def test_rework_is_said_to_be_unknown_if_several_wrapped_functions_were_called_before_the_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = nested([launch_streams.Fault("kill", 1)], has_steps=True)
+    call_another_before(told, 0)
+    run = str(told.write(tmp_path / "runs" / "nested"))
+    assert main(["report", run, "--incident", "1"]) == 0
+    text = unwrapped(capsys.readouterr().out)
+    assert "rework unknown: several wrapped functions were called before the restart" in text
+    assert main(["report", run, "--json"]) == 0
+    (incident,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert incident["cost"]["has_several_functions"]
 
 
 @pytest.mark.parametrize("signs", [True, False])
