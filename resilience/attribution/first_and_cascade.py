@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from resilience.attribution.launch_incidents import WISHED
 from resilience.attribution.symptoms import category_of, gives_up, symptom
-from resilience.core.watch import AGENT_LOST
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
@@ -202,8 +201,7 @@ def _of_cycle(part: NodeCycle, is_known: bool) -> Iterator[Labels]:
     """Yield the interruptions of a node's ended cycle. is_known: a Wrapper or another node has counted the first one.
     If the end of the agent has ended the workers, it comes before theirs."""
     is_wished = part.ended is not None and part.ended.outcome in WISHED  # ranks end, but none of them failed
-    ended_by = {rank: worker.signals[1] for rank, worker in part.workers.items() if worker.signals is not None}
-    orphans = [rank for rank, reason in ended_by.items() if reason == AGENT_LOST and part.ended is None]
+    orphans = [rank for rank, worker in part.workers.items() if worker.lost_its_agent and part.ended is None]
     has_first = is_known
     for record, is_first in () if is_wished else _places(part):
         is_counted_first = is_first and not is_known and record.rank not in orphans

@@ -151,11 +151,7 @@ def _without_store(parts: dict[str, NodeCycle], inside: Sequence[Iteration]) -> 
 
 
 def _without_agent(parts: dict[str, NodeCycle]) -> list[str]:
-    return [node for node, part in parts.items() if any(map(_is_orphan, part.workers.values()))]
-
-
-def _is_orphan(worker: Worker) -> bool:
-    return worker.signals is not None and worker.signals[1] == AGENT_LOST
+    return [node for node, part in parts.items() if any(worker.lost_its_agent for worker in part.workers.values())]
 
 
 def _may_be_stopped(parts: dict[str, NodeCycle], record: InterruptionRecord) -> bool:
@@ -197,7 +193,7 @@ def _records(
     for node in sorted({*lost, *_without_agent(parts)}):
         # Monitors that still ran ended their workers because the agent was gone. One record stands for the whole node.
         workers = parts[node].workers if node in parts else {}
-        ended = {rank for rank, worker in workers.items() if _is_orphan(worker)}
+        ended = {rank for rank, worker in workers.items() if worker.lost_its_agent}
         detected = [record.detected_wall_ns for record in records if _is_end(record) and record.rank in ended]
         records = [record for record in records if not (_is_end(record) and record.rank in ended)]
         rank = min(ranks[node], default=None)
@@ -315,7 +311,8 @@ def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], fol
     workers = [worker for part in parts.values() for worker in part.workers.values()]
     if not any(part.ended is not None for part in parts.values()):
         are_gone = all(worker.is_gone or worker.exit is not None for worker in workers)
-        return "ended" if are_gone and any(map(_is_orphan, workers)) else "continued"  # no agent is left to record it
+        is_unrecorded = are_gone and any(worker.lost_its_agent for worker in workers)  # no agent is left to record it
+        return "ended" if is_unrecorded else "continued"
     if any(part.ended is None for part in parts.values()):
         return "unfinished"
     if any(part.ended is not None and part.ended.outcome == "completed" for part in parts.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resilience.core.watch import AGENT_LOST
 from resilience.facts import events
 from resilience.facts.records import Record
 
@@ -53,6 +54,11 @@ class Worker:
     def has_completed(self) -> bool:
         """True if it ended by itself with exit status 0."""
         return self.exit is not None and self.exit.expected and self.exit.code == 0
+
+    @property
+    def lost_its_agent(self) -> bool:
+        """True if its monitor ended it because its agent was gone."""
+        return self.signals is not None and self.signals[1] == AGENT_LOST
 
     def is_stopped(self, ran_until: int | None) -> bool:
         """Return True if the agent ended it on purpose. ran_until: end of the cycle's run, None if it still runs."""

@@ -30,7 +30,7 @@ from resilience.telemetry import rank_snapshot
 from resilience.telemetry.recording import RecordTail
 
 SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as lost
-ORPHANED = 5.0  # seconds in which an agent must record the end of its workers; usually it takes milliseconds
+ORPHANED = 5.0  # seconds in which a live agent records the end of its workers; usually it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 LIST_EVERY = 5.0  # seconds between two searches for new files
 STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
@@ -365,9 +365,10 @@ class Watcher:
         parts = self._history.cycles.last_parts()
         if self._is_between_cycles():
             return ""  # no monitor has a rank to watch, and agents may wait for nodes for long
-        if quiet > ORPHANED and not any(part.ended for part in parts):
-            unreported = {rank for part in parts for rank, worker in part.workers.items() if worker.exit is None}
-            if unreported and unreported <= self._left:
+        if not any(part.ended for part in parts):
+            unreported = {rank: worker for part in parts for rank, worker in part.workers.items() if not worker.exit}
+            is_known = all(worker.lost_its_agent for worker in unreported.values()) or quiet > ORPHANED
+            if unreported and is_known and unreported.keys() <= self._left:
                 return f"all ranks ended {seconds(quiet)} ago, but no agent recorded it"
         alive_times = [snapshot.wall(snapshot.alive_at) for snapshot in snapshots if snapshot.alive_at is not None]
         interval_s = rank_snapshot.alive_every(

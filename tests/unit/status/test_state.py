@@ -16,6 +16,8 @@ from resilience.facts.identity import Origin
 from resilience.facts.interruptions import ExceptionInfo, Interruption, InterruptionRecord
 from resilience.facts.records import Record, from_line, to_line
 from resilience.history.history import History
+from resilience.report.condensed import report
+from resilience.run_folder.load import Reader
 from resilience.status import first_read, last_fault, state
 from resilience.status.state import FaultNow, Now, RankNow, Section, Watcher, order
 from resilience.status.view import status_lines
@@ -70,25 +72,35 @@ def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> No
     assert (now.failure.rank, now.failure.what) == (1, "process 1001 ended (SIGKILL)")
 
 
-def agent_killed() -> Launched:
-    """A job whose agent was killed: its monitors have ended the workers."""
+def agent_killed(limit: str = "agent") -> Launched:
+    """A job whose agent was killed: its monitors have ended the workers. limit: why, as they recorded it."""
     told = launched([Fault("kill", 1)], is_running=True)
     for rank in range(2):
         last = told.files["node0", rank][-1]
         for event in (
-            events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"),
+            events.RankSignalled(("SIGTERM", "SIGCONT"), limit),
             events.RankExited(False, signal="SIGTERM"),
         ):
             told.files["node0", rank].append(msgspec.structs.replace(last, event=event))
     return told
 
 
-def test_job_is_lost_when_its_ranks_have_ended_and_its_agent_did_not_record_it(tmp_path: Path) -> None:
+def test_job_whose_monitors_ended_all_ranks_for_want_of_an_agent_is_lost_at_once(tmp_path: Path) -> None:
+    """The report says so too: two views of one fact."""
     folder = agent_killed().write(tmp_path / "run")
     now = now_of(folder, after=60.0)
     assert (now.phase, now.is_well) == ("lost", False)
     assert "all ranks ended" in now.detail
-    assert now_of(folder, after=(now.since_s - now.last_record_s) + 1.0).phase == "running"  # the agent may be at it
+    assert now_of(folder, after=now.since_s - now.last_record_s).phase == "lost"
+    assert report(Reader(folder)).end == "ranks 0-1 lost; the launcher recorded no end"
+
+
+def test_job_whose_ranks_have_ended_is_lost_once_its_agent_had_time_to_record_it(tmp_path: Path) -> None:
+    folder = agent_killed("section:train").write(tmp_path / "run")
+    now = now_of(folder, after=60.0)
+    assert (now.phase, now.is_well) == ("lost", False)
+    assert "all ranks ended" in now.detail
+    assert now_of(folder, after=(now.since_s - now.last_record_s) + 1.0).phase == "running"
 
 
 def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
