@@ -53,7 +53,7 @@ def agent_server() -> Iterator[ForkServer]:
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start ranks: start(world_size, "module:function", env={...}, env_of=..., **kwargs of the function).
 
-    A function named `agent` is an agent of the launcher."""
+    are_agents: the function is an agent of the launcher; its workers are forked from it."""
     with ExitStack() as stack:
 
         def begin(
@@ -61,9 +61,10 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
             target: str,
             env: Mapping[str, str] | None = None,
             env_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
+            are_agents: bool = False,
             **kwargs: Any,
         ) -> Job:
-            server = request.getfixturevalue("agent_server" if target.endswith(":agent") else "fork_server")
+            server = request.getfixturevalue("agent_server" if are_agents else "fork_server")
             return stack.enter_context(started(server, tmp_path, world_size, target, kwargs, env, env_of))
 
         yield begin

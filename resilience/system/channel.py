@@ -61,8 +61,8 @@ class Channel:
         except OSError:
             return False
 
-    def is_peer_gone(self) -> bool:
-        """Return True if the other end or this one is closed, even if messages are left to receive."""
+    def is_closed(self) -> bool:
+        """Return True if either end is closed, even if messages are left to receive."""
         poll = select.poll()
         try:
             poll.register(self._socket, 0)  # the kernel reports POLLHUP and POLLERR without being asked

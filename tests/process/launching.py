@@ -323,6 +323,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
                 f"{__name__}:agent",
                 env={"RESILIENCE_JOB_ID": "job", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env},
                 env_of=own,
+                are_agents=True,
                 arguments=arguments,
             )
             following = first + count

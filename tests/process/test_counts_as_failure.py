@@ -92,7 +92,8 @@ def run(start: Callable[..., Job], tmp_path: Path) -> Callable[[str], Launched]:
     def run(program: str) -> Launched:
         env = {"RESILIENCE_JOB_ID": "job", "RESILIENCE_NODE": "node0", "FOLDER": str(programs), "SLOW_ANSWERS": "yes"}
         arguments = ["--nproc-per-node", "2", *program.split()]
-        return Launched(start(1, "tests.process.launching:agent", env=env, arguments=arguments), tmp_path, "job")
+        job = start(1, "tests.process.launching:agent", env=env, are_agents=True, arguments=arguments)
+        return Launched(job, tmp_path, "job")
 
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -220,6 +221,22 @@ def test_drain_process_that_has_closed_its_line_but_is_not_reaped_yet_was_lost_b
     finally:
         drain.close()
     assert [event.why for event in lost] == ["SIGKILL"]
+
+
+def test_drain_process_that_has_closed_its_line_and_does_not_end_is_replaced(tmp_path: Path) -> None:
+    drain, lost = DrainProcess(0), list[events.DrainLost]()
+    drain.report_to(lambda event: lost.append(event) if isinstance(event, events.DrainLost) else None)
+    try:
+        stream = drain.open("rank 0's stdout", str(tmp_path / "0.out"), 0)
+        os.kill(drain.pid, signal.SIGSTOP)
+        drain._line._socket.shutdown(socket.SHUT_RDWR)
+        os.write(stream, b"late\n")
+        os.close(stream)
+        assert drain.finish(lambda: False, 60.0)
+    finally:
+        drain.close()
+    assert [event.why for event in lost] == ["it closed its connection"]
+    assert (tmp_path / "0.out").read_bytes() == b"late\n"
 
 
 @pytest.mark.parametrize("before", [b"", b"a whole line\n", b"half a li"])

@@ -98,7 +98,7 @@ def test_variable_that_a_package_sets_past_os_environ_is_noticed_too(launch: Lau
 
 
 def test_more_late_threads_than_cores_are_as_many_as_in_a_cold_worker(launch: Launch) -> None:
-    """Torch with MKL uses no more than there are cores. TORCH_LOGS makes the second cycle cold."""
+    """Torch with MKL uses at most as many threads as there are cores. TORCH_LOGS makes the second cycle cold."""
     setting = "os.environ['OMP_NUM_THREADS'] = '4096'\nos.environ['TORCH_' + 'LOGS'] = '+dynamo'"
     threads = "import torch\n(here / f'threads.{cycle}').write_text(str(torch.get_num_threads()))"
     job = launch(f"{setting}\n{threads}\nsys.exit(3 if cycle == 0 else 0)", nproc=1)

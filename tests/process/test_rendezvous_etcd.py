@@ -356,14 +356,18 @@ def test_spare_goes_on_when_all_nodes_of_the_cycle_are_lost(launch: Launch) -> N
     assert restarts(job) == [(0, f"node node{first} is lost", 1)]
 
 
-def test_nodes_that_come_back_after_all_agents_were_killed_go_on_with_the_job(launch: Launch, tmp_path: Path) -> None:
-    """etcd still has the job: it has the same attempt, and the loss is one restart."""
-    job = launch("print('ran', flush=True)\nsay('up')\nif cycle == 0: await_file('never')", nodes="2")
+def all_agents_are_killed(job: Launched) -> None:
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     for number in range(2):
         job.job.signal(number, signal.SIGKILL)
     assert job.wait() == [-signal.SIGKILL] * 2
+
+
+def test_nodes_that_come_back_after_all_agents_were_killed_go_on_with_the_job(launch: Launch, tmp_path: Path) -> None:
+    """etcd still has the job: it has the same attempt, and the loss is one restart."""
+    job = launch("print('ran', flush=True)\nsay('up')\nif cycle == 0: await_file('never')", nodes="2")
+    all_agents_are_killed(job)
     again = job.again(0, 2)
     assert again.wait() == [0, 0]
     assert restarts(again) == [(0, "node node0, node1 is lost", 1)]
@@ -378,11 +382,7 @@ def test_nodes_that_come_back_with_another_attempt_begin_a_new_job(
     launch: Launch, tmp_path: Path, variable: str
 ) -> None:
     job = launch("say('up'); await_file('never')", nodes="2")
-    for rank in range(2):
-        job.await_worker(f"up.0.{rank}")
-    for number in range(2):
-        job.job.signal(number, signal.SIGKILL)
-    assert job.wait() == [-signal.SIGKILL] * 2
+    all_agents_are_killed(job)
     before = sorted((tmp_path / "runs" / "job").rglob("*"))
     again = launch("print('ran', flush=True)", nodes="2", **{variable: "1"})
     assert again.wait() == [0, 0]

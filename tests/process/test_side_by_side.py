@@ -141,6 +141,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
             f"{__name__}:agent",
             env={"PLACE": str(place), "OMP_NUM_THREADS": "1", **env},
             env_of=own,
+            are_agents=True,
             launcher=launcher,
             arguments=[
                 *([] if "--rdzv-id" in options else ["--standalone"]),

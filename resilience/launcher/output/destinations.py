@@ -302,7 +302,7 @@ class DrainProcess:
         """Send a message that must arrive: nobody else reads that stream, and its worker would wait for ever. A process
         that does not take it is replaced; the next one gets all streams."""
         if self._process is not None and not self._line.send(encode(message), fds):
-            self._lose("" if self._line.is_peer_gone() else "it took no message")
+            self._lose("" if self._line.is_closed() else "it took no message")
 
     def _lose(self, reason: str = "") -> None:
         """Drop this process, which is gone or does not read; schedule a replacement. reason: empty if it is gone."""

@@ -299,7 +299,7 @@ class Zygote:
             os.ftruncate(memory, notes_at + count * notes.SIZE)
             readers = [notes.NotesReader(memory, notes_at + index * notes.SIZE) for index in range(count)]
             if not self._line.send(kind, [memory, *fds, *streams]):
-                gone = self._line.is_peer_gone()
+                gone = self._line.is_closed()
                 raise LaunchError("the zygote is gone" if gone else "the zygote accepts no requests to fork")
             answer = self._line.receive(ANSWER_LIMIT)
         except ChannelClosed as error:

@@ -64,10 +64,10 @@ def test_end_that_is_gone_is_told_after_its_last_words(line: tuple[Channel, Chan
 def test_end_is_known_to_be_gone_though_its_last_words_are_not_read_yet(line: tuple[Channel, Channel]) -> None:
     ours, theirs = line
     ours.send(b"last words")
-    assert not theirs.is_peer_gone()
+    assert not theirs.is_closed()
     ours.close()
-    assert theirs.is_peer_gone()
-    assert ours.is_peer_gone()  # of a closed end, nobody is at the other one
+    assert theirs.is_closed()
+    assert ours.is_closed()  # of a closed end, nobody is at the other one
     assert theirs.receive(1.0) == b"last words"
 
 
