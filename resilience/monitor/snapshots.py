@@ -69,4 +69,4 @@ class Snapshots:
             snapshot = msgspec.structs.replace(snapshot, written_at=previous.written_at)  # unchanged, but alive
         if is_last or not WRITER.is_stalled:
             self._last = snapshot
-            WRITER.submit(lambda: rank_snapshot.write(folder, snapshot))
+            WRITER.submit(lambda: rank_snapshot.write(folder, snapshot), is_last)

@@ -61,13 +61,13 @@ class Writer:
         since = self._job_began_at
         return since is not None and time.monotonic() - since > seconds
 
-    def submit(self, job: Callable[[], object]) -> bool:
+    def submit(self, job: Callable[[], object], is_last: bool = False) -> bool:
         """Run the job after all earlier ones. Return False if the queue is full, or if no thread can be started now.
-        The job must not raise."""
+        The job must not raise. is_last: the end of a file's jobs, which a full queue takes too."""
         if self._pid != os.getpid():  # a hook of the program in a forked child that runs before ours
             self._forget()
         with self._lock:  # against `leave`: nobody would do a job that comes after its last one
-            if self._jobs.qsize() >= MOST or not self._is_started():
+            if (self._jobs.qsize() >= MOST and not is_last) or not self._is_started():
                 return False
             self._jobs.put(job)
         return True
@@ -134,7 +134,7 @@ class Writer:
             return True
         is_done = threading.Event()
         deadline = time.monotonic() + limit
-        if self._has_stalled_for(LAST_STALL) or not self.submit(lambda: self._tell(is_done)):
+        if self._has_stalled_for(LAST_STALL) or not self.submit(lambda: self._tell(is_done), is_last=True):
             return False
         while not is_done.wait(min(LOOK, max(0.0, deadline - time.monotonic()))):
             if self._has_stalled_for(LAST_STALL) or time.monotonic() >= deadline:
@@ -206,7 +206,7 @@ class BackgroundFile:
     def close(self, limit: float = LAST_LIMIT) -> None:
         """Wait until the lines are written, as long as the disk answers, at most `limit` seconds, and close the file. A
         later write reopens it."""
-        if WRITER.submit(self._file.close):
+        if WRITER.submit(self._file.close, is_last=True):
             WRITER.flush(limit)
 
     def _append(self, line: bytes, lost: Callable[[], object], losses: int) -> None:

@@ -389,6 +389,7 @@ class Recorder:
 
     def close(self, at: float) -> None:
         """Write everything. A disk that is slow now is waited for: what is not written here is lost."""
+        WRITER.flush()  # a full queue would refuse the histograms
         self._flush(at, LAST_STALL)
         self._values.close()  # waits for the writer
         if self._is_outdated:

@@ -280,7 +280,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
     """Return a function that starts a job: script text, options, number of agents.
 
     The first agent hosts the job's store. conf: of --rdzv-conf; per_agent: environment of each agent, by number;
-    endpoint: of the rendezvous, on this host unless it is given.
+    endpoint: of the rendezvous, on this host unless it is given. with_ddp: workers have imported what DDP needs.
     `Launched.more` starts further agents of the same job, each a job of its own to the test."""
 
     def begin(
@@ -293,6 +293,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
         per_agent: tuple[dict[str, str], ...] = (),
         endpoint: str = "",
         script_args: str = "",
+        with_ddp: bool = False,
         **env: str,
     ) -> Launched:
         path = folder / "script.py"
@@ -323,7 +324,7 @@ def launcher(start: Callable[..., Job], folder: Path) -> Callable[..., Launched]
                 f"{__name__}:agent",
                 env={"RESILIENCE_JOB_ID": "job", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env},
                 env_of=own,
-                are_agents=True,
+                are_agents=not with_ddp,
                 arguments=arguments,
             )
             following = first + count

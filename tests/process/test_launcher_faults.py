@@ -276,6 +276,7 @@ def test_wait_for_others_that_no_frame_shows_is_told_from_a_hang(launch: Launch,
         "if cycle == 0: await_file('hangs.0.1'); resilience.heartbeat()\n"
         f"{wait}\n",
         *("--ft-rank-heartbeat-timeout", "1"),
+        with_ddp=True,
         SLOW_ANSWERS="evidence",
     )
     assert job.wait() == [0]

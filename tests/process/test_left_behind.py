@@ -96,7 +96,7 @@ def test_rank_interrupted_twice_while_it_leaves_is_not_watched_any_more(start: S
 def test_calls_leave_no_temporary_folder(start: Start, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    start(3, f"{JOBS}:call_often", temporary=str(temporary), calls=30).wait(limit=120)
+    start(3, f"{JOBS}:call_often", temporary=str(temporary), calls=12).wait(limit=120)
     deadline = time.monotonic() + 60.0
     while left := list(temporary.iterdir()):  # the monitors of the last calls may still be ending
         assert time.monotonic() < deadline, left

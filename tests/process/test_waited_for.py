@@ -121,7 +121,8 @@ for step in range(STEPS):
 def test_rank_that_the_others_wait_for_is_named_alone_under_the_launcher(
     launch: Callable[..., Launched], how: str, world: int
 ) -> None:
-    job = launch(SCRIPT.format(how=how), "--ft-rank-heartbeat-timeout", "8", nproc=world, SLOW_ANSWERS="evidence")
+    limit = ("--ft-rank-heartbeat-timeout", "8")
+    job = launch(SCRIPT.format(how=how), *limit, nproc=world, with_ddp=True, SLOW_ANSWERS="evidence")
     assert job.wait(180) == [0], job.job.output()
     incident = only_incident(job)
     assert culprits(incident) == [(1, WHAT[how])]

@@ -21,6 +21,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start
 from resilience.facts.limits import Limits
+from resilience.system.background import WRITER
 from resilience.telemetry import durations
 from resilience.telemetry.durations import End, Header, Recorder
 from resilience.telemetry.timings import RATIO
@@ -187,6 +188,7 @@ def with_many_restarts(folder: Path, restarts: int, *, ranks: int = 1, last_s: f
                     seconds = (0.1 if number else first_s) * math.exp(chance.gauss(0.0, 0.02))
                     recorder.add(section, seconds, at)
                     at += seconds
+            assert WRITER.flush(60.0)  # a full queue refuses values
         recorder.state.first_step = 0
         recorder.close(at)
     return folder

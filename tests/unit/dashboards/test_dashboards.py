@@ -18,7 +18,7 @@ pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with 
 from dashboards.generator.boards import BOARDS
 from dashboards.generator.examples import CASES
 from dashboards.generator.panels import COLUMNS, Board, Panel
-from dashboards.generator.rules import ALERTS, NEAR, RECORDINGS, SILENCES, Alert
+from dashboards.generator.rules import ALERTS, EVERY, NEAR, RECORDINGS, SILENCES, Alert
 from dashboards.generator.scenarios import SCENARIOS, Scenario
 from resilience.calibration.limits_file import NEAR_MISS
 from resilience.telemetry.catalogue import METRICS
@@ -238,18 +238,28 @@ def test_every_alert_has_a_file_of_unit_tests_and_no_other_file_is_there() -> No
     assert files == {*(f"{alert.name}.yaml" for alert in ALERTS), Path(SCENARIOS_FILE).name}
 
 
+def for_promtool(file: str) -> str:
+    """An exported file of tests, as it may stand in any folder."""
+    folder = ROOT / "dashboards" / "prometheus"
+    return (folder / "tests" / file).read_text().replace("../", f"{folder}/")
+
+
 @needs_promtool
+@pytest.mark.parametrize("every", ["1m", pytest.param(EVERY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alert", [alert.name for alert in ALERTS])
-def test_alert_fires_when_it_must_and_only_then(alert: str) -> None:
-    promtool(ROOT / "dashboards" / "prometheus" / "tests", "test", "rules", f"{alert}.yaml")
+def test_alert_fires_when_it_must_and_only_then(alert: str, every: str, tmp_path: Path) -> None:
+    exported, chosen = (f"evaluation_interval: {interval}\n" for interval in (EVERY, every))
+    text = for_promtool(f"{alert}.yaml")
+    assert exported in text
+    (tmp_path / "tests.yaml").write_text(text.replace(exported, chosen))
+    promtool(tmp_path, "test", "rules", "tests.yaml")
 
 
 def scenario_of_file(number: int) -> str:
     """A file for promtool with one scenario of the exported file, which takes minutes as a whole on a busy machine."""
-    folder = ROOT / "dashboards" / "prometheus"
-    head, *scenarios = (folder / "tests" / SCENARIOS_FILE).read_text().split("\n- name: ")
+    head, *scenarios = for_promtool(SCENARIOS_FILE).split("\n- name: ")
     assert len(scenarios) == len(SCENARIOS)
-    return f"{head.replace('../', f'{folder}/')}\n- name: {scenarios[number]}"
+    return f"{head}\n- name: {scenarios[number]}"
 
 
 @needs_promtool

@@ -119,6 +119,22 @@ def test_full_queue_refuses(answers: threading.Event, monkeypatch: pytest.Monkey
     assert [writer.submit(lambda: None) for _ in range(5)] == [True] * 3 + [False] * 2
 
 
+def test_full_queue_refuses_no_last_job_and_is_waited_for(
+    answers: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(background, "MOST", 3)
+    writer, has_begun, done = Writer(), threading.Event(), list[int]()
+    writer.submit(lambda: (has_begun.set(), answers.wait()))
+    assert has_begun.wait(60.0)
+    while writer.submit(lambda: done.append(1)):
+        pass
+    assert writer.submit(lambda: done.append(2), is_last=True)
+    threading.Timer(0.1, answers.set).start()
+    assert writer.flush(60.0)
+    assert done == [1] * 3 + [2]
+    writer.end(60.0)
+
+
 def test_disk_that_does_not_answer_is_known_and_asked_no_more(
     answers: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

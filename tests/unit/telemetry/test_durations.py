@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from pathlib import Path
 
 import pytest
 
 from resilience.errors import DecodeError
+from resilience.system import background
 from resilience.system.background import WRITER
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.durations import Header, Recorder, Started, Value
@@ -33,6 +35,22 @@ def test_first_values_the_large_ones_and_cut_offs_are_kept_one_by_one(tmp_path: 
     assert [value.i for value in kept[:64]] == list(range(64))
     assert [(value.i, value.s) for value in kept[64:] if value.end == "ok"] == [(777, 9.0)]
     assert kept[-1].end == "hang"
+
+
+def test_histograms_are_written_at_the_end_though_the_writer_is_far_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path, HEADER, at=1000.0)
+    monkeypatch.setattr(background, "MOST", 3)
+    has_begun, answers = threading.Event(), threading.Event()
+    WRITER.submit(lambda: (has_begun.set(), answers.wait(60.0)))
+    assert has_begun.wait(60.0)
+    for i in range(10):
+        recorder.add("step", 0.1, 1000.0 + i)
+    threading.Timer(0.1, answers.set).start()
+    recorder.close(1010.0)
+    state = durations.read_histograms(tmp_path / "timings" / "host-3.hist")
+    assert (state.deadlines["step"].total.count, recorder.dropped) == (10, 10 - 2)  # the header took a place
 
 
 def test_everything_is_in_the_histogram_with_exact_count_sum_and_maximum(tmp_path: Path) -> None:
