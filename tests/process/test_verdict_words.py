@@ -56,7 +56,13 @@ IN_PLACE = PATIENTLY + WRAPPED.replace(
             "rank 1 failed first (ValueError: bad batch)",
             marks=pytest.mark.slow,
         ),
-        ([*TORCHRUN, "--nproc-per-node", "2"], IN_PLACE, 0, "rank 1 failed first (ValueError: bad batch)"),
+        pytest.param(
+            [*TORCHRUN, "--nproc-per-node", "2"],
+            IN_PLACE,
+            0,
+            "rank 1 failed first (ValueError: bad batch)",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["restart by the launcher", "end of the job", "restart in place"],
 )

@@ -288,7 +288,7 @@ def test_states_of_the_peer_have_the_fields_of_its_own_source() -> None:
     """The source is read, not imported: that needs all that the peer depends on."""
     peer = importlib.util.find_spec("nvidia_resiliency_ext")
     if peer is None or peer.submodule_search_locations is None:
-        pytest.skip("THE STATES OF THE PEER ITSELF ARE NOT READ HERE: nvidia-resiliency-ext is not installed")
+        pytest.skip("THE STATES OF THE PEER ITSELF ARE NOT READ HERE: it is not installed: `poe install-peer`")
     folder = Path(peer.submodule_search_locations[0], "fault_tolerance")
     fields: dict[str, list[str]] = {}
     keys: set[str] = set()
