@@ -70,7 +70,8 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     layer: which layer restarted; for a cycle of the launcher, call is 0 and iteration AT_ENTRY. detail: what its agents
     agreed on. number: from 1, in order. reported_first: the rank whose record reached the store first; the first mover
     in `verdict` may be another rank that could not report. records: the first mover's come first. nodes: of the blamed
-    ranks and the candidates. is_judged: a verdict on it that names nodes is on record."""
+    ranks and the candidates. is_judged: a verdict on it that names nodes is on record. reached_step: the highest step
+    that had begun, on any rank."""
 
     number: int
     attempt: int
@@ -95,6 +96,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     next_active_world_size: int | None = None
     excluded: tuple[int, ...] = ()
     stepped_in: tuple[int, ...] = ()
+    reached_step: int | None = None
     phases: tuple[Phase, ...] = ()
     restart: Spread | None = None
     cost: Cost = Cost()
@@ -184,6 +186,7 @@ def completed(
         where=where(verdict.first, records, stacks, incident.reported_first),
         restart=restart,
         cost=_cost(progress, silence_of(records), restart),
+        reached_step=progress.reached,
     )
     alike = _alike(incident, before)
     is_stuck = len(alike) >= 2 and incident.status != "continued" and _is_stuck([*before, incident])
@@ -306,7 +309,9 @@ def _failure(incident: Incident, last: Incident | None) -> budget.Failure:
     """Return the incident as the budget sees it. last: the incident before, since which the ranks have run."""
     mark = "" if incident.chief is None else budget.fingerprint(incident.chief)
     kind: budget.FailureKind = "exit" if incident.chief is None else budget.kind_of(incident.chief)
-    step = max((record.step for record in incident.records if record.step is not None), default=-1)
+    steps = [record.step for record in incident.records]
+    steps += [incident.reached_step] if incident.layer == "launcher" else []  # which its budget knows from all ranks
+    step = max((step for step in steps if step is not None), default=-1)
     at, began = incident.since_wall_ns, None if last is None else last.detected_wall_ns
     ran = 0.0 if at is None or began is None else (at - began) / 1e9
     return budget.Failure(incident.number, mark, incident.kind, "", -1, step, ran=ran, kind=kind)

@@ -312,7 +312,8 @@ def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], fol
     if not any(part.ended is not None for part in parts.values()):
         are_gone = all(worker.is_gone or worker.exit is not None for worker in workers)
         is_unrecorded = are_gone and any(worker.lost_its_agent for worker in workers)  # no agent is left to record it
-        return "ended" if is_unrecorded else "continued"
+        is_stopping = any(part.decided is not None for part in parts.values())
+        return "ended" if is_unrecorded else "unfinished" if is_stopping else "continued"
     if any(part.ended is None for part in parts.values()):
         return "unfinished"
     if any(part.ended is not None and part.ended.outcome == "completed" for part in parts.values()):
@@ -348,7 +349,8 @@ def _actions(
         starts = {worker.how for part in following.values() for worker in part.workers.values() if worker.how}
         start = f" ({' and '.join(sorted(starts))})" if starts else ""
         ranks = [rank for part in following.values() for rank in part.workers]
-        done.append(f"started again{start}: {named(ranks)} on {count(len(following), 'node')}")
+        if ranks:
+            done.append(f"started again{start}: {named(ranks)} on {count(len(following), 'node')}")
     elif status == "ended":
         reason = next((part.decided.why for part in parts.values() if part.decided is not None), "")
         done.append(f"the job ended{f': {reason}' if reason else ''}")

@@ -218,11 +218,17 @@ class History:
             if part.ended is not None and part.ended.outcome == "preempted"
             for rank in part.workers
         }
+        without_agent = {
+            rank
+            for part in self.cycles.last_parts()
+            if any(worker.lost_its_agent for worker in part.workers.values())
+            for rank in part.workers
+        }
         for rank, worker in self.cycles.last_workers().items():
             last = calls.get(rank)
             if last is None or worker.called_ns is None:  # a Wrapper's record of an earlier cycle no longer counts
                 last = calls[rank] = LastCall()
-            _end_of_worker(last, worker, rank in preempted)
+            _end_of_worker(last, worker, rank in preempted, rank in without_agent)
         return dict(sorted(calls.items()))
 
     # -- records ----------------------------------------------------------------------------------
@@ -312,12 +318,12 @@ _OF_RANKS = frozenset(
 )
 
 
-def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool) -> None:
+def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool, is_agent_lost: bool) -> None:
     end = worker.exit
     if last.outcome is not None:
         return
     if end is None:  # its agent, if there still is one, has not recorded the end yet
-        last.is_lost |= worker.is_gone
+        last.is_lost = is_agent_lost and (last.is_lost or worker.is_gone)
     elif end.code == 0 and end.expected and not is_preempted:
         last.outcome = "completed"
     else:

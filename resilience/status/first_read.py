@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from resilience.facts import events
@@ -25,21 +26,18 @@ _TELLING = frozenset((events.IterationStarted, events.MonitorStarted, events.Cyc
 """Events after which a file shows what its rank or agent does."""
 
 
-def opened(path: Path) -> tuple[RecordTail, list[Record]]:
+def opened(path: Path | str) -> tuple[RecordTail, list[Record]]:
     """Return a reader of a file's new records, and its records so far: the first and the last ones."""
     try:
-        size = path.stat().st_size
+        size = os.stat(path).st_size
     except OSError:
         size = 0
     last = TAIL
     while HEAD + last < min(size, READ_AT_ONCE):
-        tail = RecordTail(path, last=last, without=_UNSHOWN)
+        tail = RecordTail(path, last=last, first=HEAD, without=_UNSHOWN)
         records = tail.added(size)
         if any(type(record.event) in _TELLING for record in records):
-            head = RecordTail(path, until=HEAD, without=_UNSHOWN)
-            records = [*head.added(size), *records]
-            tail.damaged += head.damaged
-            return tail, records
+            return tail, [*tail.beginning, *records]
         last *= MORE
     tail = RecordTail(path, last=READ_AT_ONCE if size > READ_AT_ONCE else None, without=_UNSHOWN)
     return tail, tail.added(size)

@@ -114,11 +114,11 @@ class LastFault:
         if iteration is not None:
             self._iterations = set(sorted({*self._iterations, (*cycle, origin.call, iteration)})[-KEPT:])
         if interruption.interruption is not Interruption.TERMINATED:
-            self._found.setdefault(fault.place, []).append(fault)
+            _note(self._found.setdefault(fault.place, []), fault)
             if len(self._found) > KEPT:
                 del self._found[min(self._found, key=_order)]
             return
-        self._ends.setdefault(cycle, []).append(fault)
+        _note(self._ends.setdefault(cycle, []), fault)
         if len(self._ends) > KEPT:
             del self._ends[min(self._ends)]
 
@@ -191,12 +191,28 @@ class LastFault:
         agreed = cycles.mover(last.cycle) if last.iteration is None else None
         arrived, first_in_store = self._arrived.get(last.place, {}), self._first.get(last.place)
 
-        def order(fault: SeenFault) -> tuple[bool, float, bool, int]:
+        def order(fault: SeenFault) -> tuple[bool, bool, float, bool, int]:
             position = math.inf if fault.kind is None else arrived.get((fault.rank, fault.kind), math.inf)
-            return fault.rank != agreed, position, fault.rank != first_in_store, fault.at_ns
+            is_consequence = fault.kind is Interruption.TERMINATED and _is_ended_by_monitor(fault, cycles)
+            return is_consequence, fault.rank != agreed, position, fault.rank != first_in_store, fault.at_ns
 
         first = min(together, key=order).rank
         return max((fault for fault in together if fault.rank == first), key=_age)
+
+
+def _is_ended_by_monitor(fault: SeenFault, cycles: CycleHistory) -> bool:
+    """Return True if a limit had fired, so that the end of the process says nothing about its rank."""
+    worker = cycles.part(fault.node, fault.cycle).workers.get(fault.rank)
+    return worker is not None and worker.signals is not None and not worker.lost_its_agent
+
+
+def _note(faults: list[SeenFault], fault: SeenFault) -> None:
+    """Add a fault. If its rank has recorded it and a monitor has too, the first of the two says when it was."""
+    for number, known in enumerate(faults):
+        if (known.rank, known.kind, known.place) == (fault.rank, fault.kind, fault.place):
+            faults[number] = min(known, fault, key=_age)
+            return
+    faults.append(fault)
 
 
 def _find(path: Path, kind: type[events.Event], place: Iteration) -> Record | None:

@@ -179,7 +179,7 @@ class Watcher:
         records, is_first_look = self._folder / "records", None in self._tails.values()
         for name, tail in self._tails.items():
             if tail is None:
-                self._tails[name], added = opened(records / name)
+                self._tails[name], added = opened(f"{records}/{name}")
             else:
                 added = tail.added()
             self._take_all(added)

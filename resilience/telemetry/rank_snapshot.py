@@ -6,6 +6,7 @@ only means that nothing has changed."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -133,9 +134,10 @@ def write(folder: Path, snapshot: RankSnapshot) -> bool:
 _read = encoding.reader(RankSnapshot)
 
 
-def read(path: Path) -> RankSnapshot:
+def read(path: Path | str) -> RankSnapshot:
     """Read a rank's file. Raises: OSError, DecodeError."""
-    return _read(path.read_bytes())
+    with open(path, "rb", buffering=0) as file:
+        return _read(file.read())
 
 
 def read_of(folder: Path, node: str, ranks: Iterable[int]) -> list[RankSnapshot]:
@@ -153,15 +155,15 @@ def read_all(folder: Path, node: str | None = None) -> dict[int, RankSnapshot]:
     """Return the snapshots of one node's ranks, or of all, by initial rank. Skip unreadable files."""
     snapshots: dict[int, RankSnapshot] = {}
     try:
-        paths = list((folder / "timings").iterdir())
+        names = os.listdir(folder / "timings")
     except OSError:
         return snapshots
-    for path in paths:
-        match = _NAME.fullmatch(path.name)
+    for name in names:
+        match = _NAME.fullmatch(name)
         if match is None or node not in (None, match["node"]):
             continue
         try:
-            snapshot = read(path)
+            snapshot = read(f"{folder}/timings/{name}")
         except (OSError, DecodeError):
             continue  # it is being replaced, or is from another version
         rank = int(match["rank"])

@@ -16,7 +16,7 @@ from resilience.facts.configuration import Configuration, abridged
 from resilience.facts.events import TelemetryDropped
 from resilience.facts.identity import Job
 from resilience.facts.masking import masked
-from resilience.facts.records import EVENT, Record, from_line, to_line
+from resilience.facts.records import EVENT, Record, from_line, from_lines, to_line
 from resilience.system import files
 from resilience.system.background import BackgroundFile
 from resilience.system.environment import launched_folder, local_world_size
@@ -98,15 +98,19 @@ class RecordTail:
     """Reads a record file that grows."""
 
     def __init__(
-        self, path: Path, last: int | None = None, until: int = READ_AT_ONCE, without: tuple[bytes, ...] = ()
+        self, path: Path | str, last: int | None = None, first: int = 0, without: tuple[bytes, ...] = ()
     ) -> None:
-        """last: start reading this many bytes before the end of the file; None: read all of it. until: maximum bytes
-        per read. without: skip lines whose event begins like one of these (`facts.records.beginnings`), except the
-        last line of a read. Attribute `damaged`: number of lines so far that are no records, of those not skipped."""
+        """last: start reading this many bytes before the end of the file; None: read all of it. first: read this many
+        bytes of its beginning too, if they come before those. without: skip lines whose event begins like one of these
+        (`facts.records.beginnings`), except the last line of a read.
+
+        Attributes: `beginning`, the records of the beginning, once `added` was called; `damaged`, the number of lines
+        so far that are no records, of those not skipped."""
+        self.beginning: list[Record] = []
         self.damaged = 0
         self._path = path
         self._last = last
-        self._chunk_size = until
+        self._first = first
         self._without = without
         self._offset = 0  # bytes
         self._is_cut = False  # the next line lacks its beginning
@@ -115,30 +119,46 @@ class RecordTail:
         """Return the complete records added since the last call; count lines that are not records, which were torn.
 
         size: current size of the file, if known; otherwise `stat` is called. An unreadable file has nothing new."""
+        beginning = b""
         try:
             size = os.stat(self._path).st_size if size is None else size
             if size <= self._offset:
                 return []
-            if self._last is not None and not self._offset:
-                self._offset = max(0, size - self._last)
-                self._is_cut = self._offset > 0
-            with open(self._path, "rb", buffering=0) as file:
-                file.seek(self._offset)
-                # Read no more than exists: Python allocates the requested size.
-                whole, newline, partial_line = file.read(min(self._chunk_size, size - self._offset)).rpartition(b"\n")
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if self._last is not None and not self._offset:
+                    self._offset = max(0, size - self._last)
+                    self._is_cut = self._offset > 0
+                    beginning = os.pread(file, min(self._first, self._offset), 0)
+                content = os.pread(file, min(READ_AT_ONCE, size - self._offset), self._offset)
+            finally:
+                os.close(file)
         except OSError:
             return []
-        if not newline and len(partial_line) == self._chunk_size:
+        whole, newline, partial_line = content.rpartition(b"\n")
+        if not newline and len(partial_line) == READ_AT_ONCE:
             self._offset += len(partial_line)  # none of our lines is that long
             return []
         self._offset += len(whole) + len(newline)
         lines = whole.split(b"\n") if whole else []
         if self._is_cut and newline:
             lines, self._is_cut = lines[1:], False
-        if without := self._without:
-            lines = [line for line in lines[:-1] if not line.startswith(without, line.find(EVENT))] + lines[-1:]
+        if beginning:
+            self.beginning = self._records(self._wanted(beginning.split(b"\n")[:-1]))
+        return self._records([*self._wanted(lines[:-1]), *lines[-1:]])
+
+    def _wanted(self, lines: list[bytes]) -> list[bytes]:
+        without = self._without
+        return [line for line in lines if not line.startswith(without, line.find(EVENT))] if without else lines
+
+    def _records(self, lines: list[bytes]) -> list[Record]:
+        lines = [line for line in lines if line]
+        with contextlib.suppress(DecodeError):  # on an error, decode line by line to find the bad ones
+            records = from_lines(b"\n".join(lines))
+            if len(records) == len(lines):
+                return records
         records = []
-        for line in filter(None, lines):
+        for line in lines:
             try:
                 records.append(from_line(line))
             except DecodeError:

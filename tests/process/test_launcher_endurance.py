@@ -71,8 +71,7 @@ def little_memory(megabytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
-# A worker that has just been forked is smaller than its agent: if other processes of the group hold the memory, for
-# example the worker before it, the kernel would end the agent.
+# It may be ended for memory, as no other process of the group may.
 HOARD = """
 import resilience
 pathlib.Path("/proc/self/oom_score_adj").write_text("1000")

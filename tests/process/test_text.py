@@ -31,7 +31,8 @@ TRAIN = "tests.process.jobs:train"
 CAFE = os.fsdecode(b"caf\xe9")
 ESCAPED = "caf\\udce9"
 SCRIPT = """
-import os, sys
+import os, sys, time
+from pathlib import Path
 import resilience
 from resilience.inprocess import CallWrapper, Wrapper
 
@@ -42,7 +43,12 @@ def train(call: CallWrapper | None = None):
     resilience.get_logger().info("reading " + sys.argv[1], **{sys.argv[1]: sys.argv[1]})
     with resilience.section(sys.argv[1]):
         resilience.step(1)
-    if call.iteration == 0 and os.environ["RANK"] == "1":
+    is_read = Path(__file__).with_name("is_read")
+    if os.environ["RANK"] == "0":
+        is_read.touch()
+    elif call.iteration == 0:
+        while not is_read.exists():
+            time.sleep(0.01)
         raise ValueError("cannot read " + sys.argv[1])
     return call.iteration
 

@@ -591,3 +591,21 @@ def test_job_of_which_a_rank_and_the_agent_were_killed_together_has_ended() -> N
     assert incident.status == "ended"
     assert "the other ranks continued" not in incident.actions
     assert 1 in {culprit.rank for culprit in incident.verdict.culprits}
+
+
+@pytest.mark.parametrize(("reached", "is_repetition"), [((4, 10, 18), False), ((4, 4, 4), True)])
+def test_steps_that_other_ranks_reached_in_a_cycle_are_progress_between_identical_failures(
+    reached: tuple[int, ...], is_repetition: bool
+) -> None:
+    """The failing rank raises before its first step. The budget knows the highest step of all ranks."""
+    records = []
+    for record in launched([Fault("raise", 1)] * 3).records:
+        event = record.event
+        if isinstance(event, events.RankInterrupted):
+            event = events.RankInterrupted(msgspec.structs.replace(event.record, step=None))
+        elif isinstance(event, events.CycleEnded):
+            event = msgspec.structs.replace(event, step=(*reached, None)[record.origin.cycle])
+        records.append(msgspec.structs.replace(record, event=event))
+    *_, last = fold(records)
+    assert last.same_as == (1, 2)
+    assert ("another restart will not help" in " ".join(last.advice)) is is_repetition

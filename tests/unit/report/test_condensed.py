@@ -44,6 +44,32 @@ def test_run_that_is_under_way_has_no_end() -> None:
     assert report_of(told).end == "completed on rank 0; no end recorded for rank 1: running, or cut off"
 
 
+def while_the_launcher_restarts(last: type[events.Event]) -> Report:
+    """The report of a job of which rank 1 was killed, up to a record of the agent."""
+    told = sorted(launched([launch_streams.Fault("kill", 1)]).records, key=lambda record: record.wall_ns)
+    kinds = [(type(record.event), record.origin.cycle) for record in told]
+    first = kinds.index((events.RestartDecided, 0)) if last is events.RestartDecided else kinds.index((last, 1))
+    records = told[: first + 1]
+    of_monitor = next(record for record in records if record.origin.initial_rank == 0)
+    stopped = msgspec.structs.replace(of_monitor, event=events.RankExited(False, signal="SIGTERM"))
+    return report(Run(Path("run"), None, (*records, stopped), ()))
+
+
+def test_ranks_that_the_launcher_stops_for_a_restart_are_neither_lost_nor_going_on() -> None:
+    found = while_the_launcher_restarts(events.RestartDecided)
+    assert (found.lost, found.open, found.is_ended) == ((1,), (0,), False)  # rank 1 was killed
+    (incident,) = found.incidents
+    assert incident.status == "unfinished"
+    assert not any("continued" in action for action in incident.actions)
+
+
+def test_workers_of_the_next_cycle_are_named_once_they_have_started() -> None:
+    (incident,) = while_the_launcher_restarts(events.CycleStarted).incidents
+    assert not any("started again" in action for action in incident.actions)
+    (incident,) = while_the_launcher_restarts(events.WorkerStarted).incidents
+    assert any("started again" in action for action in incident.actions)
+
+
 def test_empty_run_says_so() -> None:
     found = report(Run(Path("runs/x"), None, (), ()))
     assert (found.job_id, found.end, found.lost_s) == ("x", "no records", None)

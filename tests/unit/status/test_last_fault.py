@@ -12,8 +12,8 @@ from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
 from resilience.facts import events
-from resilience.facts.identity import Origin
-from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
+from resilience.facts.identity import Origin, Role
+from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
 from resilience.history.places import AT_ENTRY, judged_place
@@ -22,7 +22,7 @@ from resilience.status.last_fault import LastFault
 from resilience.status.state import Now, Watcher
 from tests.support import launch_streams, nested_streams, record_streams
 from tests.support.agreement import written
-from tests.support.record_streams import Fault
+from tests.support.record_streams import STARTED_NS, Fault
 
 KINDS = get_args(record_streams.Kind)
 BEFORE = Fault("exception", 2, 0, 5)  # an earlier fault, of another rank
@@ -108,6 +108,44 @@ def test_status_and_report_name_the_same_rank_for_a_restart_by_the_launcher(
         failure = now_of(written(records, tmp_path / f"run{number}")).failure
         assert failure is not None
         assert failure.rank == incidents[-1].verdict.first_blamed
+
+
+def of_process(role: Role, rank: int | None, at_s: float, *happened: events.AnyEvent) -> list[Record]:
+    """Records of the agent, or of a launched worker's monitor."""
+    origin = Origin("job", "node0", role, 7 + (rank or 0), initial_rank=rank, layer="launcher")
+    at_ns = STARTED_NS + round(at_s * 1e9)
+    return [Record(at_ns + number, at_ns, at_ns, origin, event) for number, event in enumerate(happened)]
+
+
+def ended(rank: int, at_s: float) -> events.RankInterrupted:
+    at_ns = STARTED_NS + round(at_s * 1e9)
+    message, end = f"process {rank} ended (SIGKILL)", Exit(signal="SIGKILL")
+    return events.RankInterrupted(
+        InterruptionRecord(rank, Interruption.TERMINATED, message, exit=end, detected_wall_ns=at_ns)
+    )
+
+
+def test_end_of_a_process_that_a_second_monitor_records_again_is_as_old_as_its_first_record(tmp_path: Path) -> None:
+    records = [record for at_s in (3.0, 10.0) for record in of_process("monitor", 1, at_s, ended(1, at_s))]
+    failure = now_of(written(records, tmp_path / "run")).failure
+    assert failure is not None
+    assert failure.ago_s == pytest.approx(1.7e9 + 3600.0 - STARTED_NS / 1e9 - 3.0)
+
+
+def test_process_that_a_limit_ended_is_no_fault_beside_the_hang_of_another_rank(tmp_path: Path) -> None:
+    """All wait for rank 2. The agent notices the end of rank 0 first."""
+    hung = InterruptionRecord(2, Interruption.HARD_TIMEOUT, "no sign of life", detector=Detector("heartbeat", 3.0))
+    signalled = events.RankSignalled(("SIGKILL",), "heartbeat")
+    records = [
+        *of_process("agent", None, 0.0, events.CycleStarted("first", 0, 3)),
+        *of_process("monitor", 2, 3.0, events.RankInterrupted(hung), signalled),
+        *of_process("monitor", 0, 3.1, signalled, ended(0, 3.2)),
+        *of_process("agent", None, 3.3, events.WorkerExited(0, 0, 7, None, "SIGKILL", False)),
+        *of_process("agent", None, 3.4, events.RestartDecided("restart", "mark", "rank 0 ended", 1, 2, 1)),
+    ]
+    failure = now_of(written(records, tmp_path / "run")).failure
+    assert failure is not None
+    assert (failure.rank, failure.what) == (2, "no sign of life")
 
 
 def test_status_shows_the_exit_status_of_a_program_that_had_failed_when_a_limit_fired(tmp_path: Path) -> None:
