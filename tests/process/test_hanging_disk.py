@@ -102,7 +102,7 @@ def test_records_that_waited_are_written_when_the_disk_answers_again(launch: Lau
     assert [record.event.verdict for record in told if isinstance(record.event, events.RestartDecided)] == ["restart"]
 
 
-def test_disk_and_reader_that_fail_at_once_block_no_write_and_each_loss_is_counted_and_reported_once(
+def test_hung_disk_and_stalled_reader_block_no_write_and_each_loss_is_reported_once(
     disk: Freezing, tmp_path: Path
 ) -> None:
     script = """

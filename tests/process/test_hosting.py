@@ -91,9 +91,7 @@ def test_restart_completes_while_the_monitor_that_should_host_its_store_is_stopp
     job.wait()
 
 
-def test_rank_whose_monitor_is_gone_hosts_the_store_at_its_own_address_whatever_the_function_has_set(
-    start: Start, agent: dict[str, str]
-) -> None:
+def test_store_of_a_rank_without_monitor_ignores_a_changed_master_addr(start: Start, agent: dict[str, str]) -> None:
     job = start(2, "tests.process.hosted:rank_0_changes_the_address", env=agent)
     job.await_sign("changed", rank=0)
     os.kill(job.monitor_pid(0), signal.SIGKILL)

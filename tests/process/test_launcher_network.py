@@ -89,9 +89,7 @@ def test_lost_line_to_the_store_ends_its_node_with_a_reason_and_the_other_goes_o
     assert [record.event.why for record in job.of(events.RestartDecided)] == ["node node1 is lost"]
 
 
-def test_worker_that_takes_its_time_to_stop_is_killed_before_the_other_node_goes_on_without_its_own(
-    launch: Launch, proxy: Proxy
-) -> None:
+def test_slow_worker_of_a_cut_off_node_is_killed_before_its_shutdown_timeout(launch: Launch, proxy: Proxy) -> None:
     script = """
     if cycle == 0 and rank == 1:
         signal.signal(signal.SIGTERM, lambda *_: say("asked"))

@@ -77,7 +77,7 @@ def _await_message(line: Channel, kind: type[messages.ToAgent]) -> None:
         assert time.monotonic() < deadline
 
 
-def test_launchers_monitor_watches_on_while_the_data_loader_workers_of_a_dead_worker_have_time_to_end(
+def test_launchers_monitor_stays_alive_while_loader_workers_of_a_dead_rank_may_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are killed at the latest when the monitor itself ends."""

@@ -134,7 +134,7 @@ def test_rank_that_ends_well_after_it_lost_its_monitor_is_not_taken_for_dead(sta
     assert [record.rank for record in job.interruptions() if record.interruption == Interruption.TERMINATED] == [2]
 
 
-def test_host_of_the_store_ends_though_a_child_of_a_rank_without_a_monitor_keeps_its_connections(start: Start) -> None:
+def test_store_host_ends_although_a_child_of_a_killed_rank_keeps_its_connections(start: Start) -> None:
     job = start(3, "tests.process.jobs:wait_with_a_child", options={"heartbeat_timeout": 2.0})
     job.await_sign_file(job.folder / "child")
     child = int((job.folder / "child").read_text())

@@ -207,9 +207,7 @@ def test_folder_that_cannot_be_made_fails_the_job_of_torchrun_and_not_ours(launc
 
 
 @pytest.mark.slow
-def test_disk_that_does_not_answer_stops_a_worker_of_torchrun_that_is_redirected_to_it_and_none_of_ours(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_hung_disk_blocks_a_redirected_worker_of_torchrun_but_not_ours(launch: Launch, tmp_path: Path) -> None:
     script = """
     say("up", str(os.getpid()))
     await_file("go")
@@ -339,7 +337,7 @@ def test_two_launches_at_the_same_moment_keep_what_both_wrote(launch: Launch, tm
 
 
 @pytest.mark.parametrize("id", ["../../escaped", "team/job7"])
-def test_any_id_names_a_folder_inside_of_the_one_that_is_given_where_torchruns_escapes_or_fails(
+def test_folder_of_any_id_is_inside_the_given_one_but_torchrun_escapes_or_fails(
     launch: Launch, tmp_path: Path, id: str
 ) -> None:
     for launcher in LAUNCHERS:
@@ -408,7 +406,7 @@ def test_error_file_is_kept_and_the_last_message_has_its_error(launch: Launch, l
     "program",
     ["missing.py", *(pytest.param(each, marks=pytest.mark.slow) for each in ("broken.py", "-m missing"))],
 )
-def test_program_that_cannot_start_is_tried_once_and_by_torchrun_as_often_as_the_job_may_restart(
+def test_program_that_cannot_start_is_tried_once_but_torchrun_uses_all_restarts(
     launch: Launch, tmp_path: Path, program: str
 ) -> None:
     (tmp_path / "broken.py").write_text("def f(:\n    pass\n")
@@ -477,7 +475,7 @@ def test_sigterm_to_all_agents_is_a_preemption_and_a_failure_under_torchrun(laun
 
 
 @pytest.mark.slow
-def test_sigterm_to_the_agent_that_hosts_the_store_is_a_preemption_and_a_failure_under_torchrun(
+def test_sigterm_to_the_store_host_is_a_preemption_but_a_failure_under_torchrun(
     launch: Launch,
 ) -> None:
     for launcher in LAUNCHERS:
@@ -524,7 +522,7 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(launch
     assert statuses == {"torchrun": 1, "ours": 143}
 
 
-def test_second_ctrl_c_ends_the_workers_that_heed_nothing_and_those_of_torchrun_outlive_a_third(launch: Launch) -> None:
+def test_second_ctrl_c_kills_workers_that_survive_a_third_under_torchrun(launch: Launch) -> None:
     script = """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: say(signal.Signals(number).name))
@@ -579,7 +577,7 @@ def test_first_pause_of_half_the_first_limit_ends_nothing(launch: Launch, launch
 
 
 @pytest.mark.slow  # each worker that starts cold imports torch
-def test_variable_with_a_computed_name_has_its_effect_under_torchrun_and_from_the_next_cycle_on_under_ours(
+def test_variable_with_a_computed_name_takes_effect_a_cycle_later_than_in_torchrun(
     launch: Launch,
 ) -> None:
     script = """

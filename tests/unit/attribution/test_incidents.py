@@ -123,7 +123,7 @@ def test_error_of_a_rank_that_takes_long_to_end_is_read_from_its_last_lines(stag
     assert (seen.record.exception.type if seen.record.exception is not None else None) == type_
 
 
-def test_line_of_a_hang_is_where_the_rank_saw_itself_if_its_record_was_made_when_the_restart_had_begun() -> None:
+def test_line_of_a_hang_is_from_the_ranks_own_stack_if_another_rank_was_first() -> None:
     late = InterruptionRecord(
         1, Interruption.SOFT_TIMEOUT, detector=Detector("step", 6.0), stacks=(ThreadStack("MainThread", (TRAIN,)),)
     )
@@ -724,7 +724,7 @@ def test_steps_done_again_are_known_if_the_function_loads_its_checkpoint_before_
     assert [incident.cost.lost_steps for incident in fold(records)] == whole == [0, 3]
 
 
-def test_steps_done_again_after_the_only_restart_of_a_job_that_began_with_a_checkpoint_have_a_cost() -> None:
+def test_repeated_steps_have_a_cost_if_the_job_began_with_a_checkpoint() -> None:
     told = job([Fault("hang", 1, 0, step=23)])
     records: list[Record] = []
     for record in told.records:
@@ -793,7 +793,7 @@ def test_third_identical_failure_advises_against_another_restart(kind: Kind, pro
 @pytest.mark.parametrize(
     ("kind", "slower", "is_repetition"), [("exception", 1, True), ("exception", 1000, False), ("kill", 1, False)]
 )
-def test_without_a_step_only_an_exception_soon_after_the_last_one_advises_against_another_restart(
+def test_without_steps_only_an_early_repeated_exception_advises_against_restarts(
     kind: Kind, slower: int, is_repetition: bool
 ) -> None:
     """The restart budget counts a cycle that ran for 10 minutes as progress."""

@@ -151,7 +151,7 @@ RESET = (
 
 
 @pytest.mark.parametrize("lines", [NOT_A_NUMBER, RESET])
-def test_rank_that_ended_first_with_an_error_that_may_be_its_own_is_a_candidate_if_nothing_else_broke(
+def test_first_rank_to_end_with_an_ambiguous_error_is_the_only_candidate(
     lines: tuple[str, ...],
 ) -> None:
     """Without a Wrapper, nothing tells such an error from that of a lost peer."""

@@ -68,7 +68,7 @@ def test_ranks_that_wait_in_backward_are_cleared_and_the_one_that_is_elsewhere_i
     assert judge(seen).culprits[0].confidence > 0.5
 
 
-def test_rank_that_has_seen_itself_wait_is_cleared_though_its_monitor_looked_when_the_restart_had_begun() -> None:
+def test_rank_that_saw_itself_wait_is_cleared_although_its_monitor_looked_late() -> None:
     restarting = (STEP, Frame("/site-packages/resilience/inprocess/_runtime/call.py", 396, "_failed"))
     records = (silent(2, LOADS, hang="on_lock"), silent(0, restarting, hang="in_call"))
     stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
@@ -163,7 +163,7 @@ def test_hang_has_the_same_class_whichever_rank_is_noticed_first(section: str, w
         assert blamed(seen) == [(1, what)], records
 
 
-def test_rank_in_another_collective_than_all_others_is_blamed_though_backward_shows_no_collective() -> None:
+def test_rank_in_a_barrier_is_blamed_if_all_others_wait_in_backward() -> None:
     records = tuple(silent(rank, BACKWARD, hang="in_collective") for rank in (0, 2, 3))
     stacks = dict.fromkeys(RANKS, BACKWARD) | {1: BARRIER}
     seen = Evidence(records, first=0, active=RANKS, stacks=stacks, answered=RANKS)
@@ -491,7 +491,7 @@ def test_rank_in_a_call_is_blamed_before_a_later_death_if_the_others_waited_for_
 
 
 @QUIET
-def test_rank_that_waited_past_a_limit_before_it_ended_without_a_reason_waited_for_the_one_that_hangs(
+def test_hung_rank_is_blamed_and_a_rank_that_waited_and_then_ended_is_a_candidate(
     end: str | int,
 ) -> None:
     """NCCL's watchdog aborts a rank that has waited for too long."""
@@ -572,7 +572,7 @@ def test_rank_that_breaks_in_the_restart_does_not_hide_the_rank_that_began_it(ho
     assert any(2 in cleared.ranks for cleared in verdict.exonerated) is is_hook
 
 
-def test_rank_that_breaks_in_a_restart_that_nothing_explains_is_not_blamed_for_it_with_confidence() -> None:
+def test_rank_that_exits_in_an_unexplained_restart_is_blamed_with_low_confidence() -> None:
     records = (silent(0, BACKWARD, hang="in_collective"), breaks(2, "exit"))
     seen = Evidence(records, first=0, active=RANKS, stacks=dict.fromkeys(RANKS, BACKWARD), answered=RANKS)
     verdict = judge(seen)
@@ -660,7 +660,7 @@ def missed(rank: int) -> InterruptionRecord:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_rank_that_completed_without_joining_the_last_collective_is_blamed_and_not_the_ranks_that_wait_for_it(
+def test_rank_that_completed_without_the_last_collective_is_blamed_not_those_waiting(
     is_known: bool,
 ) -> None:
     entered = {rank: waits_at(9) for rank in (1, 2, 3)} | {0: waits_at(8, left=True)}
@@ -761,9 +761,7 @@ GATHERS = (STEP, Frame("/site-packages/torch/distributed/distributed_c10d.py", 3
 
 @pytest.mark.parametrize(("word", "what"), [("in_call", "storage_stall"), ("in_kernel", "blocked_in_kernel")])
 @pytest.mark.parametrize("first", [0, 1])
-def test_rank_whose_checkpoint_does_not_get_written_is_blamed_and_not_the_ranks_that_wait_to_gather(
-    word: Hang, what: str, first: int
-) -> None:
+def test_rank_that_hangs_in_a_checkpoint_is_blamed_not_the_ranks_in_gather(word: Hang, what: str, first: int) -> None:
     stacks = dict.fromkeys(RANKS, GATHERS) | {1: SAVES}
     hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {1: word}
     process = ProcessInfo("D" if word == "in_kernel" and first == 1 else "S", 0.0, 60.0)
@@ -852,7 +850,7 @@ def test_rank_that_runs_again_is_cleared_only_if_the_end_of_another_one_may_have
 
 @pytest.mark.parametrize(("word", "cpu_s"), [("in_loop", 60.0), ("in_call", 0.0)])
 @pytest.mark.parametrize("reporters", [(0,), (0, 1, 3), (2, 0, 1, 3)])
-def test_ranks_that_wait_for_their_device_are_cleared_and_the_one_that_has_not_joined_is_blamed(
+def test_rank_that_has_not_joined_is_blamed_not_the_ranks_waiting_for_their_device(
     word: Hang, cpu_s: float, reporters: tuple[int, ...]
 ) -> None:
     """NCCL's collectives run on the device. A rank waits for it where it reads a result, and may use a processor."""

@@ -31,7 +31,7 @@ BLAMED, WAITING = 1, 0
         ("kill", "killed", "hang"),
     ],
 )
-def test_rank_that_was_stopped_or_waited_for_one_that_never_comes_hung_and_of_others_nobody_knows(
+def test_killed_occurrence_counts_as_a_hang_only_if_the_verdict_shows_a_hang(
     tmp_path: Path, kind: Kind, blamed: str, others: str
 ) -> None:
     folder = job([Fault(kind, 1, 0, 20)], world=3).write(tmp_path / "run")

@@ -187,7 +187,7 @@ def test_backtest_tests_the_probability_that_calibrate_uses(target: Target) -> N
         assert answer.p == pytest.approx(fitted[answer.deadline].p, rel=1e-9)
 
 
-def test_backtest_of_one_run_whose_durations_are_all_known_fits_on_its_beginning_and_tests_the_rest() -> None:
+def test_backtest_of_a_single_full_run_fits_its_beginning_and_tests_the_rest() -> None:
     observed = steps(1001, first=30.0)
     observed.cuts = [ObservedCut(Cut(0.3, "killed"), 500, "cold")]
     only = ObservedRun("t.csv:0", Configuration(table="t.csv"), 1, 100.0, {"step": observed})

@@ -195,7 +195,7 @@ def with_many_restarts(folder: Path, restarts: int, *, ranks: int = 1, last_s: f
 
 
 @pytest.mark.parametrize(("restarts", "ranks"), [(90, 1), (270, 1), (90, 2)])
-def test_slow_first_occurrences_do_not_count_as_usual_ones_if_the_file_of_single_values_is_full(
+def test_slow_first_occurrences_do_not_count_as_usual_if_the_value_file_is_full(
     tmp_path: Path, restarts: int, ranks: int
 ) -> None:
     made = limits(with_many_restarts(tmp_path / "run", restarts, ranks=ranks)).deadlines
@@ -210,7 +210,7 @@ def test_slow_first_occurrences_do_not_count_as_usual_ones_if_the_file_of_single
     assert made["a"].every_s == pytest.approx(seconds / (24 * restarts), rel=0.2)  # of all occurrences
 
 
-def test_slow_occurrence_soon_after_a_start_that_a_full_file_lacks_raises_each_limit_that_it_may_be_due_to(
+def test_slow_early_occurrence_missing_from_a_full_file_raises_first_and_usual_limit(
     tmp_path: Path,
 ) -> None:
     """Its number is unknown: it may be a first occurrence or a usual one."""
@@ -649,7 +649,7 @@ def test_first_occurrence_that_a_limit_ended_leaves_the_usual_limit_alone(
     assert "a limit ended 1 occurrence, " in after[name].warnings[0]
 
 
-def test_occurrence_outside_known_phases_that_a_limit_ended_raises_the_limit_there_within_a_bound(
+def test_occurrence_ended_by_a_limit_outside_phases_raises_it_within_a_bound(
     tmp_path: Path,
 ) -> None:
     """Otherwise a limit outside phases that is too short would confirm itself."""

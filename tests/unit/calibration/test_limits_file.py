@@ -165,7 +165,7 @@ def test_limit_outside_known_phases_holds_for_a_group_of_ranks_with_a_longer_lim
     assert fast.learned["work"].outside_s == 0.0
 
 
-def test_limit_that_is_raised_does_not_bring_back_the_warm_up_limit_that_its_phases_had_replaced() -> None:
+def test_raised_limit_does_not_restore_the_warm_up_limit_replaced_by_its_phases() -> None:
     short = Limit(hard=5.0)
     known = Limits(
         sections={"work": Limit(hard=60.0)},

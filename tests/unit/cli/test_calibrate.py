@@ -183,7 +183,7 @@ def test_limit_outside_known_phases_is_printed_with_its_reach(
     assert "step outside phases" in capsys.readouterr().out
 
 
-def test_occurrences_outside_known_phases_that_a_limit_ended_are_told_and_raise_the_limit_there(
+def test_occurrences_ended_by_a_limit_outside_phases_are_reported_and_raise_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = phased(tmp_path / "t.csv", 3, 2500, (1000, 2000)), tmp_path / "timeouts.yaml"

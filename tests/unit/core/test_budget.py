@@ -115,7 +115,7 @@ def raised(kind: str, *functions: str, code: int = 1) -> InterruptionRecord:
     )
 
 
-def test_unknown_module_or_syntax_error_while_modules_are_imported_is_told_from_one_that_comes_later() -> None:
+def test_only_a_missing_module_or_syntax_error_at_import_counts_as_import_error() -> None:
     assert is_of_an_import(raised("ModuleNotFoundError", "_run_code", "<module>", "<module>"))
     assert is_of_an_import(raised("SyntaxError", "<module>"))
     assert not is_of_an_import(raised("ModuleNotFoundError", "<module>", "main"))
@@ -188,7 +188,7 @@ def test_same_failure_too_often_within_the_window_ends_the_job_although_steps_ar
     assert answer(replace(budget, same_in_window=0), failures(*"xxxxx")).is_restart
 
 
-def test_failure_that_uses_the_last_restart_and_would_come_again_ends_the_job_as_one_that_no_start_helps() -> None:
+def test_repeated_failure_without_restarts_left_ends_the_job_with_exit_code_93() -> None:
     """With the launcher's own limits, 10 restarts and 10 equal failures within the hour."""
     launched = Budget(max_restarts=10)
     assert answer(launched, failures(*"xxxxxxxxxx")).is_restart

@@ -178,7 +178,7 @@ def test_calculated_limit_replaces_all_earlier_ones_of_its_section() -> None:
     assert limits.with_state(file, heartbeats).first.keys() == {"work", "save"}
 
 
-def test_calculated_limit_does_not_bring_back_the_warm_up_limit_that_a_learned_one_had_replaced() -> None:
+def test_calculated_limit_does_not_restore_a_warm_up_limit_replaced_by_a_learned_one() -> None:
     short, early = Limit(hard=20.0), First(EARLY, {"cold": Limit(hard=100.0)})
     warm_up = Limits(warmup={"work": short, "save": short}, warmup_heartbeat=short, warmup_occurrences=5)
     learned = msgspec.structs.replace(warm_up, first={"work": early, "heartbeat": early})

@@ -84,7 +84,7 @@ def test_nodes_of_the_last_cycle_go_before_those_that_waited() -> None:
     assert [each.id for each in made.spares] == ["new"]
 
 
-def test_arrival_of_an_agent_that_did_not_know_of_its_place_yet_is_no_arrival_for_the_next_cycle() -> None:
+def test_arrival_of_an_agent_unaware_of_its_place_does_not_count_for_the_next_cycle() -> None:
     last = formed("a", "b", cycle=3)
     now = after(last, Arrived(seat("a"), known=2), Arrived(seat("c"), known=2))
     assert set(now.arrived) == {"c"}

@@ -257,7 +257,7 @@ def test_agent_that_is_asked_to_stop_before_it_arrives_does_not_arrive() -> None
     assert run.log() == []
 
 
-def test_agent_that_is_asked_to_stop_as_the_cycle_is_formed_takes_part_in_it_and_does_not_leave() -> None:
+def test_agent_asked_to_stop_while_the_cycle_is_formed_joins_it_and_does_not_leave() -> None:
     run = Run()
     led(run)
     run.interrupted_at = 3.0
@@ -403,7 +403,7 @@ def test_agent_that_is_taken_for_lost_as_it_deletes_the_news_of_the_first_time_a
     assert [type(entry) for entry in run.log()] == [Arrived, Left, Arrived, Left, Arrived, Left]
 
 
-def test_agent_that_is_taken_for_lost_by_one_that_dies_at_once_hears_of_it_from_the_next_leader() -> None:
+def test_agent_declared_lost_by_an_agent_that_dies_learns_it_from_the_next_leader() -> None:
     run = Run()
     led(run)
     own, other = agent(run, "own"), agent(run, "other")
@@ -711,7 +711,7 @@ def test_first_end_of_a_cycle_stands() -> None:
     assert run.run(own.is_end_told())
 
 
-def test_nodes_that_could_go_on_are_counted_without_this_one_those_that_leave_and_those_that_are_gone() -> None:
+def test_count_of_other_nodes_excludes_own_leaving_and_gone_nodes() -> None:
     run = Run()
     own = running(run, "a", "b", terms=msgspec.structs.replace(TERMS, most=4))
     assert run.run(own.others(())) == 2
@@ -726,7 +726,7 @@ def test_nodes_that_could_go_on_are_counted_without_this_one_those_that_leave_an
 # -- the end ------------------------------------------------------------------------------------------
 
 
-def test_rendezvous_is_closed_once_with_the_first_reason_also_where_another_cycle_was_just_formed() -> None:
+def test_rendezvous_closes_once_with_the_first_reason_even_after_a_new_formation() -> None:
     run = Run()
     own = running(run, "a")
     at(run, 0.0, lambda: formed(run, own.membership, "a"))
@@ -756,7 +756,7 @@ def test_host_of_the_store_waits_until_the_others_have_left_or_are_lost() -> Non
     assert Left("own", "done") in run.log()
 
 
-def test_host_of_the_store_waits_for_others_that_have_not_come_yet_and_no_longer_than_the_limit() -> None:
+def test_store_host_waits_up_to_the_limit_for_expected_nodes_to_leave() -> None:
     run = Run()
     own = running(run, "a")
     run.run(own.leave("done"))

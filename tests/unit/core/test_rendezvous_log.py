@@ -127,7 +127,7 @@ def test_pointer_to_a_formation_that_is_missing_is_an_error() -> None:
         run.run(RendezvousLog().newest(Membership()))
 
 
-def test_newcomer_finds_the_newest_formation_where_the_pointer_lags_behind_and_where_it_is_closed() -> None:
+def test_newcomer_finds_the_newest_formation_behind_a_stale_pointer_and_if_closed() -> None:
     run = Run()
     last = Membership()
     assert run.run(RendezvousLog().newest(last)) == last

@@ -155,7 +155,7 @@ def test_job_that_has_not_begun_stops_with_the_agent_that_hosts_its_store(is_hos
     assert what(agent.asked(signal.SIGTERM)) == expected
 
 
-def test_job_stops_with_the_host_of_its_store_that_does_not_know_yet_that_a_cycle_has_a_place_for_it() -> None:
+def test_signalled_store_host_stops_the_job_before_it_knows_its_place_in_the_cycle() -> None:
     next_membership = Membership(cycle=0, seats=(seat("own"), seat("other")), by="other")
     for id, is_host, expected in (("own", True, "stop"), ("own", False, "leave"), ("late", True, "leave")):
         run = Run()
@@ -177,7 +177,7 @@ def test_job_has_the_end_that_was_first_where_one_agent_fails_and_another_is_ask
     assert Agent("a", store, 3).breaks() == stopped
 
 
-def test_agent_that_fails_ends_its_cycle_if_it_has_a_seat_and_the_job_also_if_its_cycle_starts_again() -> None:
+def test_failed_agent_with_a_seat_ends_the_cycle_and_the_job_despite_a_restart() -> None:
     for has_seat in (True, False):
         store = Store()
         assert Agent("a", store, 3, has_seat=has_seat).breaks().outcome == "failed"
@@ -348,7 +348,7 @@ def test_failed_worker_restarts_the_cycle_and_the_decision_is_put_on_record_once
     assert run.run(own.budget.used()) == 1
 
 
-def test_failure_ends_the_job_where_no_restart_is_left_and_says_both_what_failed_and_why_that_is_the_end() -> None:
+def test_final_failure_ends_the_job_and_states_the_error_and_why_no_restart_follows() -> None:
     run = Run()
     verdict = run.run(supervise(run, "other", most=0).failed(failure()))
     assert verdict is not None and (verdict.outcome, verdict.again, verdict.exit_code) == ("exhausted", None, 1)

@@ -296,7 +296,7 @@ def test_sections_are_signs_of_a_rank_that_never_sends_the_heartbeats_it_announc
     assert watch_over(watcher, limits, before)[0][0] == START + 50.0
 
 
-def test_default_limit_of_the_first_heartbeat_does_not_hold_for_a_program_that_shows_other_signs(
+def test_default_first_heartbeat_limit_is_ignored_if_steps_or_sections_are_reported(
     watcher: ModuleType,
 ) -> None:
     """A section without a limit may stay open for hours. A limit that is set or learned is meant."""
@@ -362,7 +362,7 @@ def test_first_occurrences_after_each_kind_of_start_have_learned_limits_of_their
         assert first(start=start, heartbeats_from=START) == allowed
 
 
-def test_short_limit_holds_outside_known_phases_of_a_cold_start_whose_phases_came_where_they_should(
+def test_short_limit_outside_phases_applies_to_a_cold_start_with_aligned_phases(
     watcher: ModuleType,
 ) -> None:
     short = Outside(Limit(2.0), Phases((100,), 500))
@@ -1078,7 +1078,7 @@ def test_only_the_rule_or_a_longer_set_limit_holds_while_the_interpreter_shuts_d
     assert found(watch_over(watcher, both, ending, until=1000.0)) == {"watchdog"}
 
 
-def test_rank_that_never_sent_the_heartbeats_it_announced_is_suspected_before_its_shutdown_is_ended(
+def test_ending_rank_that_never_sent_announced_heartbeats_is_suspected_before_limit(
     watcher: ModuleType,
 ) -> None:
     announced = in_function(heartbeats_from=START, doing=Doing.ENDING, since=START + 7.0)

@@ -33,9 +33,7 @@ def node(signals: Signals) -> NodeSignals:
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before the verdict is read", "after that"])
-def test_first_ctrl_c_to_an_agent_takes_no_grace_away_when_the_job_stops_for_that_of_another_agent(
-    signals: Signals, is_early: bool
-) -> None:
+def test_first_ctrl_c_does_not_shorten_grace_if_another_agent_stopped_the_job(signals: Signals, is_early: bool) -> None:
     own = node(signals)
     assert is_early or not own.is_hurried(STOPS)
     signal.raise_signal(signal.SIGINT)

@@ -37,7 +37,7 @@ def test_workers_of_a_node_without_the_store_have_their_time_if_there_is_no_next
     assert supervisor.is_urgent(verdict) is not is_job_over
 
 
-def test_monitor_of_a_worker_that_has_written_its_checkpoint_is_told_its_status_while_others_still_write() -> None:
+def test_monitor_learns_the_status_of_an_ended_worker_while_another_still_runs() -> None:
     """The kernel does not tell a process that looks late. A monitor that learns no status records an interruption."""
     first, last = EndedWorker(0, 0, 11, 0), EndedWorker(1, 1, 12, 0)
     told: list[EndedWorker] = []

@@ -202,7 +202,7 @@ class FailingWords:
 
 
 @pytest.mark.parametrize("stores", range(7))
-def test_writer_that_is_interrupted_anywhere_does_not_make_a_hook_look_as_old_as_what_came_before(
+def test_interrupted_page_write_never_gives_a_hook_the_start_time_of_the_function(
     monkeypatch: pytest.MonkeyPatch, stores: int
 ) -> None:
     hour = 3600.0
@@ -372,7 +372,7 @@ def test_finished_sections_and_heartbeat_gaps_are_drained_once_in_order() -> Non
 
 
 @pytest.mark.parametrize("sign", ["heartbeat", "step"])
-def test_signal_handler_that_is_faster_than_the_code_that_it_interrupts_makes_no_negative_duration(
+def test_heartbeat_or_step_inside_a_signal_handler_makes_no_negative_duration(
     monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
     rank, monitor = both_sides()

@@ -335,7 +335,7 @@ def test_calculated_limit_replaces_also_a_stale_one(tmp_path: Path) -> None:
     assert work_limits(worker.monitor) == (20.0, [])
 
 
-def test_learned_limit_that_no_longer_fits_stays_replaced_by_the_monitor_that_replaces_a_lost_one(
+def test_stale_learned_limit_stays_replaced_in_the_replacement_of_a_lost_monitor(
     tmp_path: Path,
 ) -> None:
     lost = Worker(tmp_path, LEARNED)
@@ -860,7 +860,7 @@ def test_rank_whose_call_is_over_without_an_interruption_owes_the_next_signs_fro
     assert program.exceeded_in_an_hour() == ["heartbeat", "out_of_section"]
 
 
-def test_rank_whose_function_has_returned_without_a_sign_of_life_owes_none_for_a_thread_left_behind(
+def test_heartbeat_of_a_leftover_thread_starts_no_limit_after_the_function_returned(
     program: ProgramInWrapper,
 ) -> None:
     program.call()

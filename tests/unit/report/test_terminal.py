@@ -114,7 +114,7 @@ def test_cycle_tells_its_legs_and_where_the_time_went(tmp_path: Path) -> None:
         assert part in text
 
 
-def test_rework_of_a_job_that_reports_steps_is_unknown_if_the_one_after_the_restart_is_not_on_record(
+def test_rework_is_unknown_if_no_step_after_the_restart_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = launch_streams.launched([launch_streams.Fault("kill", 1)])
@@ -130,7 +130,7 @@ def test_rework_of_a_job_that_reports_steps_is_unknown_if_the_one_after_the_rest
     assert "rework unknown: the step before or after the restart is not on record" in text
 
 
-def test_rework_is_said_to_be_unknown_if_several_wrapped_functions_were_called_before_the_restart(
+def test_rework_is_unknown_if_several_wrapped_functions_ran_before_the_restart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = nested([launch_streams.Fault("kill", 1)], has_steps=True)

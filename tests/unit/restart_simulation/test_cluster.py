@@ -262,7 +262,7 @@ class Measured:
         self.largest = max(self.largest, size)
 
 
-def test_restart_of_160_ranks_costs_each_what_it_costs_each_of_40_and_no_operation_carries_the_world() -> None:
+def test_restart_of_160_ranks_takes_each_as_few_operations_as_of_40_and_all_small() -> None:
     small, large = Measured(40), Measured(160)  # two levels of blocks in each barrier
     assert max(large.operations.values()) <= max(small.operations.values())
     assert large.largest <= restart.BLOCK * len("99/completion/0/9999 ")

@@ -102,7 +102,7 @@ def test_job_that_has_used_its_restarts_ends() -> None:
     assert (report.cycles, report.ends) == (3, ("exhausted",) * 3)
 
 
-def test_node_that_is_signalled_stops_the_job_if_too_few_would_be_left_also_of_those_that_were_lost_before() -> None:
+def test_signalled_node_stops_the_job_if_too_few_remain_after_an_earlier_loss() -> None:
     report = run(Crash(2, at=5.0), Signalled(1, at=25.0), rules=HELPED, work=60.0)
     assert (report.cycles, report.ends) == (1, ("preempted", "preempted", "killed"))
 
@@ -266,12 +266,12 @@ def test_job_that_was_ended_does_not_run_again_where_its_last_agent_died_before_
         run(Signalled(0, name, at=8.0), Crash(0, number), rules=stop, **ONE_OF_TWO)
 
 
-def test_agent_that_was_stopped_before_its_cycle_began_starts_no_workers_beside_those_of_the_next() -> None:
+def test_agent_paused_before_its_cycle_starts_no_workers_beside_the_next_cycle() -> None:
     for number in range(1, 30):
         run(Pause(0, number, 25.0), PartitionBefore(0, number + 4, 1000.0), node_hosts_store=False)
 
 
-def test_workers_that_take_their_time_to_end_are_gone_before_the_others_go_on_without_their_node() -> None:
+def test_slow_workers_of_a_cut_off_node_end_before_the_others_continue() -> None:
     for at in range(4, 20):
         report = run(Hangs(2, 0), Fails(1, 0, 3.0), Partition(2, float(at), 1000.0))
         assert report.ends == ("completed", "completed", "failed")
@@ -311,7 +311,7 @@ def test_agent_that_was_stopped_while_it_waits_for_a_place_is_not_forgotten() ->
             assert report.ends == ("completed",) * 3
 
 
-def test_waiting_agent_is_not_forgotten_where_the_one_that_takes_it_for_lost_dies_right_after_it_wrote_so() -> None:
+def test_waiting_agent_is_not_forgotten_if_the_leader_that_declares_it_lost_dies() -> None:
     """Node 2 leads. Another node leads after it, and node 1, which was stopped for a while, has to hear of its loss."""
     four = {"comes": (0.0, 0.2, 0.4, 45.0), "terms": msgspec.structs.replace(TERMS, least=4, most=4, join_limit=100.0)}
     for stopped_at in (8, 14, 20):

@@ -100,7 +100,7 @@ def test_record_of_a_newer_release_keeps_its_tag_and_place(tmp_path: Path) -> No
     assert (found.kind, found.event, found.rank) == ("record", "new.thing", 3)
 
 
-def test_plain_lines_without_a_time_stand_between_the_start_of_their_process_and_the_last_change(
+def test_lines_without_a_time_are_placed_from_process_start_to_last_file_change(
     tmp_path: Path,
 ) -> None:
     write(tmp_path, "records/n-agent.jsonl", record_line(worker(4), AT, cycle=1))

@@ -65,7 +65,7 @@ def test_copy_that_lost_the_time_of_its_last_change_keeps_the_times_that_lines_s
     assert [at for _, at, _ in lines_of(path, began_ns=began)] == expected
 
 
-def test_file_whose_last_change_is_barely_before_its_process_began_has_no_line_of_the_next_year(tmp_path: Path) -> None:
+def test_file_changed_1_s_before_process_start_has_no_line_of_the_next_year(tmp_path: Path) -> None:
     """The clock of a file server may be behind."""
     path = write(tmp_path, "0.err", b"2024-11-14T22:13:25Z ready\n", changed_ns=AT - SECOND)
     assert [at for _, at, _ in lines_of(path, began_ns=AT)] == [AT]

@@ -34,7 +34,7 @@ def test_signal_that_was_put_off_many_times_is_reported_once_and_raised_once(rai
     assert raised == [signal.SIGUSR1]
 
 
-def test_signal_that_is_put_off_just_before_the_function_runs_is_raised_in_it_and_reported_later(
+def test_deferred_signal_is_raised_again_and_still_reported_later(
     raised: list[int],
 ) -> None:
     handlers = ProgramHandlers(lambda: True)

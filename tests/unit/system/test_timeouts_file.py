@@ -109,7 +109,7 @@ def test_limit_outside_known_phases_ends_with_other_arguments_and_another_number
 
 
 @pytest.mark.parametrize("newest", ["current", "runs", "runs/monday"])
-def test_auto_takes_the_newest_file_of_the_current_folder_the_run_directory_and_the_run_folders(
+def test_auto_takes_the_newest_file_of_current_folder_run_directory_and_run_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: str
 ) -> None:
     folders = ["current", "runs", "runs/monday"]

@@ -116,7 +116,7 @@ class Delegating(Exception):
         return getattr(self.__dict__["file"], name)
 
 
-def test_exception_that_raises_when_it_is_asked_for_an_attribute_is_described_alone_and_as_a_cause() -> None:
+def test_exception_whose_attributes_raise_is_described_alone_and_as_a_cause() -> None:
     error, outer = Delegating("not found"), ValueError("no data")
     outer.__cause__ = error
     assert (failure.describe(error).message, failure.describe(error).notes) == ("not found", ())
