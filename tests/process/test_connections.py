@@ -32,7 +32,7 @@ def test_connection_that_is_kept_alive_is_probed_by_the_kernel() -> None:
         assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
 
-def test_whoever_waits_for_an_answer_gets_an_error_and_other_servers_are_left_alone() -> None:
+def test_waiting_client_gets_an_error_and_other_servers_keep_working() -> None:
     (port, _server), (other_port, _other) = serve(), serve()
     client = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
     bystander = dist.TCPStore("127.0.0.1", other_port, wait_for_workers=False)

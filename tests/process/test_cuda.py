@@ -46,7 +46,7 @@ def test_ddp_over_nccl_ends_with_the_same_weights_after_six_restarts(
 
 
 @WORLDS
-def test_torch_is_told_in_each_iteration_not_to_raise_the_errors_of_an_aborted_group(start: Start, world: int) -> None:
+def test_torch_nccl_rethrow_cuda_errors_is_0_in_each_iteration(start: Start, world: int) -> None:
     need_devices(world)
     ranks = start(world, TRAIN, restarts=2, env=WITHOUT_SHARP).wait(LIMIT)
     assert [rank.value["rethrow"] for rank in ranks] == [["0"] * 3] * world, ranks

@@ -71,7 +71,7 @@ def read_all(fd: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "is_hurried"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_person_who_asks_again_is_in_a_hurry_and_a_scheduler_is_not(number: int, is_hurried: bool) -> None:
+def test_pending_sigint_means_hurry_and_pending_sigterm_does_not(number: int, is_hurried: bool) -> None:
     def body(line: Connection) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):  # may be ignored where these tests run, as in the background
             signal.signal(each, signal.SIG_DFL)

@@ -487,7 +487,7 @@ def test_full_disk_costs_the_snapshot_only(told: Job, tmp_path: Path, emitted: l
 
 
 @pytest.mark.usefixtures("serving")
-def test_what_the_views_cannot_digest_is_told_once_and_not_raised(
+def test_error_in_a_metrics_view_is_reported_once_and_not_raised(
     told: Job, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exports = started(told.write(tmp_path / "run"), emitted)

@@ -241,7 +241,7 @@ def test_monitor_that_finds_no_store_outlives_a_stopped_job_by_no_more_than_a_ba
     assert alive == []
 
 
-def test_start_whose_host_never_publishes_says_who_should(start: Start, agent: dict[str, str]) -> None:
+def test_missing_store_address_error_names_the_launchers_store(start: Start, agent: dict[str, str]) -> None:
     job = start(1, TARGET, env={**agent, "RANK": "1", "WORLD_SIZE": "2"}, port=free_port(), timeout=0.5)
     (rank,) = job.wait_ranks()
     assert rank.type == "StoreError"

@@ -57,7 +57,7 @@ def test_script_that_sets_a_variable_before_it_imports_torch_starts_cold(launch:
 
 
 @pytest.mark.parametrize("noted", [{}, pytest.param({"LATE": "yes"}, marks=pytest.mark.slow)], ids=["early", "late"])
-def test_variable_that_nobody_could_find_before_is_reported_and_the_next_cycle_starts_cold(
+def test_late_variable_with_a_computed_name_is_reported_and_next_cycle_starts_cold(
     launch: Launch, noted: dict[str, str]
 ) -> None:
     job = launch(SCRIPT.replace("SETTING", "os.environ['TORCH_' + 'LOGS'] = '+dynamo'"), nproc=1, **noted)

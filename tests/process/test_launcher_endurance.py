@@ -82,7 +82,7 @@ while True: hoard.append(bytearray(50 << 20))
 """
 
 
-def test_kill_for_memory_is_told_from_a_kill_and_ends_the_job_at_the_third_time(launch: Launch) -> None:  # F12
+def test_out_of_memory_kill_is_recognised_and_the_third_one_ends_the_job(launch: Launch) -> None:  # F12
     with little_memory(512) as group:
         job = launch(HOARD, nproc=1, CGROUP=str(group))
         assert job.wait() == [93]
@@ -356,7 +356,7 @@ def test_job_that_restarts_and_never_gets_further_is_ended(launch: Launch) -> No
     assert len(told(job).incidents) == 4
 
 
-def test_script_that_reports_no_step_has_all_restarts_and_is_told_how_to_report_them(launch: Launch) -> None:  # F48
+def test_script_without_steps_gets_all_restarts_and_advice_to_report_steps(launch: Launch) -> None:  # F48
     job = launch("sys.exit(10 if rank else 0)", "--max-restarts", "4")
     assert job.wait() == [1]
     found = told(job)

@@ -226,7 +226,7 @@ def test_every_way_to_hang_is_found_and_told_apart(launch: Launch) -> None:
         pytest.param("spin()", "busy", marks=SLOW),
     ],
 )
-def test_who_waits_in_a_collective_is_cleared_though_its_own_limit_was_exceeded(
+def test_rank_waiting_in_a_collective_is_cleared_although_it_exceeded_its_limit(
     launch: Launch, how: str, what: str
 ) -> None:  # F10, F16, F18
     job = launch(
@@ -265,7 +265,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("how", [pytest.param("work", marks=SLOW), "backward"])
-def test_wait_for_others_that_no_frame_shows_is_told_from_a_hang(launch: Launch, how: str) -> None:  # F14
+def test_rank_waiting_without_a_visible_collective_frame_is_cleared(launch: Launch, how: str) -> None:  # F14
     before, wait, leaf = WAITS[how]
     job = launch(
         GLOO + "import resilience, threading, torch\n"
@@ -296,7 +296,7 @@ ONE_WAITS = (
 )
 
 
-def test_who_hangs_on_another_node_than_the_one_that_waits_is_found_too(launch: Launch) -> None:  # F16
+def test_hung_rank_is_blamed_although_the_waiting_rank_is_on_another_node(launch: Launch) -> None:  # F16
     limit = ("--ft-rank-heartbeat-timeout", "1")
     job = launch(ONE_WAITS, *limit, nodes="2", agents=2, nproc=1, conf=NO_NODE_IS_LOST, SLOW_ANSWERS="yes")
     assert job.wait() == [0, 0]

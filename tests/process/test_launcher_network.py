@@ -108,7 +108,7 @@ def test_slow_worker_of_a_cut_off_node_is_killed_before_its_shutdown_timeout(lau
     assert job.wait() == [0, cycle.EXCLUDED]  # its check before the next cycle does not reach the store
 
 
-def test_name_that_nobody_knows_is_told(start: Callable[..., Job], tmp_path: Path) -> None:  # F32
+def test_unknown_host_name_is_reported_without_a_traceback(start: Callable[..., Job], tmp_path: Path) -> None:  # F32
     conf = {"PET_RDZV_CONF": "is_host=0,join_timeout=1"}
     job = launcher(start, tmp_path)(WAIT, nodes="2", agents=1, endpoint="node0.invalid:29500", per_agent=(conf,))
     assert job.wait() == [1]

@@ -70,7 +70,7 @@ def test_worker_has_the_term_timeout_after_a_sigterm_to_the_agent(launch: Launch
     assert {record.event.code for record in job.of(events.WorkerExited)} == {0}
 
 
-def test_terminal_that_nobody_reads_holds_neither_a_restart_nor_the_end(launch: Launch) -> None:
+def test_unread_terminal_blocks_neither_a_restart_nor_the_end_of_the_job(launch: Launch) -> None:
     script = """
 print("x" * 100_000, flush=True)
 say("printed")

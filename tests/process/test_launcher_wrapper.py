@@ -184,7 +184,7 @@ def test_limits_of_the_launcher_that_are_shorter_than_the_wrappers_are_told(laun
     assert "the Wrapper may restart it until 60 s" in line
 
 
-def test_nobody_is_advised_where_both_agree(launch: Launch) -> None:
+def test_no_advice_is_given_if_limits_of_launcher_and_wrapper_agree(launch: Launch) -> None:
     job = launch(PLAIN, "--ft-restart-policy", "min-healthy", "--ft-rank-heartbeat-timeout", "60")
     go(job)
     assert job.wait() == [0]

@@ -443,7 +443,7 @@ def read_all(fd: int) -> bytes:
 NOTE = re.compile(rb"\[resilience run: ([\d,]+) bytes of rank 0's stdout are not shown here, [^;]*; see (\S+)\]\n")
 
 
-def test_slow_reader_holds_up_no_worker_and_is_told_what_it_did_not_get(tmp_path: Path) -> None:
+def test_slow_reader_blocks_no_worker_and_gets_notes_of_the_missing_bytes(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     with run(tmp_path, WRITE + "write(60)\n(here / 'written').touch()", writing) as child:
         os.close(writing)
@@ -474,7 +474,7 @@ def test_reader_that_reads_nothing_holds_up_no_job_and_stderr_says_what_is_missi
 
 
 @pytest.mark.slow
-def test_reader_that_reads_nothing_is_told_what_is_missing_after_a_signal_too(tmp_path: Path) -> None:
+def test_missing_bytes_of_an_unread_stdout_are_reported_after_sigterm(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     script = WRITE + "write(2)\nsys.stdout.flush()\n(here / 'written').touch()\ntime.sleep(300)"
     with run(tmp_path, script, writing, program=("-c", UNHURRIED)) as child:

@@ -239,7 +239,7 @@ def test_group_ranks_are_the_infrastructures_where_it_gives_them_in_every_cycle(
 
 
 @pytest.mark.slow
-def test_group_ranks_are_deterministic_where_nobody_gives_them_or_they_are_not_wanted(launch: Launch) -> None:
+def test_given_group_ranks_are_ignored_with_no_ft_use_infra_group_rank(launch: Launch) -> None:
     given = ({"GROUP_RANK": "1"}, {"GROUP_RANK": "0"})
     job = launch("pass", "--no-ft-use-infra-group-rank", nodes="2", agents=2, per_agent=given)
     assert job.wait() == [0, 0]

@@ -93,7 +93,7 @@ def test_node_is_fit_if_no_check_finds_anything() -> None:
     assert Preflight([Checking("a", lambda: ""), Checking("b", lambda: "")]).refusals() == []
 
 
-def test_every_reason_is_told_also_that_of_a_check_which_raises_or_hangs(hang: Callable[[], str]) -> None:
+def test_each_failed_check_is_reported_even_if_it_raises_or_hangs(hang: Callable[[], str]) -> None:
     hanging = Checking("hangs", hang, limit=0.05)
     well = Checking("well", lambda: "")
     told = Preflight([Checking("bad", lambda: "it is bad"), hanging, Checking("raises", fail), well]).refusals()

@@ -87,7 +87,7 @@ def test_process_that_runs_on_has_no_exit_status() -> None:
         assert process.exit_status(0.0) == Exit()  # a stop is no end, though it has a signal too
 
 
-def test_signal_reaches_the_process_and_nobody_after_it() -> None:
+def test_signal_reaches_the_process_and_is_not_sent_after_its_end() -> None:
     with child(hold) as other:
         other.hear()
         process = Process(other.pid)

@@ -391,7 +391,7 @@ def test_look_at_a_worker_that_does_not_hang_says_where_it_is(one: Node) -> None
     one.hear(messages.Gone)
 
 
-def test_look_where_nobody_is_to_be_seen_is_answered_all_the_same(one: Node) -> None:
+def test_look_is_answered_if_the_worker_is_not_connected(one: Node) -> None:
     worker = one.start(WAIT)
     await_line(worker)
     one.monitors.look()
@@ -437,7 +437,7 @@ def test_rank_goes_on_when_its_monitor_is_lost_and_another_one_watches_it(
     one.wait_until(lambda: has_ended(lost))
 
 
-def test_rank_that_ends_while_nobody_watches_is_accounted_for(one: Node) -> None:
+def test_end_of_a_rank_is_reported_although_its_monitor_was_stopped(one: Node) -> None:
     worker = one.start(STEPS)
     drive(worker, 1)
     one.hear(messages.Connected)

@@ -368,7 +368,7 @@ def test_client_may_take_its_leave_and_begin_again_at_once_and_keeps_nothing_of_
         assert worker.wait(60.0) == -signal.SIGKILL
 
 
-def test_sigterm_ends_a_worker_that_looks_for_a_stop_nobody_decides_on(tmp_path: Path) -> None:
+def test_sigterm_ends_a_worker_that_checks_for_a_stop_if_none_is_decided(tmp_path: Path) -> None:
     looks = (
         f"{BEGIN}import resilience\nresilience.stop_requested(); print('up', flush=True)\nwhile True: time.sleep(0.05)"
     )

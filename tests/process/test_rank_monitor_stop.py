@@ -84,7 +84,7 @@ def test_stop_that_comes_before_its_worker_is_watched_is_kept(one: Node) -> None
     assert worker.communicate(timeout=240)[0] == "asked\n"
 
 
-def test_stop_is_told_again_by_a_monitor_that_takes_anothers_place(one: Node) -> None:
+def test_replacement_monitor_passes_on_a_stop_that_the_lost_one_missed(one: Node) -> None:
     worker = one.start(WAITS)
     one.hear(messages.Connected)
     pid = one.monitors.pid(0)

@@ -161,7 +161,7 @@ def test_everything_can_be_reached_and_done_by_keyboard(browser: Browser, pages:
     assert browser.run("document.getElementById('incident-4').open") is not was_open
 
 
-def test_what_is_pointed_at_is_told(browser: Browser, pages: dict[str, Path]) -> None:
+def test_bar_under_the_mouse_pointer_is_described(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["inprocess"], DESK)
     browser.run("document.querySelector('#bars .own').dispatchEvent(new MouseEvent('mouseover', { bubbles: true }))")
     assert "its own fault: ValueError: bad batch" in browser.run("document.getElementById('say').textContent")

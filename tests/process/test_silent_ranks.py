@@ -274,7 +274,7 @@ def test_wrapper_restarts_all_ranks_where_one_is_silent_and_no_limit_is_set(star
     assert told.first_s == 4.0
 
 
-def test_wrapper_is_told_that_nothing_is_watched(start: Start) -> None:
+def test_wrapper_records_that_hang_detection_is_off(start: Start) -> None:
     job = start(2, f"{__name__}:wrapped", hangs=False, env={"RESILIENCE_DETECT_HANGS": "0"})
     assert [rank.value for rank in job.wait()] == [0, 0]
     (told,) = [record.event for record in job.of(events.HangsWatched)]

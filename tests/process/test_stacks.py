@@ -395,7 +395,7 @@ def test_process_that_ignores_the_signal_is_given_up_in_time(monkeypatch: pytest
     assert found.reason.startswith(why)
 
 
-def test_process_that_nobody_can_be_asked_in_gets_no_signal_while_it_may_live_on() -> None:
+def test_process_without_a_thread_to_ask_writes_no_dump_if_it_may_live_on() -> None:
     with armed(hold) as (other, process, dump):
         other.hear()
         size = os.fstat(dump.fd).st_size

@@ -86,7 +86,7 @@ def test_it_ends_when_it_is_closed(stores: StoreProcess) -> None:
     stores.close()
 
 
-def test_its_death_is_told(stores: StoreProcess) -> None:
+def test_host_raises_a_store_error_after_the_store_process_died(stores: StoreProcess) -> None:
     stores.host()
     os.kill(stores.pid, signal.SIGKILL)
     with pytest.raises(StoreError, match=r"has ended|is gone"):

@@ -455,7 +455,7 @@ def test_all_of_it_can_be_switched_off(terminal: Open, tmp_path: Path, command: 
     assert "resilience" not in job.text
 
 
-def test_terminal_that_nobody_reads_holds_no_rank(start: Callable[..., Job]) -> None:
+def test_unread_terminal_blocks_no_rank(start: Callable[..., Job]) -> None:
     job = start(2, "tests.process.jobs:train_unread", faults=[fault("exception")])
     assert all(rank.value is not None for rank in job.wait())
 

@@ -70,9 +70,7 @@ def test_worker_that_cannot_be_stopped_is_left_behind_and_its_node_leaves(
     job.wait()
 
 
-def test_worker_that_hangs_and_cannot_be_killed_holds_nobody_up(
-    launch: Callable[..., Launched], tmp_path: Path
-) -> None:
+def test_hung_unkillable_worker_does_not_block_the_other_node(launch: Callable[..., Launched], tmp_path: Path) -> None:
     with silent(tmp_path / "silent"):
         job = launch("--ft-rank-heartbeat-timeout", "1")
         pid = job.await_record(events.WorkerStarted, "node1").event.worker_pid

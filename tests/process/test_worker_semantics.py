@@ -158,7 +158,7 @@ def test_torch_is_as_it_was_imported(both: Both) -> None:
     assert_same(both(str(SCRIPTS / "torch_state.py")))
 
 
-def test_error_file_is_written_by_who_wants_it_and_nobody_else(both: Both) -> None:
+def test_error_file_is_written_only_by_scripts_that_use_record(both: Both) -> None:
     warm, cold = both(str(SCRIPTS / "recorded.py"))
     assert (warm["how"], warm["codes"], cold["codes"]) == ("warm", [1], [1])
     assert warm["err"] == cold["err"]
