@@ -78,7 +78,7 @@ def test_mutants_are_judged_by_the_examples_of_the_suite_however_long_these_take
     code = (
         "import tests.mutate\n"
         "from tests.unit.core import test_cycle_nodes as tests_of_nodes\n"
-        "test = tests_of_nodes.test_last_one_knows_that_it_is_over_and_nobody_earlier\n"
+        "test = tests_of_nodes.test_cycle_is_over_for_the_last_node_and_for_no_node_before\n"
         "used = test._hypothesis_internal_use_settings\n"
         "print(used.deadline, used.derandomize)"
     )

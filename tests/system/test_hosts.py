@@ -265,7 +265,7 @@ while True:
 """
 
 
-def test_collective_that_waits_for_a_host_that_is_cut_off_holds_nobody_up(launch: Launch, three: Hosts) -> None:
+def test_collective_waiting_for_a_cut_off_host_does_not_block_the_others(launch: Launch, three: Hosts) -> None:
     job = launch(REDUCE)
     up(job, 0, 3)
     three[2].cut()

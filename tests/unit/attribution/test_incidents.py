@@ -488,7 +488,7 @@ def test_echoes_alone_blame_nobody() -> None:
     assert judge(seen) == msgspec.structs.replace(judge(seen), what="unknown", category="unknown", culprits=())
 
 
-def test_who_waited_before_its_connection_was_cut_counts_as_waiting() -> None:
+def test_rank_that_left_its_collective_on_a_cut_connection_counts_as_waiting() -> None:
     """A rank that reports silence has often left the collective by the time all stacks are taken."""
     told = only(job([Fault("communication", 1, 0)]))
     stacks: dict[int, tuple[Frame, ...]] = dict.fromkeys(range(4), WAITS)

@@ -382,7 +382,7 @@ def waited(told: Launched, looks: dict[int, events.WorkerSeen]) -> list[Record]:
         (events.WorkerSeen("in_call", LOADS, 7), "hung", "user_code"),  # it was somewhere else
     ],
 )
-def test_who_was_waited_for_is_blamed_though_another_ones_limit_was_exceeded(
+def test_rank_that_others_wait_for_is_blamed_although_another_exceeded_its_limit(
     look: events.WorkerSeen, what: str, category: str
 ) -> None:
     waits = events.WorkerSeen("in_collective", WAITS, 7)

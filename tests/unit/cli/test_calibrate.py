@@ -637,7 +637,7 @@ def test_file_without_limits_is_not_called_one_of_another_version(
 
 
 @pytest.mark.parametrize(("healthy", "limit_s"), [(20, 15.0), (10, 15.0), (0, 10.0)])
-def test_occurrences_that_a_limit_ended_are_told_and_raise_it_although_few_ended_by_themselves(
+def test_occurrences_ended_by_a_limit_are_reported_and_raise_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], healthy: int, limit_s: float
 ) -> None:
     """Otherwise a limit that is too short for rare occurrences, such as evaluations, would confirm itself."""

@@ -113,9 +113,7 @@ def views(draw: st.DrawFn) -> Facts:
 
 
 @given(policies, views(), st.data())
-def test_whoever_knows_less_never_restarts_what_all_facts_together_let_run(
-    policy: Policy, full: Facts, data: st.DataObject
-) -> None:
+def test_partial_facts_never_restart_what_full_facts_let_run(policy: Policy, full: Facts, data: st.DataObject) -> None:
     """Agents learn of failures at different times; facts are never taken back."""
     least = data.draw(st.integers(1, len(full.all)))
     part = Facts(full.all, *(data.draw(some) & facts for facts in (full.ended, full.failed, full.lost)))

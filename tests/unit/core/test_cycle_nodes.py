@@ -88,7 +88,7 @@ def test_node_that_told_something_and_is_lost_then_counts_once(facts: list[Fact]
     assert look(a, store, "b") == Nodes(3, unhealthy=1, lost=frozenset("b"))
 
 
-def test_whoever_completes_the_end_for_a_lost_node_looks_again_who_else_is_lost() -> None:
+def test_cycle_completed_by_lost_nodes_is_over_only_at_the_second_look() -> None:
     store = Store()
     a = CycleNodes(store, 0, "abc", "a")
     a.note("ended")
@@ -136,7 +136,7 @@ def test_common_failures_and_ends_cost_each_agent_the_same_for_any_number(
 
 
 @given(st.integers(1, 40), st.integers(0, 10**6))
-def test_last_one_knows_that_it_is_over_and_nobody_earlier(count: int, seed: int) -> None:
+def test_cycle_is_over_for_the_last_node_and_for_no_node_before(count: int, seed: int) -> None:
     """Nodes end, fail or are lost in any order; lost ones are known to some agent at some time."""
     chance = random.Random(seed)
     names = [f"node{number}" for number in range(count)]

@@ -105,7 +105,7 @@ def test_node_that_returns_leaves_others_where_they_are() -> None:
     assert ranks(node("c", previous=2), node("new"), node("a", previous=0)) == {"a": 0, "new": 1, "c": 2}
 
 
-def test_who_had_a_rank_that_is_no_more_goes_before_new_ones() -> None:
+def test_node_whose_previous_rank_no_longer_exists_goes_before_new_nodes() -> None:
     assert ranks(node("aaa"), node("z", previous=5), node("m", previous=0)) == {"m": 0, "z": 1, "aaa": 2}
 
 

@@ -101,7 +101,7 @@ def test_failure_of_a_worker_is_final_where_its_program_cannot_start() -> None:
     assert (found.what, found.is_final) == ("SyntaxError: invalid", True)
 
 
-def test_cycle_counts_once_whoever_notes_it_and_however_often() -> None:
+def test_cycle_is_charged_once_if_several_agents_note_it() -> None:
     store = Store()
     a, b = JobBudget(store, Budget(9)), JobBudget(store, Budget(9))
     a.spend(failure(0, "first"))

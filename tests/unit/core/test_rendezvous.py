@@ -144,7 +144,7 @@ def test_spare_gives_up_within_its_limit_after_a_cycle_whose_node_never_comes_ba
     assert 500.0 + 60.0 - TERMS.interval <= run.now <= 500.0 + 60.0 + TERMS.interval
 
 
-def test_spare_that_leads_and_stood_still_beyond_its_limit_forms_the_cycle_that_is_due_by_then() -> None:
+def test_leading_spare_forms_the_cycle_that_became_due_while_it_stood_still() -> None:
     run = Run()
     own = spare_of(run, most=3)
     run.store.data["leader/1/0"] = "own"
@@ -633,7 +633,7 @@ def test_look_tells_of_nodes_that_wait_and_of_lost_ones() -> None:
     assert run.run(own.look())[:3] == (2, frozenset("ab"), False)
 
 
-def test_neighbour_that_is_silent_is_told_lost_and_then_the_one_before_it_is_looked_at() -> None:
+def test_silent_neighbour_is_declared_lost_and_the_one_before_it_is_watched_next() -> None:
     run = Run()
     own = running(run, "a", "b")
     run.falls_silent("b")

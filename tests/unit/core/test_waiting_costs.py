@@ -72,7 +72,7 @@ def test_verdict_of_another_agent_is_obeyed_at_the_next_look() -> None:
     assert look_for(run, supervision, MONITOR_INTERVAL).outcome == "completed"
 
 
-def test_verdict_that_nobody_told_is_found() -> None:
+def test_verdict_is_found_without_a_notification() -> None:
     """The connection of the wait is lost, or the hint."""
     run = Run(is_told=False)
     supervision = running(run)
@@ -81,7 +81,7 @@ def test_verdict_that_nobody_told_is_found() -> None:
     assert look_for(run, supervision, 25.0).outcome == "completed"
 
 
-def test_formation_that_nobody_told_is_found() -> None:
+def test_formation_is_found_without_a_notification() -> None:
     run = Run(is_told=False)
     waiting = agent(run, "waiting")
     run.counts("leader")

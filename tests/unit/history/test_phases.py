@@ -70,7 +70,7 @@ def test_restart_of_a_wrapped_worker_lasts_until_its_function_is_entered_in_ever
     assert import_s == pytest.approx(2 * IMPORT_S, abs=0.01)
 
 
-def test_where_everybody_was_is_told_once(tmp_path: Path) -> None:
+def test_ranks_with_the_same_stack_form_one_group(tmp_path: Path) -> None:
     history = history_of(job([Fault("hang", 2, 0)], world=6).write(tmp_path / "run"))
     (incident,) = incidents_of(history)
     alone, others = stack_groups(history, incident)

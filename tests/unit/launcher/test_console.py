@@ -112,7 +112,7 @@ def test_what_matters_is_a_sentence(pipe: tuple[int, int], event: Event, line: s
     assert shown(pipe, met(0), record(event, initial_rank=3)) == [f"resilience run: {line}"]
 
 
-def test_what_all_nodes_know_is_told_by_the_first(pipe: tuple[int, int]) -> None:
+def test_console_of_the_second_node_does_not_print_what_all_nodes_know(pipe: tuple[int, int]) -> None:
     assert shown(pipe, met(1), record(events.CycleStarted("first", 0, 10))) == []
 
 

@@ -86,7 +86,7 @@ def test_loss_of_a_node_costs_each_agent_the_same_for_any_number(make: Make) -> 
     assert max(costs.values()) <= 5
 
 
-def test_who_watches_is_the_nearest_that_is_not_gone(make: Make) -> None:
+def test_each_node_is_watched_by_the_nearest_node_that_is_not_gone(make: Make) -> None:
     _, handlers = make(4)
     handlers[3].run(handlers[3].rendezvous.tell_lost(handlers[2].id))
     assert [watched_by(handler) for handler in handlers] == ["node3", "node0", "node1", "node2"]

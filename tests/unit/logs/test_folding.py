@@ -143,7 +143,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken <= 4
 
 
-def test_what_waits_is_told_when_nothing_comes_for_a_while() -> None:
+def test_pending_fold_is_released_after_a_quiet_time() -> None:
     found = fold([text("a", 0), None, text("a", 1), *[None] * folding.QUIET, text("a", 2)])
     assert [one.ranks for one in found] == [(0, 1), (2,)]
 

@@ -328,7 +328,7 @@ def test_goodbye_and_leaving_name_their_call() -> None:
     assert (monitor.read().goodbye_call, monitor.read().left_call) == (3, 4)
 
 
-def test_first_sign_is_told_to_whoever_waits_for_progress() -> None:
+def test_each_kind_of_progress_calls_on_progress_once() -> None:
     rank, _ = both_sides()
     told: list[str] = []
     rank.on_progress = told.append
@@ -341,7 +341,7 @@ def test_first_sign_is_told_to_whoever_waits_for_progress() -> None:
     assert told == ["heartbeat", "step", "ping", "section"]
 
 
-def test_interruption_by_whoever_is_told_leaves_no_section_open() -> None:
+def test_interruption_in_on_progress_leaves_no_section_open() -> None:
     rank, monitor = both_sides()
 
     def interrupt(_: str) -> None:

@@ -52,7 +52,7 @@ def test_memory_store_answers_as_torch_does() -> None:
         assert memory.perform(operation) == execute(operation, real), operation
 
 
-def test_whoever_waits_is_told_once_when_the_key_is_written() -> None:
+def test_each_waiter_is_called_once_when_its_key_is_written() -> None:
     store, told = MemoryStore(), []
     store.when_present("k", lambda: told.append("a"))
     store.when_present("k", lambda: told.append("b"))

@@ -109,7 +109,7 @@ def test_rank_that_returns_when_the_others_give_up_completes_with_them_or_restar
     assert outcomes == {("completed", False), ("completed", True), ("interrupted", True)}
 
 
-def test_wait_that_nobody_explains_is_found_out() -> None:
+def test_unexplained_wait_breaks_an_invariant() -> None:
     broken = ModuleType("broken")
     vars(broken).update(vars(restart), iterate=_iterate_and_wait)
     with pytest.raises(InternalError, match=r"no vain wait: .* waited 120 s for nothing, others were late for 50 s"):

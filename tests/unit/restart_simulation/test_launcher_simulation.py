@@ -277,7 +277,7 @@ def test_slow_workers_of_a_cut_off_node_end_before_the_others_continue() -> None
         assert report.ends == ("completed", "completed", "failed")
 
 
-def test_agent_that_was_taken_for_lost_ends_its_workers_though_nobody_is_left_to_end_its_cycle() -> None:
+def test_agent_declared_lost_ends_its_workers_although_no_other_agent_ends_its_cycle() -> None:
     job = {"comes": (0.6, 1.4), "terms": Terms(1, 2, join_limit=60.0, last_call=3.0), "node_hosts_store": False}
     for number in range(8, 16):
         rules = Rules("min-healthy", Budget(2), apart=30.0)

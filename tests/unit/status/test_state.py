@@ -329,7 +329,7 @@ def test_ranks_of_a_lost_node_are_out_of_a_job_without_the_launcher(said: str, t
     assert (now.phase, now.outcome) == ("ended", "completed")
 
 
-def test_whoever_deserves_a_look_comes_first() -> None:
+def test_suspect_rank_comes_first_then_the_one_nearest_its_limit() -> None:
     ranks = now_ranks()
     assert [rank.rank for rank in order(ranks)] == [3, 2, 1, 0]
 

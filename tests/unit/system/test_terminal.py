@@ -29,7 +29,7 @@ def test_all_is_taken_where_there_is_room_also_after_the_moment(pipe: tuple[int,
     assert os.read(pipe[0], 1 << 20) == data
 
 
-def test_what_nobody_reads_is_left_and_the_rest_can_follow(pipe: tuple[int, int]) -> None:
+def test_put_stops_at_a_full_pipe_and_the_rest_can_follow(pipe: tuple[int, int]) -> None:
     data = os.urandom(200_000)
     taken = put(pipe[1], data, PAST)
     assert 0 < taken < len(data)

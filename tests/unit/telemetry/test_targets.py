@@ -104,7 +104,7 @@ def test_entry_that_is_not_ours_hides_no_other_one(entry: str, run: Path) -> Non
     assert ours["targets"] == ["n0:9400"]
 
 
-def test_folder_that_cannot_be_written_is_told(run: Path) -> None:
+def test_announce_returns_false_if_the_folder_cannot_be_written(run: Path) -> None:
     (run.parent / FOLDER).write_text("no folder")
     assert not Targets(run, "n0").announce("n0:9400")
     assert announced(run) == b"[]"

@@ -283,7 +283,7 @@ def steps(legs: list[TimedPhase], start: int = 0) -> list[tuple[str, int | str, 
     return [(step.name, step.who, round(step.seconds * 1e3)) for step in critical_path(legs, start * MS)]
 
 
-def test_path_leads_over_the_one_who_came_last() -> None:
+def test_critical_path_goes_through_the_last_rank_of_each_phase() -> None:
     legs = [leg("abort", rank, 0, 5) for rank in range(8)]
     legs += [leg("finalize", rank, 5, 305 if rank == 5 else 6) for rank in range(8)]
     legs += [leg("regroup", rank, 305 if rank == 5 else 6, 310) for rank in range(8)]
@@ -296,7 +296,7 @@ def test_path_leads_over_the_one_who_came_last() -> None:
     ]
 
 
-def test_time_before_the_last_one_knew_is_told() -> None:
+def test_critical_path_includes_the_time_until_the_last_rank_has_notice() -> None:
     assert steps([leg("abort", 0, 0, 5), leg("abort", 1, 50, 55)]) == [(NOTICE, 1, 50), ("abort", 1, 5)]
 
 
