@@ -214,8 +214,8 @@ class Console:
                 return f"local rank {local_rank} asks for {action}" + (f": {description}" if description else "")
             case events.StopRequested(source, grace, leaves):
                 if leaves:
-                    return f"this node leaves ({source}); workers have {grace:g} s to write a checkpoint"
-                return f"the job stops ({source}); workers have {grace:g} s to write a checkpoint"
+                    return f"this node leaves ({source}); workers have at most {grace:g} s to end"
+                return f"the job stops ({source}); workers have at most {grace:g} s to end"
             case events.MonitorLost(pid, why):
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone ({why}); a new monitor starts"
             case events.ModulesPreloaded(_, refused, why, is_learned=False) if refused:

@@ -71,7 +71,7 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
         (events.ControlRequested("Stop", "enough", 1), "local rank 1 asks for Stop: enough"),
         (
             events.StopRequested("SIGTERM to rank 1", 30.0),
-            "the job stops (SIGTERM to rank 1); workers have 30 s to write a checkpoint",
+            "the job stops (SIGTERM to rank 1); workers have at most 30 s to end",
         ),
         (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone (killed); a new monitor starts"),
         (
