@@ -14,6 +14,7 @@ import msgspec
 from resilience.attribution.incident import Incident
 from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import InterruptionRecord
+from resilience.history.cycles import Cycle
 from resilience.history.history import History
 from resilience.history.phases import Place, TimedPhase
 from resilience.history.ranks import WORKER, Stretch
@@ -69,6 +70,8 @@ class _Lanes:
         self._history = history
         self._blamed = {(incident.place, rank) for incident in incidents for rank in _blamed(incident)}
         self._lost = {rank for rank, last in history.last_calls().items() if last.outcome is None and last.is_lost}
+        self._judged = {incident.place for incident in incidents if incident.layer == "launcher" and _blamed(incident)}
+        self._stopped_in: dict[Cycle, set[int]] = {}
         self._marks: defaultdict[int, list[tuple[Place, InterruptionRecord]]] = defaultdict(list)
         for place, record in _interruptions(history):
             if len(self._marks[record.rank]) < MOST_MARKS:
@@ -93,7 +96,25 @@ class _Lanes:
                 msgspec.structs.replace(stretch, kind="lost") if stretch.kind == "open" else stretch
                 for stretch in stretches
             ]
-        return [stretch for stretch in stretches if stretch.place[3] != WORKER] or stretches
+        stretches = [stretch for stretch in stretches if stretch.place[3] != WORKER] or stretches
+        return [msgspec.structs.replace(stretch, kind=self._kind(stretch, rank)) for stretch in stretches]
+
+    def _kind(self, stretch: Stretch, rank: int) -> str:
+        """Return how a stretch ended, in agreement with the verdict and with what the launcher did: which worker ended
+        first says little, and the monitor of a worker that was stopped sees only that it is gone."""
+        cycle = stretch.place[:2]
+        if stretch.kind == "lost" and rank in self._stopped(cycle):
+            return "interrupted"
+        if stretch.place[3] == WORKER and cycle in self._judged and stretch.kind in ("failed", "interrupted"):
+            return "failed" if self._is_own(stretch.place, rank) else "interrupted"
+        return stretch.kind
+
+    def _stopped(self, cycle: Cycle) -> set[int]:
+        """Return the ranks that the launcher stopped on purpose."""
+        if cycle not in self._stopped_in:
+            parts = self._history.cycles.parts(cycle) if cycle in self._history.cycles.places else {}
+            self._stopped_in[cycle] = {rank for part in parts.values() for rank in part.stopped}
+        return self._stopped_in[cycle]
 
     def _phases(self, ranks: set[int]) -> dict[int, list[TimedPhase]]:
         """Return the phases of some ranks, including those of their nodes."""
@@ -150,8 +171,10 @@ def _mark(record: InterruptionRecord, ranks: int, is_own: bool) -> Mark:
 
 
 def _blamed(incident: Incident) -> set[int]:
-    """Return the ranks that the verdict blames. A rank that only reported first is none of them."""
-    return {culprit.rank for culprit in incident.verdict.culprits}
+    """Return the ranks that the verdict blames. A rank that only reported first is none of them, nor is one that was
+    lost with its node or agent."""
+    is_own = incident.verdict.what not in ("node_lost", "agent_lost")
+    return {culprit.rank for culprit in incident.verdict.culprits} if is_own else set()
 
 
 def _label(place: Place) -> str:

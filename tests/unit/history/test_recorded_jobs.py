@@ -308,6 +308,7 @@ def test_job_without_its_agent_is_over_in_the_report_too(tmp_path: Path, capsys:
     assert incident.status == "ended"
     (lane,) = lanes(history_of(folder), (incident,)).lanes
     assert [stretch.kind for stretch in lane.stretches] == ["lost"]
+    assert not any(mark.is_own for mark in lane.marks)
     assert incident.detected_wall_ns is not None
     assert main(["report", str(folder)]) == 0
     text = capsys.readouterr().out

@@ -16,6 +16,7 @@ from resilience.cli import main
 from resilience.facts import events
 from resilience.facts.interruptions import Cause, ExceptionInfo, Frame, ThreadStack
 from resilience.facts.records import Record
+from resilience.history.history import History
 from resilience.report import log_lines
 from resilience.report.page import ReportPage, _headline
 from resilience.report.rank_lanes import MOST_LANES, LaneChart, lanes
@@ -23,8 +24,10 @@ from resilience.report.terminal import incident_lines, report_lines
 from resilience.run_folder.load import load
 from resilience.run_folder.merge import history_of
 from resilience.system.render import date, moments, plain
+from tests.support import launch_streams
 from tests.support.agreement import written
 from tests.support.lines import SECOND, log_line, write
+from tests.support.nested_streams import nested
 from tests.support.record_streams import LOADS, Fault, job
 from tests.unit.report.test_throughput import stepped
 
@@ -70,6 +73,36 @@ def drawn_of(folder: Path) -> LaneChart:
 def page_of(folder: Path, out: Path) -> str:
     assert main(["report", str(folder), "--html", str(out)]) == 0
     return out.read_text()
+
+
+def test_lanes_of_launched_workers_agree_with_the_verdict_and_not_with_who_ended_first() -> None:
+    """Rank 1 hung, and the agent collected the end of rank 0 first."""
+    records = []
+    for record in launch_streams.launched([launch_streams.Fault("hang", 1)]).records:
+        event = record.event
+        if isinstance(event, events.WorkerExited) and record.origin.cycle == 0:
+            event = msgspec.structs.replace(event, expected=event.worker_rank == 1)
+        records.append(msgspec.structs.replace(record, event=event))
+    history = History().take_all(records)
+    kinds = {lane.ranks: lane.stretches[0].kind for lane in lanes(history, incidents_of(history)).lanes}
+    assert kinds == {(0,): "interrupted", (1,): "failed"}
+
+
+def test_wrapped_rank_that_the_launcher_stopped_is_not_lost() -> None:
+    told = nested([launch_streams.Fault("kill", 1)])
+    records = []
+    for record in told.records:
+        is_of_stopped = record.origin.initial_rank == 0 and record.origin.cycle == 0
+        if is_of_stopped and isinstance(record.event, events.IterationStarted):
+            ended = events.IterationEnded("lost", 1.0)
+            records.append(msgspec.structs.replace(record, mono_ns=record.mono_ns + 1, event=ended))
+        if not (is_of_stopped and isinstance(record.event, events.IterationEnded)):
+            records.append(record)
+    history = History().take_all(sorted(records, key=lambda record: record.mono_ns))
+    kinds = {
+        (lane.ranks, stretch.kind) for lane in lanes(history, incidents_of(history)).lanes for stretch in lane.stretches
+    }
+    assert ((0,), "lost") not in kinds and ((0,), "interrupted") in kinds
 
 
 def test_steps_per_second_are_drawn_over_the_time_of_the_lanes(folder: Path, tmp_path: Path) -> None:
