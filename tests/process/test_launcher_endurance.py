@@ -71,14 +71,19 @@ def little_memory(megabytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
-# It may be ended for memory, as no other process of the group may.
+# A worker that has just been forked is smaller than its agent: if other processes of the group hold the memory, for
+# example the worker before it, the kernel would end the agent. It would also do so if it cannot take the memory of the
+# worker that it has ended within a second, for example because that one, on a busy machine, is in a call of mmap.
 HOARD = """
-import resilience
+import mmap, resilience
 pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
-resilience.step(1)
-hoard = [bytearray(300 << 20)]
-if cycle == 0: time.sleep(6.0)  # a monitor looks once a second, on a busy machine later
-while True: hoard.append(bytearray(50 << 20))
+hoard = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, 320 << 20, 4096): hoard[at] = 1
+for step in (1, 2):  # two snapshots lie 2 s apart, and its monitor looks at the process once a second
+    resilience.step(step)
+    while not any(f'"step":{step},' in path.read_text() for path in pathlib.Path(__file__).parent.rglob("*-0.signs")):
+        time.sleep(0.05)
+for at in range(320 << 20, 1 << 30, 4096): hoard[at] = 1
 """
 
 
