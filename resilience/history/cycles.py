@@ -120,6 +120,15 @@ class NodeCycle:
         itself."""
         return {rank for rank, worker in self.workers.items() if worker.is_stopped(self._ran_until)}
 
+    @property
+    def is_without_agent(self) -> bool:
+        """True if its agent was gone: a monitor says so, or all workers have ended and no agent has recorded what
+        follows. The signals of a monitor may name a limit that had fired before."""
+        if any(worker.lost_its_agent for worker in self.workers.values()):
+            return True
+        is_recorded = self.ended is not None or self.decided is not None
+        return not is_recorded and all(worker.is_gone or worker.exit is not None for worker in self.workers.values())
+
     def has_completed(self, worker: Worker) -> bool:
         """Return True if this worker exited with status 0, and not because the agent ended it."""
         return worker.has_completed and not worker.is_stopped(self._ran_until)

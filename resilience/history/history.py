@@ -218,12 +218,7 @@ class History:
             if part.ended is not None and part.ended.outcome == "preempted"
             for rank in part.workers
         }
-        without_agent = {
-            rank
-            for part in self.cycles.last_parts()
-            if any(worker.lost_its_agent for worker in part.workers.values())
-            for rank in part.workers
-        }
+        without_agent = {rank for part in self.cycles.last_parts() if part.is_without_agent for rank in part.workers}
         for rank, worker in self.cycles.last_workers().items():
             last = calls.get(rank)
             if last is None or worker.called_ns is None:  # a Wrapper's record of an earlier cycle no longer counts

@@ -59,7 +59,7 @@ class LastFault:
 
     def __init__(self) -> None:
         self._found: dict[Place, list[SeenFault]] = {}  # without ends of processes
-        self._ends: dict[Cycle, list[SeenFault]] = {}
+        self._ends: dict[Cycle, dict[tuple[int, Place], SeenFault]] = {}  # by rank and place
         self._arrived: dict[Place, dict[tuple[int, Interruption], int]] = {}  # positions in the store
         self._iterations: set[Iteration] = set()  # the newest ones of which a fault is known
         self._first: dict[Place, int] = {}  # the rank that was first in the store, as the ranks learned it
@@ -114,11 +114,13 @@ class LastFault:
         if iteration is not None:
             self._iterations = set(sorted({*self._iterations, (*cycle, origin.call, iteration)})[-KEPT:])
         if interruption.interruption is not Interruption.TERMINATED:
-            _note(self._found.setdefault(fault.place, []), fault)
+            self._found.setdefault(fault.place, []).append(fault)
             if len(self._found) > KEPT:
                 del self._found[min(self._found, key=_order)]
             return
-        _note(self._ends.setdefault(cycle, []), fault)
+        # If its rank's monitor was replaced, two have recorded it: the first record says when it was.
+        ends, key = self._ends.setdefault(cycle, {}), (fault.rank, fault.place)
+        ends[key] = min(fault, ends.get(key, fault), key=_age)
         if len(self._ends) > KEPT:
             del self._ends[min(self._ends)]
 
@@ -174,7 +176,8 @@ class LastFault:
     def _left_by_launcher(self, cycles: CycleHistory) -> list[SeenFault]:
         """Return the faults without the ends of workers that the launcher stopped."""
         faults = [fault for faults_at_place in self._found.values() for fault in faults_at_place]
-        for cycle, ends in self._ends.items():
+        for cycle, ends_by_rank in self._ends.items():
+            ends = ends_by_rank.values()
             stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
             faults += [fault for fault in ends if fault.rank not in stopped[fault.node]]
         return faults
@@ -190,10 +193,12 @@ class LastFault:
         together = [fault for fault in faults if fault.place == last.place]
         agreed = cycles.mover(last.cycle) if last.iteration is None else None
         arrived, first_in_store = self._arrived.get(last.place, {}), self._first.get(last.place)
+        has_cause = any(fault.kind is not Interruption.TERMINATED for fault in together)
 
         def order(fault: SeenFault) -> tuple[bool, bool, float, bool, int]:
             position = math.inf if fault.kind is None else arrived.get((fault.rank, fault.kind), math.inf)
-            is_consequence = fault.kind is Interruption.TERMINATED and _is_ended_by_monitor(fault, cycles)
+            is_end = has_cause and fault.kind is Interruption.TERMINATED
+            is_consequence = is_end and _is_ended_by_monitor(fault, cycles)
             return is_consequence, fault.rank != agreed, position, fault.rank != first_in_store, fault.at_ns
 
         first = min(together, key=order).rank
@@ -204,15 +209,6 @@ def _is_ended_by_monitor(fault: SeenFault, cycles: CycleHistory) -> bool:
     """Return True if a limit had fired, so that the end of the process says nothing about its rank."""
     worker = cycles.part(fault.node, fault.cycle).workers.get(fault.rank)
     return worker is not None and worker.signals is not None and not worker.lost_its_agent
-
-
-def _note(faults: list[SeenFault], fault: SeenFault) -> None:
-    """Add a fault. If its rank has recorded it and a monitor has too, the first of the two says when it was."""
-    for number, known in enumerate(faults):
-        if (known.rank, known.kind, known.place) == (fault.rank, fault.kind, fault.place):
-            faults[number] = min(known, fault, key=_age)
-            return
-    faults.append(fault)
 
 
 def _find(path: Path, kind: type[events.Event], place: Iteration) -> Record | None:

@@ -101,6 +101,7 @@ def test_job_whose_ranks_have_ended_is_lost_once_its_agent_had_time_to_record_it
     assert (now.phase, now.is_well) == ("lost", False)
     assert "all ranks ended" in now.detail
     assert now_of(folder, after=(now.since_s - now.last_record_s) + 1.0).phase == "running"
+    assert report(Reader(folder)).end == "ranks 0-1 lost; the launcher recorded no end"
 
 
 def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
