@@ -152,10 +152,13 @@ def _has_waited(evidence: Evidence, record: InterruptionRecord) -> bool:
 
     The rank itself recorded that before anything was cut. Its monitor may have looked after the abort had freed the
     rank, or got no answer from a busy host. A finding from before stands: the signal that asks for stacks may have
-    ended the call in which the rank hung."""
-    if evidence.hangs.get(record.rank) != "in_collective":
-        return False
+    ended the call in which the rank hung. If it saw nothing at all, where the rank was when it answered counts, as for a
+    rank without a limit, if another rank was seen to hang elsewhere."""
     is_torn = record.interruption is Interruption.SOFT_TIMEOUT and record.rank in evidence.freed_before_look
+    if evidence.hangs.get(record.rank) != "in_collective":
+        is_unseen = is_torn and record.hang is None and not record.stacks
+        is_cause_seen = any(other.hang not in (None, "in_collective") for other in evidence.records)
+        return is_unseen and is_cause_seen and waits(evidence, record.rank)
     # "holds_gil" is found while the rank is asked for its stacks, so it may be from before its answer.
     return record.hang in (None, "in_call") or (is_torn and record.hang in ("on_lock", "in_loop", "in_kernel"))
 

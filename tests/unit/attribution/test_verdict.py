@@ -99,6 +99,19 @@ def test_rank_whose_stack_could_not_be_taken_is_not_blamed_for_waiting(known: di
     assert [each.ranks for each in verdict.exonerated if 3 in each.ranks] == [(3,)]
 
 
+@pytest.mark.parametrize("is_cause_seen", [True, False])
+def test_rank_that_a_restart_freed_before_the_look_is_not_blamed_beside_a_seen_cause(is_cause_seen: bool) -> None:
+    """It was in backward when it answered, like the others. If no rank was seen elsewhere, it may be the cause."""
+    limit = Detector("step", 3.0)
+    freed = InterruptionRecord(3, Interruption.SOFT_TIMEOUT, detector=limit, stack_method="none: it has restarted")
+    records = (silent(1, LOADS, hang="on_lock"), freed) if is_cause_seen else (freed,)
+    stacks = dict.fromkeys(RANKS, BACKWARD) | ({1: LOADS} if is_cause_seen else {})
+    freed_ranks = frozenset({3})
+    seen = Evidence(records, first=records[0].rank, active=RANKS, stacks=stacks, freed_before_look=freed_ranks)
+    seen = msgspec.structs.replace(seen, answered=RANKS)
+    assert blamed(seen) == ([(1, "waits_for_lock")] if is_cause_seen else [(3, "hung")])
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
