@@ -96,8 +96,9 @@ def with_waits_for_a_device(evidence: Evidence) -> Evidence:
 def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
     """Return the most telling symptom of each rank, the first reporter's first. Own faults win over echoes."""
     symptoms: dict[int, Symptom] = {}
+    is_cause_seen = any(record.hang not in (None, "in_collective") for record in evidence.records)
     for record in evidence.records:
-        if _has_waited(evidence, record):
+        if _has_waited(evidence, record, is_cause_seen):
             record = msgspec.structs.replace(record, hang="in_collective")
         rank = record.rank
         later = _symptom(evidence, record)
@@ -147,17 +148,17 @@ def _symptom(evidence: Evidence, record: InterruptionRecord) -> Symptom:
     return own_error(shown) if evidence.is_alone and rank in evidence.active else shown
 
 
-def _has_waited(evidence: Evidence, record: InterruptionRecord) -> bool:
-    """Return True if a hung rank waited in a collective, whatever its monitor saw.
+def _has_waited(evidence: Evidence, record: InterruptionRecord, is_cause_seen: bool) -> bool:
+    """Return True if a hung rank waited in a collective, whatever its monitor saw. is_cause_seen: a rank was seen to
+    hang elsewhere.
 
     The rank itself recorded that before anything was cut. Its monitor may have looked after the abort had freed the
     rank, or got no answer from a busy host. A finding from before stands: the signal that asks for stacks may have
-    ended the call in which the rank hung. If it saw nothing at all, where the rank was when it answered counts, as for a
-    rank without a limit, if another rank was seen to hang elsewhere."""
+    ended the call in which the rank hung. If it saw nothing at all, where the rank was when it answered counts, as for
+    a rank without a limit, if the cause was seen."""
     is_torn = record.interruption is Interruption.SOFT_TIMEOUT and record.rank in evidence.freed_before_look
     if evidence.hangs.get(record.rank) != "in_collective":
         is_unseen = is_torn and record.hang is None and not record.stacks
-        is_cause_seen = any(other.hang not in (None, "in_collective") for other in evidence.records)
         return is_unseen and is_cause_seen and waits(evidence, record.rank)
     # "holds_gil" is found while the rank is asked for its stacks, so it may be from before its answer.
     return record.hang in (None, "in_call") or (is_torn and record.hang in ("on_lock", "in_loop", "in_kernel"))
