@@ -43,8 +43,8 @@ def summary(
 
 def success(folder: Path, restarts: int) -> str:
     """Return the last message of a launcher whose job completed."""
-    after = f" after {count(restarts, 'restart')}" if restarts else ""
-    return "\n".join([f"resilience run: the job completed{after}; to see what happened:", *_command(folder)])
+    after = f" after {count(restarts, 'restart')} by the launcher" if restarts else ""
+    return "\n".join([f"resilience run: completed{after}; to see what happened:", *_command(folder)])
 
 
 def _command(folder: Path) -> list[str]:

@@ -223,7 +223,10 @@ def test_drain_process_that_has_closed_its_line_but_is_not_reaped_yet_was_lost_b
     assert [event.why for event in lost] == ["SIGKILL"]
 
 
-def test_drain_process_that_has_closed_its_line_and_does_not_end_is_replaced(tmp_path: Path) -> None:
+def test_drain_process_that_has_closed_its_line_and_does_not_end_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(destinations, "KILL_LIMIT", 1.0)  # it is stopped, so waiting longer shows nothing
     drain, lost = DrainProcess(0), list[events.DrainLost]()
     drain.report_to(lambda event: lost.append(event) if isinstance(event, events.DrainLost) else None)
     try:

@@ -41,7 +41,7 @@ def disk(tmp_path: Path) -> Iterator[Freezing]:
 def await_completion(job: Launched) -> None:
     """Wait until the launcher says that the job is complete."""
     until = time.monotonic() + 150
-    while "the job completed" not in job.job.output():
+    while "resilience run: completed" not in job.job.output():
         assert time.monotonic() < until, job.job.output()
         time.sleep(0.05)
 
@@ -121,7 +121,7 @@ write(40)
         try:
             (tmp_path / "go").touch()
             await_true((tmp_path / "written").exists)
-            await_true(lambda: "the job completed" in errors.read_text())
+            await_true(lambda: "resilience run: completed" in errors.read_text())
         finally:
             disk.thaw()
         assert child.wait(150) == 0

@@ -179,7 +179,7 @@ def test_job_says_where_its_records_are_and_which_command_explains_it(terminal: 
     run = the_run(tmp_path)
     assert job.lines == [
         f"resilience run: 2 ranks on 1 node; records in {run}",
-        "resilience run: the job completed; to see what happened:",
+        "resilience run: completed; to see what happened:",
         f"  resilience report {run}",
     ]
 
@@ -207,7 +207,7 @@ def test_restart_is_one_line_that_names_who_failed_first(terminal: Open, tmp_pat
     assert job.wait() == 0, job.text
     _, *between, end, _ = job.lines
     assert between == ["resilience run: restart 1 of 10: rank 1 failed first (SIGKILL), 2 ranks on 1 node"]
-    assert end == "resilience run: the job completed after 1 restart; to see what happened:"
+    assert end == "resilience run: completed after 1 restart by the launcher; to see what happened:"
 
 
 def test_hang_is_named_with_its_limit(terminal: Open, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_two_nodes_say_a_restart_once(terminal: Open, tmp_path: Path) -> None:
     lines = [line for job in jobs for line in job.lines]
     (restart,) = [line for line in lines if "restart 1 of 10" in line]
     assert re.search(r"rank 1 on [ab] failed first \(exit code 3\), 2 ranks on 2 nodes", restart)
-    assert sum("the job completed" in line for line in lines) == 1
+    assert sum("resilience run: completed" in line for line in lines) == 1
 
 
 def test_rank_that_is_found_first_is_not_blamed_for_another_ones_end(start: Callable[..., Job], tmp_path: Path) -> None:
