@@ -308,12 +308,10 @@ def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iterati
 def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], following: dict[str, NodeCycle]) -> Status:
     if following:
         return "restarted"
-    workers = [worker for part in parts.values() for worker in part.workers.values()]
     if not any(part.ended is not None for part in parts.values()):
-        are_gone = all(worker.is_gone or worker.exit is not None for worker in workers)
-        is_unrecorded = are_gone and any(worker.lost_its_agent for worker in workers)  # no agent is left to record it
-        is_stopping = any(part.decided is not None for part in parts.values())
-        return "ended" if is_unrecorded else "unfinished" if is_stopping else "continued"
+        if all(part.is_undecided for part in parts.values()):
+            return "ended" if all(part.has_lost_its_agent for part in parts.values()) else "unfinished"
+        return "unfinished" if any(part.decided is not None for part in parts.values()) else "continued"
     if any(part.ended is None for part in parts.values()):
         return "unfinished"
     if any(part.ended is not None and part.ended.outcome == "completed" for part in parts.values()):
@@ -348,9 +346,10 @@ def _actions(
     if status == "restarted":
         starts = {worker.how for part in following.values() for worker in part.workers.values() if worker.how}
         start = f" ({' and '.join(sorted(starts))})" if starts else ""
-        ranks = [rank for part in following.values() for rank in part.workers]
-        if ranks:
-            done.append(f"started again{start}: {named(ranks)} on {count(len(following), 'node')}")
+        started = [list(part.workers) for part in following.values() if part.workers]
+        if started:
+            ranks = [rank for on_node in started for rank in on_node]
+            done.append(f"started again{start}: {named(ranks)} on {count(len(started), 'node')}")
     elif status == "ended":
         reason = next((part.decided.why for part in parts.values() if part.decided is not None), "")
         done.append(f"the job ended{f': {reason}' if reason else ''}")

@@ -121,13 +121,16 @@ class NodeCycle:
         return {rank for rank, worker in self.workers.items() if worker.is_stopped(self._ran_until)}
 
     @property
-    def is_without_agent(self) -> bool:
-        """True if its agent was gone: a monitor says so, or all workers have ended and no agent has recorded what
-        follows. The signals of a monitor may name a limit that had fired before."""
-        if any(worker.lost_its_agent for worker in self.workers.values()):
-            return True
+    def has_lost_its_agent(self) -> bool:
+        """True if a monitor says that it ended a worker because the agent was gone. If the agent is lost later than
+        another limit fired, none says so."""
+        return any(worker.lost_its_agent for worker in self.workers.values())
+
+    @property
+    def is_undecided(self) -> bool:
+        """True if all workers have ended and no agent has recorded what follows. A living agent soon does."""
         is_recorded = self.ended is not None or self.decided is not None
-        return not is_recorded and all(worker.is_gone or worker.exit is not None for worker in self.workers.values())
+        return bool(self.workers) and not is_recorded and all(worker.has_ended for worker in self.workers.values())
 
     def has_completed(self, worker: Worker) -> bool:
         """Return True if this worker exited with status 0, and not because the agent ended it."""
@@ -477,8 +480,8 @@ class CycleHistory:
                 self._part(record).worker(rank).evidence = method
             case events.WorkerSeen(is_suspicion=False):
                 self._part(record).worker(rank).looked_at(event, at_ns)
-            case events.RankExited(goodbye=False, code=code) if code != 0:
-                self._part(record).worker(rank).is_gone = True
+            case events.RankExited():
+                self._part(record).worker(rank).left = event
             case events.RankSignalled():
                 self._part(record).worker(rank).signalled(event, at_ns)
             case _:  # no other event matters here

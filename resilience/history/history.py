@@ -218,7 +218,8 @@ class History:
             if part.ended is not None and part.ended.outcome == "preempted"
             for rank in part.workers
         }
-        without_agent = {rank for part in self.cycles.last_parts() if part.is_without_agent for rank in part.workers}
+        unrecorded = [part for part in self.cycles.last_parts() if part.is_undecided or part.has_lost_its_agent]
+        without_agent = {rank for part in unrecorded for rank in part.workers}
         for rank, worker in self.cycles.last_workers().items():
             last = calls.get(rank)
             if last is None or worker.called_ns is None:  # a Wrapper's record of an earlier cycle no longer counts
@@ -318,7 +319,7 @@ def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool, is_agent_
     if last.outcome is not None:
         return
     if end is None:  # its agent, if there still is one, has not recorded the end yet
-        last.is_lost = is_agent_lost and (last.is_lost or worker.is_gone)
+        last.is_lost = is_agent_lost and (last.is_lost or worker.has_broken_off)
     elif end.code == 0 and end.expected and not is_preempted:
         last.outcome = "completed"
     else:

@@ -34,7 +34,7 @@ class Worker:
         self.started_wall_ns = 0
         self.exited_ns: int | None = None
         self.exit: events.WorkerExited | None = None
-        self.is_gone = False  # its monitor saw its process end, not with status 0
+        self.left: events.RankExited | None = None  # its monitor saw its process end
         self.progress: tuple[int, int, events.ProgressSign] | None = None  # the first: monotonic ns, UTC ns, signal
         self.first_step: tuple[int, int] | None = None  # monotonic ns, step
         self.how = ""
@@ -54,6 +54,16 @@ class Worker:
     def has_completed(self) -> bool:
         """True if it ended by itself with exit status 0."""
         return self.exit is not None and self.exit.expected and self.exit.code == 0
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its agent or its monitor saw its process end."""
+        return self.exit is not None or self.left is not None
+
+    @property
+    def has_broken_off(self) -> bool:
+        """True if its monitor saw its process end before the program was over: not with status 0."""
+        return self.left is not None and not self.left.goodbye and self.left.code != 0
 
     @property
     def lost_its_agent(self) -> bool:

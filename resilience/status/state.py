@@ -365,10 +365,8 @@ class Watcher:
         parts = self._history.cycles.last_parts()
         if self._is_between_cycles():
             return ""  # no monitor has a rank to watch, and agents may wait for nodes for long
-        if not any(part.ended for part in parts):
-            unreported = {rank: worker for part in parts for rank, worker in part.workers.items() if not worker.exit}
-            is_known = all(worker.lost_its_agent for worker in unreported.values()) or quiet > ORPHANED
-            if unreported and is_known and unreported.keys() <= self._left:
+        if parts and all(part.is_undecided for part in parts):
+            if quiet > ORPHANED or all(part.has_lost_its_agent for part in parts):
                 return f"all ranks ended {seconds(quiet)} ago, but no agent recorded it"
         alive_times = [snapshot.wall(snapshot.alive_at) for snapshot in snapshots if snapshot.alive_at is not None]
         interval_s = rank_snapshot.alive_every(

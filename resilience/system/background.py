@@ -100,8 +100,8 @@ class Writer:
             if is_done:
                 thread.join(limit)
 
-    def ask(self, function: Callable[[], T], limit: float) -> T:
-        """Run `function`, wait for it, and return its result.
+    def ask(self, function: Callable[[], T], limit: float, is_last: bool = False) -> T:
+        """Run `function`, wait for it, and return its result. is_last: as for `submit`.
 
         Raises: what it raises; OSError if it takes more than `limit` seconds, or the disk already does not answer."""
         results: list[T] = []
@@ -115,7 +115,7 @@ class Writer:
                 errors.append(raised)
             self._tell(is_done)
 
-        if self.is_stalled or not self.submit(job) or not is_done.wait(limit):
+        if self.is_stalled or not self.submit(job, is_last) or not is_done.wait(limit):
             raise OSError(errno.ETIMEDOUT, NO_ANSWER)
         if errors:
             raise errors[0]

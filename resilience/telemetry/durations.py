@@ -256,13 +256,14 @@ class Recorder:
         self._state.header = msgspec.structs.replace(self._state.header, configuration=configuration, launch=launch)
         self._is_configured = True
 
-    def _find_earlier(self, limit: float) -> bool:
+    def _find_earlier(self, limit: float, is_last: bool = False) -> bool:
         """Continue the files of another monitor if there are any. Return False if they cannot be read now, within
-        `limit` seconds: then they must not be replaced."""
+        `limit` seconds: then they must not be replaced. is_last: a full queue does not matter."""
         if self._is_earlier_known and not self._is_outdated:
             return True
+        own_values = self._path.with_suffix(".jsonl")
         try:
-            earlier_files = WRITER.ask(lambda: _earlier_files(self._path, self._path.with_suffix(".jsonl")), limit)
+            earlier_files = WRITER.ask(lambda: _earlier_files(self._path, own_values), limit, is_last)
         except OSError:
             return False
         self._signature, self._unreadable = earlier_files.signature, earlier_files.unreadable or self._unreadable
@@ -363,12 +364,12 @@ class Recorder:
     def flush(self, at: float) -> bool:
         """Write the histograms if any value was added. Return False if the write is refused, or if a file that another
         monitor has written cannot be read yet."""
-        return not WRITER.is_stalled and self._flush(at, REREAD_LIMIT)
+        return not WRITER.is_stalled and self._flush(at)
 
-    def _flush(self, at: float, limit: float) -> bool:
+    def _flush(self, at: float, is_last: bool = False) -> bool:
         if not self._is_changed and not self._is_outdated:
             return True
-        if not self._find_earlier(limit):
+        if not self._find_earlier(LAST_STALL if is_last else REREAD_LIMIT, is_last):
             return False
         spent = max((running.total.sum for running in self._state.deadlines.values()), default=0.0)
         self._state.seconds = max(spent, at - self._state.began_at)  # the clock may have been set back
@@ -376,7 +377,7 @@ class Recorder:
             self._update_median(name, running)
         self._forget_written()
         content, added = encoding.to_json(self._state), self._added
-        self._is_changed = not WRITER.submit(lambda: self._replace(content, added))
+        self._is_changed = not WRITER.submit(lambda: self._replace(content, added), is_last)
         return not self._is_changed
 
     def _replace(self, content: bytes, added: int) -> None:
@@ -389,11 +390,11 @@ class Recorder:
 
     def close(self, at: float) -> None:
         """Write everything. A disk that is slow now is waited for: what is not written here is lost."""
-        WRITER.flush()  # a full queue would refuse the histograms
-        self._flush(at, LAST_STALL)
+        WRITER.flush()  # what is in the queue has more time than what follows
+        self._flush(at, is_last=True)
         self._values.close()  # waits for the writer
         if self._is_outdated:
-            self._flush(at, LAST_STALL)
+            self._flush(at, is_last=True)
             WRITER.flush()
         self.dropped += self._values.take_lost()
 

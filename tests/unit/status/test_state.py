@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from resilience.attribution.incidents import fold
 from resilience.facts import events
 from resilience.facts.identity import Origin
-from resilience.facts.interruptions import ExceptionInfo, Interruption, InterruptionRecord
+from resilience.facts.interruptions import ExceptionInfo, Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record, from_line, to_line
 from resilience.history.history import History
 from resilience.report.condensed import report
@@ -102,6 +102,22 @@ def test_job_whose_ranks_have_ended_is_lost_once_its_agent_had_time_to_record_it
     assert "all ranks ended" in now.detail
     assert now_of(folder, after=(now.since_s - now.last_record_s) + 1.0).phase == "running"
     assert report(Reader(folder)).end == "ranks 0-1 lost; the launcher recorded no end"
+
+
+def test_job_of_which_one_agent_was_killed_is_not_lost_while_another_one_may_decide(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.monitor("a", 0, 20.0, events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"))
+    told.monitor("a", 0, 20.1, events.RankExited(False, signal="SIGTERM"))
+    raised = InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(code=1), pid=1001)
+    told.monitor("b", 1, 20.1, events.RankInterrupted(raised))
+    told.exited("b", 20.2, 1, code=1, expected=False)
+    folder = told.write(tmp_path / "run")
+    assert now_of(folder, after=20.5).phase == "running"
+    incidents = report(Reader(folder)).incidents
+    assert [incident.status for incident in incidents] == ["unfinished"]
+    assert now_of(folder, after=26.0).phase == "lost"
 
 
 def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:

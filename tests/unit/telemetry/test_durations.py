@@ -37,9 +37,11 @@ def test_first_values_the_large_ones_and_cut_offs_are_kept_one_by_one(tmp_path: 
     assert kept[-1].end == "hang"
 
 
+@pytest.mark.parametrize("waited", [background.LAST_LIMIT, 0.0])
 def test_histograms_are_written_at_the_end_though_the_writer_is_far_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: float
 ) -> None:
+    """waited: seconds for which a flush waits for the queue, which may not be enough."""
     recorder = Recorder(tmp_path, HEADER, at=1000.0)
     monkeypatch.setattr(background, "MOST", 3)
     has_begun, answers = threading.Event(), threading.Event()
@@ -48,7 +50,11 @@ def test_histograms_are_written_at_the_end_though_the_writer_is_far_behind(
     for i in range(10):
         recorder.add("step", 0.1, 1000.0 + i)
     threading.Timer(0.1, answers.set).start()
-    recorder.close(1010.0)
+    flush = WRITER.flush
+    with monkeypatch.context() as patch:
+        patch.setattr(WRITER, "flush", lambda limit=0.0: flush(waited))
+        recorder.close(1010.0)
+    assert WRITER.flush()
     state = durations.read_histograms(tmp_path / "timings" / "host-3.hist")
     assert (state.deadlines["step"].total.count, recorder.dropped) == (10, 10 - 2)  # the header took a place
 
