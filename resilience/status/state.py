@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -288,15 +288,15 @@ class Watcher:
             for rank, snapshot in rank_snapshot.read_all(self._folder).items()
             if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest  # otherwise from an earlier worker
         }
+        phase, outcome, detail = self._phase(now)
         ranks = self._ranks(now, snapshots)
-        states: dict[str, int] = defaultdict(int)
-        for rank in ranks:
-            states[rank.state] += 1
+        if phase == "ended":  # a process may live on, with other work
+            ranks = tuple(rank for rank in ranks if not rank.is_well or rank.rank not in self._outside)
+        states = Counter(rank.state for rank in ranks)
         place = self._history.cycles.places[-1] if self._history.cycles.places else None
         parts = {} if place is None else self._history.cycles.parts(place)
         starts = [part.started for part in parts.values() if part.started is not None]
         restarts_left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
-        phase, outcome, detail = self._phase(now)
         evidence = self._evidence_of_loss(now, snapshots.values()) if phase != "ended" else ""
         if evidence:
             phase, detail = "lost", evidence

@@ -166,7 +166,7 @@ def _restarts(now: Now) -> str:
         remaining = f", {now.restarts_left} left" if now.restarts_left is not None else ""
         parts.append(f"{now.restarts} by the launcher (cycle {now.cycle}){remaining}")
     if now.iterations or not parts:
-        parts.append(f"{now.iterations} in place")
+        parts.append(f"{now.iterations} in place" + (" since" if now.restarts else ""))
     return "; ".join(parts)
 
 

@@ -70,6 +70,12 @@ def test_fits_the_terminal_at_any_size(world: int, width: int, node: str) -> Non
     assert any(line.split()[:1] == ["5"] and "suspect" in line for line in lines)
 
 
+def test_restarts_in_place_are_counted_since_the_last_restart_by_the_launcher() -> None:
+    restarted = msgspec.structs.replace(now(8), iterations=2)
+    lines = [plain(line) for line in status_lines(restarted, 120, 12)]
+    assert any("3 by the launcher (cycle 3), 7 left; 2 in place since" in line for line in lines)
+
+
 def test_says_what_it_shows() -> None:
     text = "\n".join(plain(line) for line in status_lines(now(8), 120, 12))
     for part in (

@@ -425,9 +425,9 @@ def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_so
     records = [record for record in told if not isinstance(record.event, events.RankExited)]
     last = (max(record.wall_ns for record in records) - STARTED_NS) / 1e9
     folder = written(records, tmp_path / "run")
-    assert now_of(folder, last + 1.0).phase == "running"
+    assert (now_of(folder, last + 1.0).phase, now_of(folder, last + 1.0).states) == ("running", {"active": 3})
     now = now_of(folder, last + state.BETWEEN_CALLS + 1.0)
-    assert (now.phase, now.outcome, now.is_well) == ("ended", "completed", True)
+    assert (now.phase, now.outcome, now.is_well, now.states) == ("ended", "completed", True, {})
     again = [record for record in records if record.origin.initial_rank == 0][:2]
     late = [
         msgspec.structs.replace(
