@@ -365,9 +365,9 @@ class Watcher:
         parts = self._history.cycles.last_parts()
         if self._is_between_cycles():
             return ""  # no monitor has a rank to watch, and agents may wait for nodes for long
-        if parts and all(part.is_undecided for part in parts):
-            if quiet > ORPHANED or all(part.has_lost_its_agent for part in parts):
-                return f"all ranks ended {seconds(quiet)} ago, but no agent recorded it"
+        is_known = quiet > ORPHANED or all(part.has_lost_its_agent for part in parts)
+        if parts and is_known and all(part.is_undecided for part in parts):
+            return f"all ranks ended {seconds(quiet)} ago, but no agent recorded it"
         alive_times = [snapshot.wall(snapshot.alive_at) for snapshot in snapshots if snapshot.alive_at is not None]
         interval_s = rank_snapshot.alive_every(
             max((snapshot.origin.world_size or 1 for snapshot in snapshots), default=1)
