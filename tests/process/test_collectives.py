@@ -95,7 +95,7 @@ def test_only_connections_to_the_port_are_cut(start: Start, family: int, host: s
     values(start(1, target(groups.cut_one_port), family=int(family), host=host))
 
 
-def test_place_in_torch_distributed_is_told(start: Start) -> None:
+def test_place_in_torch_distributed_is_reported(start: Start) -> None:
     [(outside, inside)] = values(start(1, target(groups.tell_where)))
     assert outside is None
     file, _, function = inside.partition(" ")

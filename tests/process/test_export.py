@@ -288,7 +288,7 @@ def test_receiver_that_stalls_holds_nobody_up_and_the_queue_is_bounded(
     assert reasons["closing"] <= 16 + 8  # the queue, and the request that is under way
 
 
-def test_protocol_that_does_not_exist_is_told_and_nothing_else_happens(
+def test_protocol_that_does_not_exist_is_reported_and_nothing_else_happens(
     tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -299,7 +299,7 @@ def test_protocol_that_does_not_exist_is_told_and_nothing_else_happens(
     assert "'carrier-pigeon', expected one of http/protobuf, grpc" in failed.reason
 
 
-def test_exporter_that_cannot_start_is_told_and_nothing_else_happens(
+def test_exporter_that_cannot_start_is_reported_and_nothing_else_happens(
     tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -312,7 +312,7 @@ def test_exporter_that_cannot_start_is_told_and_nothing_else_happens(
     assert emitted == [events.ExportFailed("otlp", "cannot start: ValueError: no such certificate", is_at_start=True)]
 
 
-def test_exporter_that_is_not_installed_is_told_with_what_to_do(
+def test_exporter_that_is_not_installed_is_reported_with_what_to_do(
     tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -387,7 +387,7 @@ def test_port_that_is_taken_gives_way_to_the_next_free_one_and_says_so(
         exports.close()
 
 
-def test_port_that_is_no_number_is_told_and_nothing_else_happens(
+def test_port_that_is_no_number_is_reported_and_nothing_else_happens(
     tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESILIENCE_METRICS_PORT", "http")

@@ -262,7 +262,7 @@ def test_g_lost_node_ends_a_job_that_has_no_restart_left(launch: Launch) -> None
     assert "node node1 is lost; no restart is allowed" in job.output(0, 2)
 
 
-def test_g_loss_of_the_node_that_hosts_the_store_ends_the_job_and_is_told(launch: Launch) -> None:
+def test_g_loss_of_the_node_that_hosts_the_store_ends_the_job_and_is_reported(launch: Launch) -> None:
     job = launch(RUN_ON, conf=QUICK)
     pids = [job.worker_pid(rank) for rank in range(2)]
     job.job.signal(0, signal.SIGKILL)

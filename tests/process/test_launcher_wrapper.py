@@ -175,7 +175,7 @@ def test_rank_that_waits_for_the_others_owes_no_heartbeats(launch: Launch, activ
     assert job.of(events.RankFellSilent) == []
 
 
-def test_limits_of_the_launcher_that_are_shorter_than_the_wrappers_are_told(launch: Launch) -> None:
+def test_limits_of_the_launcher_that_are_shorter_than_the_wrappers_are_reported(launch: Launch) -> None:
     job = launch(PLAIN, "--ft-restart-policy", "min-healthy", "--ft-rank-heartbeat-timeout", "59")
     go(job)
     assert job.wait() == [0]

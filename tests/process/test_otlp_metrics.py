@@ -99,7 +99,7 @@ def test_collector_gets_counters_and_exponential_histograms_before_the_exporter_
     assert 0 < duration.start_time_unix_nano < duration.time_unix_nano
 
 
-def test_collector_that_takes_no_metrics_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collector_that_takes_no_metrics_is_reported_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: list[events.Event] = []
     with collecting(404) as collector:
         monkeypatch.setenv(

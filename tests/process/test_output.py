@@ -130,7 +130,7 @@ def test_file_says_what_is_missing_once_there_is_room_again(launch: Launch, smal
     assert of(small / "job", events.OutputLost)[-1].count == missing
 
 
-def test_loss_is_told_again_when_there_is_room_for_a_record_of_it(small: Path) -> None:
+def test_loss_is_reported_again_when_there_is_room_for_a_record_of_it(small: Path) -> None:
     told: queue.SimpleQueue[StreamLost] = queue.SimpleQueue()
     keeper = Keeper(told.put)
     stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(small / "0.out"), 0, 0), -1, ByteCounts.create())

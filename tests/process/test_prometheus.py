@@ -132,7 +132,7 @@ def test_file_without_a_server_is_enough(folder: Path, tmp_path: Path, emitted: 
     assert [type(event) for event in emitted] == [events.ExportStarted]
 
 
-def test_folder_of_node_exporter_that_cannot_be_written_is_told_once(
+def test_folder_of_node_exporter_that_cannot_be_written_is_reported_once(
     folder: Path, tmp_path: Path, emitted: list[events.Event]
 ) -> None:
     (tmp_path / "textfile").write_text("no folder")
@@ -208,7 +208,7 @@ def test_address_is_announced_as_others_reach_it(
             assert b"resilience_monitor_up" in answer.read()
 
 
-def test_address_that_is_not_this_hosts_is_told_and_nothing_else_happens(
+def test_address_that_is_not_this_hosts_is_reported_and_nothing_else_happens(
     folder: Path, emitted: list[events.Event]
 ) -> None:
     with exporting(folder, emitted, MetricsOptions(port=free_port(), host="192.0.2.1")):

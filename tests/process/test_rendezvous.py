@@ -278,7 +278,7 @@ def test_host_that_finishes_does_not_wait_for_the_dead(make: Make) -> None:
     assert a.do("shutdown") is True
 
 
-def test_loss_of_the_host_is_told_as_torch_does(make: Make) -> None:
+def test_loss_of_the_host_is_reported_as_torch_does(make: Make) -> None:
     a, b = make("2", **LOSES).several(2)
     meet([a, b])
     a.kill()
@@ -340,12 +340,12 @@ def test_successor_of_a_lost_node_gets_its_infrastructure_rank(make: Make) -> No
         ({"infra_rank": 7}, "this node's rank is 7, but the job has at most 1 node"),
     ],
 )
-def test_wrong_configuration_is_told(make: Make, conf: dict[str, Any], message: str) -> None:
+def test_wrong_configuration_is_reported(make: Make, conf: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make("1").start("a", **conf).answer()
 
 
-def test_port_that_is_taken_is_told_by_the_node_that_must_host(make: Make) -> None:
+def test_port_that_is_taken_is_reported_by_the_node_that_must_host(make: Make) -> None:
     job = make("1")
     job.start("a").answer()
     with pytest.raises(StoreError, match="this node cannot host the rendezvous"):

@@ -62,7 +62,9 @@ def test_what_is_left_of_a_node_goes_with_its_lost_rank(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_surplus_ranks_are_told_and_the_others_meet(start: Start, server: TCPStore, tmp_path: Path, kind: str) -> None:
+def test_surplus_ranks_are_reported_and_the_others_meet(
+    start: Start, server: TCPStore, tmp_path: Path, kind: str
+) -> None:
     job = start(RANKS, "tests.process.storing:overflow", at(server, tmp_path), kind=kind, count=RANKS - 2)
     assert sorted(values(job)) == ["BarrierOverflow"] * 2 + ["met"] * (RANKS - 2)
 

@@ -57,7 +57,7 @@ def test_it_starts_beside_files_with_names_of_pythons_own_modules(
         started.close()
 
 
-def test_port_that_is_taken_is_told_and_others_go_on(stores: StoreProcess) -> None:
+def test_port_that_is_taken_is_reported_and_others_go_on(stores: StoreProcess) -> None:
     port = stores.host().port
     with pytest.raises(StoreError, match="Address already in use"):
         stores.host(port=port)

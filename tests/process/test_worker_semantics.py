@@ -112,7 +112,7 @@ def test_module_is_run_the_same(both: Both, arguments: list[str]) -> None:
     assert_same(both("-m", *arguments, cwd=str(SCRIPTS)), int(len(arguments) > 1 or "no_such" in arguments[0]))
 
 
-def test_script_that_cannot_be_compiled_is_told_as_usual(both: Both, tmp_path: Path) -> None:
+def test_script_that_cannot_be_compiled_is_reported_as_usual(both: Both, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text('"""Cannot be compiled."""\n\nvalue = = 1\n')
     assert_same(both(str(script)), 1)

@@ -52,7 +52,7 @@ def entries(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told(folder, "logs", "--json", *arguments)[0].splitlines()]
 
 
-def test_the_difference_lies_within_the_uncertainty_that_is_told(run: Path) -> None:
+def test_the_difference_lies_within_the_uncertainty_that_is_reported(run: Path) -> None:
     first, second = clocks_of(run)
     assert (first.node, first.offset_ns, second.node) == ("a", 0, "b")
     assert second.meetings >= 3  # the rendezvous and each start of an iteration

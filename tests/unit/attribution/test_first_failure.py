@@ -102,7 +102,7 @@ def test_ranks_that_failed_alike_are_named_together() -> None:
         (Verdict("store_lost", "host"), "the job's store was lost"),
     ],
 )
-def test_nobody_is_blamed_without_a_culprit(verdict: Verdict, text: str) -> None:
+def test_failure_without_a_culprit_names_no_culprit(verdict: Verdict, text: str) -> None:
     assert failure_in_words(incident(verdict, ECHO)) == text
 
 

@@ -590,7 +590,7 @@ def test_exception_has_the_category_that_its_words_show(text: str, category: str
 # -- once each ---------------------------------------------------------------------------------
 
 
-def test_death_between_two_iterations_is_told_once_where_it_interrupted() -> None:
+def test_death_between_two_iterations_is_reported_once_where_it_interrupted() -> None:
     """The rank was taken along into iteration 1, which its stand-in interrupted with a record of iteration 0."""
     told = job([Fault("exception", 0, 0), Fault("kill", 2, 1, 20)])
     files = {
@@ -848,7 +848,7 @@ def test_incident_survives_json() -> None:
         (range(0, 100, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, … and 38 more"),
     ],
 )
-def test_ranks_are_told_as_ranges(ranks: range, text: str) -> None:
+def test_ranks_are_worded_as_ranges(ranks: range, text: str) -> None:
     assert ranks_in_words(ranks) == text
 
 

@@ -50,7 +50,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_ranks_that_say_the_same_are_told_once_and_the_other_stands_out(
+def test_ranks_that_say_the_same_are_reported_once_and_the_other_stands_out(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(capsys) == [
@@ -72,7 +72,7 @@ def test_what_was_not_understood_is_counted(run: Path, capsys: pytest.CaptureFix
     assert "nothing is known of the clock of n1" not in said  # one node has records
 
 
-def test_each_line_is_told_where_folding_is_off(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_line_is_reported_where_folding_is_off(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = call(capsys, str(run), "--no-fold")
     assert len(lines) == 1 + 16 + 2 + 2
     assert lines[3] == "22:13:20.000   info   rank 0        ready  shard=0"
@@ -150,7 +150,9 @@ def test_diff_tells_only_what_the_other_run_did_not_say(
     assert not any("torn" in line and "{" in line for line in lines)
 
 
-def test_order_between_nodes_is_told_with_its_uncertainty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_order_between_nodes_is_reported_with_its_uncertainty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for node, ahead in (("a", 0), ("b", 7 * SECOND)):
         began = record_line(events.CyclePhaseStarted("rendezvous"), AT + ahead, node)
         ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + SECOND // 10 + ahead, node)
@@ -216,7 +218,7 @@ def test_lines_wrap_on_a_terminal_of_80_columns(
         (["--columns", ","], "--columns names no column; write some of time, date, level"),
     ],
 )
-def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+def test_wrong_use_is_reported(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert main(["logs", str(run), *arguments]) == 2
     assert words in capsys.readouterr().err
 

@@ -112,7 +112,7 @@ def test_incident_is_the_one_asked_for_else_the_longest(run: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out) in told
 
 
-def test_trace_that_a_viewer_knows_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_that_a_viewer_knows_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(run)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  Trace ")]
     assert main(["trace", str(run), "--format", "otlp-json"]) == 0
@@ -149,7 +149,7 @@ def test_trace_of_a_job_is_the_one_that_it_was_started_in(
         (["--output", "/"], "--output /: cannot be written: Is a directory"),
     ],
 )
-def test_wrong_use_is_told(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+def test_wrong_use_is_reported(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert main(["trace", str(run), *arguments]) == 2
     assert words in capsys.readouterr().err
 

@@ -170,7 +170,7 @@ def test_signal_that_comes_again_is_a_repetition_once_steps_are_reported() -> No
     assert answer(BUDGET, failures(*["signal:SIGKILL"] * 3, steps=[4, -1, 4])).exit_code == 93
 
 
-def test_where_steps_are_told_time_is_no_progress() -> None:
+def test_where_steps_are_reported_time_is_no_progress() -> None:
     assert answer(BUDGET, failures("x", "x", "x", steps=[5, 5, 5], ran=DAY)).exit_code == 93
 
 

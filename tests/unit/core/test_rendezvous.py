@@ -232,7 +232,7 @@ def test_agent_that_joins_again_reads_no_entry_twice() -> None:
     assert [key for key in read if key.startswith("log/")] == ["log/6"]
 
 
-def test_waiting_ends_when_the_agent_is_told_or_at_the_limit_and_the_others_know() -> None:
+def test_waiting_ends_at_the_agents_stop_or_at_the_limit_and_the_others_know() -> None:
     for interrupted_at, kind, why in (
         (5.0, "closed", "was asked to stop"),
         (float("inf"), "late", "found no place within 60 s (join_timeout)"),

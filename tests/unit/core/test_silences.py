@@ -356,7 +356,7 @@ def test_suspicion_comes_before_the_kill() -> None:
     assert [seconds for seconds, _ in job.suspicions] == [60.0]
 
 
-def test_suspicion_is_told_once_a_silence() -> None:
+def test_suspicion_is_reported_once_a_silence() -> None:
     job = SilentJob()
     for minutes in (2, 8):
         train(job, 100)

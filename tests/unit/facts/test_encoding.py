@@ -77,7 +77,7 @@ def test_bytes_beside_escaped_text_stay_bytes() -> None:
     assert reader(Outer, "msgpack")(to_msgpack(value)).data == b"\xff\0"
 
 
-def test_integer_beyond_64_bits_is_told_as_text() -> None:
+def test_integer_beyond_64_bits_is_written_as_text() -> None:
     assert reader(Any, "msgpack")(to_msgpack({"n": 2**70})) == {"n": hex(2**70)}
 
 

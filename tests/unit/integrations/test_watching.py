@@ -406,7 +406,7 @@ def test_limits_are_neither_calculated_nor_taken_up_unless_asked_for(told: list[
     assert calculated() == [] and FakeClient.made[-1].loaded is None
 
 
-def test_broken_file_of_limits_is_told_and_left_alone(
+def test_broken_file_of_limits_is_reported_and_left_alone(
     told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE).write_text("{")
@@ -502,7 +502,7 @@ def test_flag_is_not_written_without_autoresume(
     assert not list(tmp_path.iterdir())
 
 
-def test_autoresume_without_a_place_for_the_flag_is_told_at_once(told: list[str], tmp_path: Path) -> None:
+def test_autoresume_without_a_place_for_the_flag_is_reported_at_once(told: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="FAULT_TOL_FINISHED_FLAG_FILE is not set"):
         made(tmp_path, autoresume=True).begin(tmp_path, 0, 1)
     assert told == []

@@ -121,7 +121,7 @@ def test_small_steps_and_the_end_are_no_news(pipe: tuple[int, int]) -> None:
     assert shown(pipe, met(0), *map(record, steps), level=10) == []
 
 
-def test_what_is_watched_for_hangs_is_told_once_after_the_first_line(pipe: tuple[int, int]) -> None:
+def test_what_is_watched_for_hangs_is_reported_once_after_the_first_line(pipe: tuple[int, int]) -> None:
     told = [events.HangsWatched({"step": 9.0}, 600.0, 60.0), events.CycleStarted("first", 0, 10)]
     told.append(events.CycleStarted("membership", 1, 10))
     first, line, second = shown(pipe, met(0), *map(record, told))
@@ -176,7 +176,9 @@ def test_restart_is_one_line_with_the_verdict_of_the_account(pipe: tuple[int, in
     ]
 
 
-def test_restart_without_readable_records_is_told_as_the_agents_agreed(pipe: tuple[int, int], tmp_path: Path) -> None:
+def test_restart_without_readable_records_is_reported_as_the_agents_agreed(
+    pipe: tuple[int, int], tmp_path: Path
+) -> None:
     console = Console(20, tmp_path / "missing", pipe[1])
     console.take(met(0))
     console.take(record(events.CycleEnded("failed", 1.0, "rank 0: SIGKILL")))
@@ -194,7 +196,7 @@ STARTED = events.CycleStarted("failure", 1, 10)
     [(DECIDED, events.CycleEnded("failed", 1.0), JOINS), (JOINS, DECIDED)],
     ids=["its own cycle", "a cycle that lost all its agents"],
 )
-def test_restart_that_waits_for_nodes_is_told_meanwhile(
+def test_restart_that_waits_for_nodes_is_reported_meanwhile(
     pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[Event, ...]
 ) -> None:
     monkeypatch.setattr(console_module, "SOON", 0.01)
@@ -204,7 +206,7 @@ def test_restart_that_waits_for_nodes_is_told_meanwhile(
     assert await_lines(pipe[0]) == ["resilience run: node b is lost; waiting for the nodes of the next cycle"]
 
 
-def test_start_that_waits_for_nodes_is_told_meanwhile(
+def test_start_that_waits_for_nodes_is_reported_meanwhile(
     pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console_module, "LATE", 0.01)

@@ -25,7 +25,7 @@ def told(lines: list[Line]) -> list[tuple[str, tuple[int, ...], bool]]:
     return [(one.text, one.ranks, one.stands_out) for one in fold(lines)]
 
 
-def test_same_line_of_all_ranks_is_told_once() -> None:
+def test_same_line_of_all_ranks_is_reported_once() -> None:
     assert told([text("ready", rank) for rank in range(8)]) == [("ready", tuple(range(8)), False)]
 
 
@@ -55,7 +55,7 @@ def test_rank_with_another_value_than_the_majority_stands_out() -> None:
     ]
 
 
-def test_values_that_differ_on_all_ranks_are_told_as_a_range() -> None:
+def test_values_that_differ_on_all_ranks_are_reported_as_a_range() -> None:
     lines = [text(f"loss 2.{rank}1 on rank{rank}", rank) for rank in range(4)]
     assert told(lines) == [("loss 2.01…2.31 on *", (0, 1, 2, 3), False)]
 
@@ -114,7 +114,7 @@ def test_agents_fold_by_node() -> None:
         max_size=60,
     )
 )
-def test_every_line_is_told_by_exactly_one_fold(spoken: list[tuple[int, str, int]]) -> None:
+def test_every_line_is_reported_by_exactly_one_fold(spoken: list[tuple[int, str, int]]) -> None:
     at = 0
     lines = []
     for rank, words, pause in spoken:

@@ -206,7 +206,7 @@ def looks_before_its_first_sign(listener: Listener, *seconds: float) -> list[boo
 SHOWN = Shown({"": SilencesOfKind(1.0, {0: 3})}, {0: 3})
 
 
-def test_suspicion_before_the_first_sign_is_told_once() -> None:
+def test_suspicion_before_the_first_sign_is_reported_once() -> None:
     looks = [20.0 * number for number in range(40)]
     told = looks_before_its_first_sign(Listener(SHOWN), *looks)
     assert [at for at, is_told in zip(looks, told, strict=True) if is_told] == [RULE.first]

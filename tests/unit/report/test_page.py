@@ -238,7 +238,7 @@ def test_rank_that_only_reported_a_hang_has_no_fault_of_its_own_in_its_lane(tmp_
     assert {mark.is_own for lane in drawn.lanes for mark in lane.marks} == {False}
 
 
-def test_more_stories_than_lanes_are_told(tmp_path: Path) -> None:
+def test_more_stories_than_lanes_are_reported(tmp_path: Path) -> None:
     faults = [Fault("exception", rank, rank) for rank in range(MOST_LANES + 6)]
     drawn = drawn_of(job(faults, world=MOST_LANES + 8).write(tmp_path / "run"))
     assert len(drawn.lanes) == MOST_LANES

@@ -479,7 +479,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
         (12_000.0, "3 h 20 min"),
     ],
 )
-def test_durations_are_told_as_a_person_would(value: float | None, text: str) -> None:
+def test_durations_are_worded_as_a_person_would(value: float | None, text: str) -> None:
     assert seconds(value) == text
 
 

@@ -47,7 +47,7 @@ def test_job_file_is_written_once(run: Path) -> None:
     assert load(run).job == JOB
 
 
-def test_torn_last_line_is_told_with_its_number(run: Path) -> None:
+def test_torn_last_line_is_reported_with_its_number(run: Path) -> None:
     path = records_of(run, 2)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][: len(lines[-1]) // 2])
@@ -85,7 +85,7 @@ def test_records_that_are_not_there_show_by_their_numbers(run: Path) -> None:
     assert [missing.what for missing in load(run).missing] == ["3 records missing in the sequence"]
 
 
-def test_records_reported_as_dropped_are_told_as_such(run: Path) -> None:
+def test_dropped_records_are_listed_as_dropped(run: Path) -> None:
     told = job([Fault("kill", 1, 0)])
     record = told.files[0][-1]
     dropped = msgspec.structs.replace(record, sequence=record.sequence + 3, event=TelemetryDropped("record", "sink", 2))
@@ -148,7 +148,7 @@ def test_unreadable_file_of_an_agent_is_noted_once(tmp_path: Path) -> None:
     assert [missing.file for missing in load(folder).missing] == ["records/node0-agent.jsonl"]
 
 
-def test_unreadable_file_is_told_and_the_others_are_read(run: Path) -> None:
+def test_unreadable_file_is_reported_and_the_others_are_read(run: Path) -> None:
     records_of(run, 3).unlink()
     records_of(run, 3).mkdir()
     found = load(run)
@@ -165,7 +165,7 @@ def test_many_bad_lines_are_counted(run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job_id": 5, "world_size": "x"}', b"\xff\xfe"])
-def test_broken_job_file_is_told_and_changes_nothing_else(run: Path, content: bytes) -> None:
+def test_broken_job_file_is_reported_and_changes_nothing_else(run: Path, content: bytes) -> None:
     (run / "job.json").write_bytes(content)
     found = load(run)
     assert found.job is None
@@ -186,7 +186,7 @@ def test_folder_that_is_no_run_gives_an_empty_one(tmp_path: Path, made: str) -> 
     assert is_run(folder) == (made == "no records")
 
 
-def test_newer_schema_is_read_as_far_as_known_and_told(run: Path) -> None:
+def test_newer_schema_is_read_as_far_as_known_and_reported(run: Path) -> None:
     path = records_of(run, 0)
     path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":2,"more":3', 1))
     (missing,) = load(run).missing

@@ -196,7 +196,7 @@ def test_endless_line_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [len(line.raw) for line in MergedLines(tmp_path)] == [1000, 1000, 500, 3]
 
 
-def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_listed(tmp_path: Path) -> None:
     write(tmp_path, "logs/node-0.jsonl", log_line("a", AT))
     (tmp_path / "logs" / "node-1.jsonl").mkdir()
     timeline = MergedLines(tmp_path)
@@ -409,13 +409,13 @@ def test_clock_that_meetings_prove_wrong_is_corrected_within_the_bound(tmp_path:
     assert [line.iteration for line in found] == [0, 0, 1, 1]
 
 
-def test_clock_that_may_be_right_is_left_alone_and_its_bound_is_told(tmp_path: Path) -> None:
+def test_clock_that_may_be_right_is_left_alone_and_its_error_bound_is_known(tmp_path: Path) -> None:
     met(tmp_path, "a", 0, 0, (10,), (110,))
     met(tmp_path, "b", 1, 3, (100,), (112,))
     assert MergedLines(tmp_path).clocks[1] == NodeClock("b", 0, 105, 1)
 
 
-def test_clock_that_was_set_during_the_run_is_told_with_its_whole_error(tmp_path: Path) -> None:
+def test_clock_that_was_set_during_the_run_has_an_error_bound_of_its_whole_change(tmp_path: Path) -> None:
     met(tmp_path, "a", 0, 0, (10, 10000), (110, 10110))
     met(tmp_path, "b", 1, 0, (100, 10100 + 9000), (112, 10112 + 9000))
     clock = MergedLines(tmp_path).clocks[1]
@@ -423,7 +423,7 @@ def test_clock_that_was_set_during_the_run_is_told_with_its_whole_error(tmp_path
     assert clock.uncertainty_ns >= 4000
 
 
-def test_node_that_never_met_the_others_is_told_as_unknown(tmp_path: Path) -> None:
+def test_node_that_never_met_the_others_has_a_clock_of_unknown_error(tmp_path: Path) -> None:
     met(tmp_path, "a", 0, 0, (10,), (110,))
     write(tmp_path, "records/b-1.jsonl", record_line(events.MonitorStarted(5), AT, "b", 1))
     assert MergedLines(tmp_path).clocks[1] == NodeClock("b", 0, None, 0)

@@ -360,7 +360,7 @@ def now_ranks() -> tuple[RankNow, ...]:
     )
 
 
-def test_newest_fault_is_told(tmp_path: Path) -> None:
+def test_newest_fault_is_reported(tmp_path: Path) -> None:
     now = now_of(launched([Fault("raise", 1), Fault("hang", 0)], nodes=2).write(tmp_path / "run"), after=20.0)
     assert isinstance(now.failure, FaultNow)
     assert (now.failure.rank, now.failure.what) == (0, "process 2000 ended (SIGKILL)")

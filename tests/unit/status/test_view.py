@@ -51,7 +51,7 @@ def test_before_anything_is_on_record_the_screen_says_so() -> None:
     assert text_of(None).startswith("No records yet")
 
 
-def test_many_ranks_are_told_in_groups_and_the_stalest_one_by_one() -> None:
+def test_many_ranks_are_reported_in_groups_and_the_stalest_one_by_one() -> None:
     text = text_of(now(10_000))
     assert "0, 2, 4 …" in text and " 5000 " in text
     assert rows_of(text)[0][0] == "5"  # it is suspect

@@ -50,7 +50,7 @@ def test_full_line_refuses_at_once_and_takes_again_when_it_was_read(line: tuple[
     assert ours.send(b"again")
 
 
-def test_end_that_is_gone_is_told_after_its_last_words(line: tuple[Channel, Channel]) -> None:
+def test_end_that_is_gone_is_reported_after_its_last_words(line: tuple[Channel, Channel]) -> None:
     ours, theirs = line
     ours.send(b"last words")
     ours.close()

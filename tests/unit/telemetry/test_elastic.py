@@ -35,7 +35,7 @@ def users() -> Iterator[Users]:
     metrics.configure(before, GROUP)
 
 
-def test_values_are_told_and_the_users_handler_has_them_too(told: list[events.Event], users: Users) -> None:
+def test_values_are_reported_and_the_users_handler_has_them_too(told: list[events.Event], users: Users) -> None:
     @metrics.prof  # type: ignore[untyped-decorator]  # torch's
     def call() -> None:
         metrics.put_metric("mine", 3)
@@ -52,7 +52,7 @@ def test_values_are_told_and_the_users_handler_has_them_too(told: list[events.Ev
     assert metrics.getStream(GROUP).handler is users
 
 
-def test_events_are_told_with_what_they_hold(told: list[events.Event]) -> None:
+def test_events_are_reported_with_what_they_hold(told: list[events.Event]) -> None:
     metadata = {"state": "FAILED", "global_rank": 3, "duration_ms": 250.0, "raw_error": "x" * 900}
     with bridged(told.append, "null"):
         theirs.record(theirs.Event("torchelastic.worker.status.FAILED", theirs.EventSource.WORKER, 0, metadata))

@@ -37,7 +37,7 @@ def test_records_are_numbered_and_stamped_in_order() -> None:
     assert sink.taken[0].mono_ns <= sink.taken[1].mono_ns
 
 
-def test_lost_records_are_told_with_the_next_that_goes_through() -> None:
+def test_lost_records_are_reported_with_the_next_that_goes_through() -> None:
     sink = Sink()
     emitter = Emitter(ORIGIN, [sink])
     sink.is_open = False

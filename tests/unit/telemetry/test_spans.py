@@ -215,7 +215,7 @@ def test_stage_told_afterwards_ended_when_it_says() -> None:
     assert (span.start_ns, span.end_ns) == (10**18 + 2_750_000_000, 10**18 + 3_000_000_000)
 
 
-def test_span_whose_beginning_is_lost_is_told_from_its_end() -> None:
+def test_span_whose_beginning_is_lost_is_derived_from_its_end() -> None:
     spans = spans_of(
         [record(events.StageEnded("run", "completed", 1.0), 5), record(events.IterationEnded("completed", 2.0), 6)]
     )

@@ -153,7 +153,7 @@ def test_syntax_error_whose_message_cannot_be_printed_is_described() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are of Python 3.11")
-def test_parts_of_a_group_are_told() -> None:
+def test_parts_of_a_group_are_reported() -> None:
     group = builtins.ExceptionGroup("two", [ValueError("a"), KeyError("b")])
     causes = failure.describe(group).causes
     assert [(cause.relation, cause.type) for cause in causes] == [("part", "ValueError"), ("part", "KeyError")]

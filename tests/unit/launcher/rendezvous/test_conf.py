@@ -46,7 +46,7 @@ def test_rank_of_a_static_rendezvous_may_be_text() -> None:
     assert static_rank(parameters("static", rank="3")) == 3
 
 
-def test_keys_that_nothing_reads_are_told() -> None:
+def test_keys_that_nothing_reads_are_reported() -> None:
     conf = "join_timeout=5, read_timeout=30,timeout=900,is_host=1,rank=1,node=a"
     assert keys_without_effect(conf, "c10d") == ["node", "rank", "read_timeout", "timeout"]
     assert keys_without_effect(conf, "static") == ["is_host", "node", "read_timeout", "timeout"]

@@ -24,7 +24,7 @@ def test_reason_is_named_if_a_job_of_one_node_can_host_no_store() -> None:
         meet(parameters, NoStores(), 1.0)  # type: ignore[arg-type]
 
 
-def test_text_that_can_be_no_host_name_is_told_as_such() -> None:
+def test_text_that_can_be_no_host_name_is_reported_as_such() -> None:
     with pytest.raises(StoreError, match=r"'a\.\.b' is no host name") as raised:
         connect("a..b", 29500, 20.0)
     assert "within" not in str(raised.value)  # it is told at once
