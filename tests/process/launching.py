@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 import signal
 import textwrap
 import time
@@ -63,12 +62,12 @@ def agent(arguments: list[str]) -> None:
 
     SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about
     to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
-    control group. FILES: the soft limit of its open files. NOHUP: it was started by nohup. UNREAD: nobody reads
-    what it shows. SLOW_ANSWERS: a worker's SIGTERM may come a minute before the agent's, and its stack and last lines a
-    minute late, its end a minute after a signal; "evidence": the positions of the other ranks, too. LACKS: memory
-    to start a worker, or space on the disk of --log-dir. WAITS: file that it makes when it begins to wait for the
-    rendezvous. FOLDER: the folder it is started in. BRIEF: its exporter has no more time at the end than a user's.
-    LATE: workers write their notes as they end. UNPROBED: a monitor that does not answer for two minutes is kept."""
+    control group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. SLOW_ANSWERS: a worker's
+    SIGTERM may come a minute before the agent's, and its stack and last lines a minute late, its end a minute after
+    a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the
+    disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is
+    started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their notes as
+    they end. UNPROBED: a monitor that does not answer for two minutes is kept."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
@@ -98,10 +97,6 @@ def agent(arguments: list[str]) -> None:
 
     if "FOLDER" in os.environ:
         os.chdir(os.environ["FOLDER"])
-
-    if "FILES" in os.environ:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["FILES"]), hard))
 
     if "UNREAD" in os.environ:
         close_the_readers_eyes()

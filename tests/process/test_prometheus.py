@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -350,19 +351,45 @@ def test_what_torchelastic_tells_is_on_record_and_counted(launch: Callable[..., 
 # -- connections that ask for nothing ----------------------------------------------------------
 
 
+CRASHES_LATER = """
+if cycle == 0:
+    say("up")
+    await_file("crash")
+    sys.exit(rank)
+say("up")
+await_file("go")
+"""
+
+
+def test_agent_without_free_descriptors_restarts_its_workers_and_serves_no_metrics(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """The last ones are the job's: the limit leaves two more than that reserve."""
+    port = free_port()
+    job = launch(CRASHES_LATER, "--metrics-port", str(port))
+    job.await_worker("up.0.0")
+    job.await_worker("up.0.1")
+    await_value(port, 0, "resilience_restart_iterations_total")
+    agent = job.job.pids[0]
+    limit = (len(os.listdir(f"/proc/{agent}/fd")) + 2) * 4 // 3
+    assert limit // 4 < descriptors.SPARE
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (limit, limit))
+    with ExitStack() as idle:
+        for _ in range(prometheus.MOST_CONNECTIONS):
+            refused = idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT))
+        assert refused.recv(1) == b""
+        (tmp_path / "crash").touch()
+        job.await_worker("up.1.0")
+        job.await_worker("up.1.1")
+        (tmp_path / "go").touch()
+        assert job.wait() == [0], job.job.output()
+
+
 def test_idle_connections_cost_neither_the_job_nor_the_scrape_anything(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
     port = free_port()
-    script = """
-    if cycle == 0:
-        say("up")
-        await_file("crash")
-        sys.exit(rank)
-    say("up")
-    await_file("go")
-    """
-    job = launch(script, "--metrics-port", str(port), FILES="256")
+    job = launch(CRASHES_LATER, "--metrics-port", str(port))
     job.await_worker("up.0.0")
     job.await_worker("up.0.1")
     await_value(port, 0, "resilience_restart_iterations_total")

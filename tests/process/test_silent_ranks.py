@@ -270,6 +270,9 @@ def test_wrapper_restarts_all_ranks_where_one_is_silent_and_no_limit_is_set(star
     assert (record.rank, record.detector and record.detector.name) == (1, "silence")
     (suspected,) = job.of(events.HangSuspected)
     assert suspected.origin.initial_rank == 1
+    shown = (job.folder / f"{job.key}-1.2").read_text()  # stderr of the rank
+    assert shown.count("rank 1 has been silent for ") == 1
+    assert f"it is ended after {suspected.event.allowed_s:.3g} s" in shown
     (told,) = [record.event for record in job.of(events.HangsWatched)]
     assert told.first_s == 4.0
 
