@@ -15,7 +15,8 @@ import torch.distributed as dist
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.abort import Abort
 from resilience.inprocess.finalize import Finalize
-from resilience.inprocess.health_check import FaultCounter
+from resilience.inprocess.compose import Compose
+from resilience.inprocess.health_check import FaultCounter, HealthCheck
 from resilience.inprocess.initialize import RetryController
 from resilience.inprocess.state import State
 from resilience.system import stacks
@@ -59,6 +60,35 @@ def reduce_with_a_dying_rank() -> int:
         work.wait()
         dist.destroy_process_group()
         return call.iteration
+
+    return function()
+
+
+class ErrorsSeen(HealthCheck):
+    """Notes the errors of its own rank."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def __call__(self, state: State, exc: Exception | None) -> tuple[State, Exception | None]:
+        if exc is not None:
+            self.errors.append(type(exc).__name__)
+        return state, exc
+
+
+def reduce_what_gloo_refuses() -> tuple[int, list[str]]:
+    """Initial rank 1 alone raises, out of a collective; no rank may fail even once. Answers what the hooks get."""
+    initial_rank = int(os.environ["RANK"])
+    seen = ErrorsSeen()
+
+    @Wrapper(health_check=Compose(FaultCounter(0), seen))
+    def function(call: CallWrapper | None = None) -> tuple[int, list[str]]:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        is_refused = initial_rank == 1 and call.iteration == 0
+        dist.all_reduce(torch.ones(1, dtype=torch.int16 if is_refused else torch.int32))
+        dist.destroy_process_group()
+        return call.iteration, seen.errors
 
     return function()
 

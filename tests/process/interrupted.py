@@ -614,12 +614,15 @@ def keep_out() -> None:
     inside, leave, holding = threading.Event(), threading.Event(), threading.Event()
     main = threading.get_ident()
     held: list[bool] = []
+    spent: list[float] = []  # seconds of CPU of the wait
     entered: list[int] = []
 
     def watch() -> None:
         inside.wait(LIMIT)
-        with interrupter.hold_off(0.01) as has_ended:
+        began = time.thread_time()
+        with interrupter.hold_off(1.0) as has_ended:
             held.append(has_ended)
+        spent.append(time.thread_time() - began)
         leave.set()
         with interrupter.hold_off() as has_ended:
             held.append(has_ended)
@@ -646,6 +649,7 @@ def keep_out() -> None:
         interrupter.call(work)
     watcher.join()
     assert held == [False, True]
+    assert spent[0] < 0.1  # of a second that it waited: it sleeps
     assert not entered
 
 

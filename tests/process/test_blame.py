@@ -56,6 +56,17 @@ def test_survivors_of_a_killed_rank_are_cleared(start: Start) -> None:
     assert all(told == {"consequence"} for told in origins(job).values())
 
 
+def test_lone_error_of_a_communication_call_is_the_ranks_own_and_excludes_it_not(start: Start) -> None:
+    """Of the verdict it is a candidate only: a peer that cannot report may have caused it."""
+    job = start(3, target(blaming.reduce_what_gloo_refuses))
+    assert [rank.value for rank in job.wait()] == [(1, []), (1, ["RuntimeError"]), (1, [])]
+    assert origins(job).pop(1) == {"own"}
+    assert {str(whose) for rank, found in origins(job).items() if rank != 1 for whose in found} <= {"consequence"}
+    (incident,) = fold(job.records())
+    assert incident.verdict.culprits == ()
+    assert [(each.rank, each.confidence) for each in incident.verdict.candidates] == [(1, 0.4)]
+
+
 def test_error_of_an_aborted_communicator_is_nobodys_fault(start: Start) -> None:
     job = start(3, target(blaming.be_aborted), faults=3)
     assert [rank.value for rank in job.wait()] == [3, 3, 3]

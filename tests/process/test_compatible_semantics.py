@@ -126,6 +126,9 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "test_hanging_hook_is_killed_at_the_hard_limit_and_named",
         "test_failing_finalize_excludes_its_rank",
     ),
+    "complete, unlike the design: a spare waits for the outcome, not in the barrier": (
+        "test_spare_that_fails_after_completion_waits_for_nobody",
+    ),
     "regroup: a fresh store in each iteration, its address and port in MASTER_ADDR and MASTER_PORT": (
         "test_exception_in_abort_is_recorded_and_the_restart_goes_on_over_a_fresh_store",
     ),

@@ -242,13 +242,16 @@ def test_report_keeps_the_address_of_a_published_store(protocol: ModuleType) -> 
 def test_failing_hook_after_a_fault_excludes_the_rank(failing: Stage) -> None:
     store = MemoryStore()
     drive(restart.report(Keys(0), "of another rank", 1), store)
+    run: list[Stage] = []
 
     def stages(stage: Stage) -> Result:
+        run.append(stage)
         if stage is failing:
             return Result(End.FATAL, "hook failed")
         return Result(End.INTERRUPTED) if stage is Stage.FUNCTION else RETURNED
 
     assert drive(restart.iterate(alone(), LIMITS), store, stages) == Ending(LEFT)
+    assert run[-1] is failing  # a rank that could not clean up is not checked
     assert store.data["0/records/2"] == "hook failed"
     assert store.data["0/terminated/1"] == "0"
 
