@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.abort import Abort
-from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.compose import Compose
+from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import FaultCounter, HealthCheck
 from resilience.inprocess.initialize import RetryController
 from resilience.inprocess.state import State

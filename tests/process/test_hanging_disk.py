@@ -16,11 +16,12 @@ import pytest
 from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.process.test_faults import fault
-from tests.process.test_output import PER_MB, WRITE, await_true, run
+from tests.process.test_output import PER_MB, WRITE, run
 from tests.support import disks, stuck
 from tests.support.account import Account
 from tests.support.disks import Freezing
 from tests.support.ranks import Job
+from tests.support.signs import await_true
 
 pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 s on a busy machine
 

@@ -38,6 +38,7 @@ from tests.support.account import Account
 from tests.support.pids import has_ended
 from tests.support.ranks import Job
 from tests.support.server import ROOT
+from tests.support.signs import await_true
 
 Launch = Callable[..., Launched]
 MB = 1 << 20
@@ -72,13 +73,6 @@ def is_kept(job: Launched, text: bytes) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return kept(job) == text
     return False
-
-
-def await_true(claim: Callable[[], bool], limit: float = 150.0) -> None:
-    deadline = time.monotonic() + limit
-    while not claim():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def of(folder: Path, kind: type[events.Event]) -> list[Any]:

@@ -21,6 +21,7 @@ from resilience.launcher.preflight import CommandCheck, Devices, Disk, PeriodicC
 from resilience.system.health import nvml
 from tests.process.children import child
 from tests.support.pids import has_ended
+from tests.support.signs import await_true
 
 LONG = 600.0
 
@@ -76,13 +77,6 @@ def await_end(*pids: int) -> None:
     finally:
         for pid in filter(is_there, pids):
             os.kill(pid, signal.SIGKILL)
-
-
-def await_true(claim: Callable[[], bool], limit: float = 20.0) -> None:
-    deadline = time.monotonic() + limit
-    while not claim():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # -- the gate -----------------------------------------------------------------------------------------

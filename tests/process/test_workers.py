@@ -23,8 +23,8 @@ from resilience.launcher.worker.worker_processes import watched as watched_worke
 from resilience.launcher.worker.workers import Ordered, start
 from resilience.launcher.worker.zygote import ForkedWorker
 from resilience.launcher.worker_env import end_file_timers
-from tests.process.test_preflight import await_true
 from tests.process.warming import specification, told
+from tests.support.signs import await_true
 
 
 @pytest.mark.parametrize("configured", [None, "SIGUSR1"])

@@ -10,6 +10,7 @@ In the test: `job.await_sign("armed", rank=1)`, `job.let_on("before barrier")`."
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 LOOK_EVERY = 0.005  # seconds between looks
@@ -42,4 +43,12 @@ def await_file(path: Path, limit: float) -> None:
     while not path.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path.name} did not appear within {limit:g} s")
+        time.sleep(LOOK_EVERY)
+
+
+def await_true(claim: Callable[[], bool], limit: float = 150.0) -> None:
+    """Wait until a claim holds. Raises: AssertionError."""
+    deadline = time.monotonic() + limit
+    while not claim():
+        assert time.monotonic() < deadline, f"not true within {limit:g} s: {claim}"
         time.sleep(LOOK_EVERY)
