@@ -23,6 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from prometheus_client.parser import text_string_to_metric_families
 
+import resilience
 from resilience.facts import events
 from resilience.facts.records import to_line
 from resilience.run_folder.load import load
@@ -184,6 +185,7 @@ def test_spans_reach_a_receiver_as_they_stand_in_the_records(
     found = receiver.requests[0].resource_spans[0]
     resource_attributes = {value.key: value.value.string_value for value in found.resource.attributes}
     assert resource_attributes["service.name"] == "resilience"
+    assert resource_attributes["service.version"] == resilience.__version__
     assert resource_attributes["host.name"] == "node"
     assert resource_attributes["deployment.environment"] == "test"
     assert found.scope_spans[0].scope.name == "resilience"
