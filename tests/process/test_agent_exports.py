@@ -93,6 +93,32 @@ def test_agent_serves_what_its_node_tells_and_shows(tmp_path: Path) -> None:
             assert f'{name}{{event="{labels[0]}"}} {value:.1f}' in snapshot
 
 
+def test_each_scrape_shows_the_silence_of_a_rank_as_its_newest_file_has_it(tmp_path: Path) -> None:
+    """The age of the file is not added: a rank that steps every 70 ms was not silent since its file was written."""
+    folder = tmp_path / "run"
+    for (node, rank), records in launched(is_running=True).files.items():
+        write(folder, f"{node}-{'agent' if rank is None else rank}.jsonl", records)
+    # With 10,000 ranks a file is written every 78 s, so it is not overdue when the scrape of a busy machine reads it.
+    origin = Origin("job", "node0", "monitor", 500, initial_rank=0, world_size=10_000, layer="launcher")
+
+    def show(silent_s: float) -> None:
+        written_at = time.monotonic() - 5.0
+        offset = time.time() - time.monotonic()
+        shown = rank_snapshot.RankSnapshot(origin, "run", written_at, offset, heartbeat_at=written_at - silent_s)
+        assert rank_snapshot.write(folder, shown)
+
+    port = free_port()
+    exports = ExportThread.start(folder, "node0", lambda event: None, MetricsOptions(port), is_agents=True)
+    assert exports is not None
+    until((tmp_path / ".targets" / "run@@node0.json").exists)
+    try:
+        for silent_s in (13.0, 0.07, 13.0, 0.07):  # faster than the agent reads histograms and writes its own files
+            show(silent_s)
+            assert f'resilience_rank_silence_seconds{{rank="0"}} {silent_s}' in scrape(port).splitlines()
+    finally:
+        exports.close(LIMIT)
+
+
 def test_job_of_the_launcher_exports_its_versions(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     # The last scrape has little time when the job ends.
