@@ -404,6 +404,26 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
     return function()
 
 
+def break_while_others_wait(kind: str) -> int:
+    """Rank 1 breaks in iteration 0 once it is let on. The others wait in a function that only the restart ends."""
+    rank = int(os.environ["RANK"])
+
+    def wait_for_the_restart() -> None:
+        signs.hold("waiting", rank)
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0:
+            if rank == 1:
+                signs.hold("breaking", rank)
+                FAULTS[kind](call)
+            wait_for_the_restart()
+        return call.iteration
+
+    return function()
+
+
 def leave_early(how: str) -> int:
     """Rank 1 ends before the others: it `completes`, perhaps after it has held `in its hook`, and they hold in their
     completion hooks; or it `leaves`, and they hold in the next iteration."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.cli import main
 from resilience.facts import events
 from resilience.facts.records import Record
 from tests.process.jobs import RESULT
@@ -80,6 +81,26 @@ def test_all_workers_are_seen_before_one_is_signalled(start: Start, tmp_path: Pa
     # The agent's word lets the rank be ended, not the end of its monitor's patience.
     assert abs(signalled.wall_ns - told.wall_ns) < PATIENCE / 2 * 1e9
     assert max(record.wall_ns for record in seen.values()) < signalled.wall_ns
+
+
+@pytest.mark.parametrize("kind", ["exception", "kill"])
+def test_stacks_of_all_ranks_of_a_wrapper_are_on_record_after_an_exception_or_a_death(
+    start: Start, tmp_path: Path, kind: str
+) -> None:
+    job = start(3, "tests.process.jobs:break_while_others_wait", kind=kind)
+    for rank in (0, 2):
+        job.await_sign("waiting", rank)
+    job.let_on("breaking")
+    assert [rank.value for rank in job.wait()] == [1, 1 if kind == "exception" else None, 1]
+    seen = [record for record in job.of(events.IterationDecided) if record.origin.iteration == 0]
+    stacks = {record.origin.initial_rank: record.event.stack for record in seen}
+    assert stacks.keys() == ({0, 1, 2} if kind == "exception" else {0, 2})
+    assert all(stacks.values())
+    for rank in (0, 2):
+        assert "wait_for_the_restart" in {frame.function for frame in stacks[rank]}
+    assert not job.of(events.OthersSeen)  # nothing waits for them: the exception or the exit status is the evidence
+    assert main(["report", str(job.run), "--html", str(tmp_path / "report.html")]) == 0
+    assert " wait_for_the_restart\n" in (tmp_path / "report.html").read_text()
 
 
 def is_a(record: Record, kind: type[events.Event]) -> bool:
