@@ -61,6 +61,13 @@ def test_whole_campaign_has_every_fault_in_every_mode_and_size() -> None:
     assert kinds == {(mode, world, fault) for mode in cases.MODES for world in (2, 4, 8) for fault in cases.FAULTS}
 
 
+def test_one_more_barrier_is_ambiguous_with_two_ranks_alone() -> None:
+    """Which of two ranks has left the order, nothing says. No other fault of the whole campaign is ambiguous."""
+    every = list(cases.whole(3 * 3 * len(cases.FAULTS)))
+    expected = {(mode, 2, "barrier") for mode in cases.MODES}
+    assert {(case.mode, case.world, case.fault) for case in every if case.ambiguous} == expected
+
+
 def test_wide_campaign_has_pairs_harmless_events_every_kind_and_eight_ranks_in_every_mode() -> None:
     every = list(cases.wide(24 * 20))
     assert every == list(cases.wide(24 * 20))
