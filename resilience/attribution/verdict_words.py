@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from resilience.attribution.advice import named
 from resilience.attribution.culprits import NAMED, RULES, SURE
+from resilience.attribution.evidence import RESTART_STAGES
 from resilience.attribution.first_failure import candidates_in_words
 from resilience.attribution.incident import Incident
 from resilience.attribution.symptoms import CLASSES, Class
+from resilience.core.communication import left_communication
+from resilience.facts.interruptions import Interruption, InterruptionRecord
 
 
 def verdict_statements(incident: Incident) -> list[str]:
@@ -26,8 +29,24 @@ def verdict_statements(incident: Incident) -> list[str]:
         certainty = f"confidence {confidence:g}, rule {rule} {RULES[rule]}"
         statements.append(f"{named(ranks)}: {CLASSES[symptom]} ({category}); {certainty}")
         if confidence < SURE:
-            statements.append(f"confidence below {SURE:g}: too low to exclude a node or to count against a rank")
+            statements.append(f"confidence below {SURE:g}: {_consequences(incident, ranks)}")
     if verdict.candidates:
         unknown = "" if verdict.culprits else "unknown; "
         statements.append(f"{unknown}candidates: {candidates_in_words(verdict)} (confidence below {NAMED:g})")
     return statements
+
+
+def _consequences(incident: Incident, ranks: list[int]) -> str:
+    """Return what the blame of these ranks is too weak for. `FaultCounter` reads no verdict, so it may have counted."""
+    counted = {record.rank for record in incident.records if record.rank in ranks and _is_counted(record)}
+    if not counted:
+        return "too low to exclude a node or to count against a rank"
+    return f"too low to exclude a node, but FaultCounter counts the exception against {named(counted)}"
+
+
+def _is_counted(record: InterruptionRecord) -> bool:
+    """Return True if a `FaultCounter` counts this record's exception: an own one, unless it left a communication call,
+    or a hook after the fault raised it."""
+    error = record.exception
+    is_own = record.interruption is Interruption.EXCEPTION and record.origin == "own"
+    return is_own and error is not None and not left_communication(error) and record.stage not in RESTART_STAGES

@@ -7,7 +7,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from resilience.attribution.incidents import fold
+from resilience.cli import main
 from resilience.facts import events
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
@@ -74,7 +77,9 @@ def test_error_of_an_aborted_communicator_is_nobodys_fault(start: Start) -> None
     assert origins(job) == {0: {"consequence"}, 1: {"own"}, 2: {"consequence"}}
 
 
-def test_two_ranks_that_fail_at_the_same_moment_are_both_at_fault(start: Start) -> None:
+def test_two_ranks_that_fail_at_the_same_moment_are_both_at_fault(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = start(3, target(blaming.fail_together), failing=[1, 2])
     for rank in (1, 2):
         job.await_sign("ready", rank=rank)
@@ -90,6 +95,10 @@ def test_two_ranks_that_fail_at_the_same_moment_are_both_at_fault(start: Start) 
     assert culprits(job) == [{1, 2}]
     assert origins(job) == {1: {"own"}, 2: {"own"}}
     assert not job.of(events.RankLeft)
+    assert main(["report", str(job.run)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "too low to exclude a node, but FaultCounter counts the exception against ranks 1-2" in text
+    assert "count against a rank" not in text
 
 
 def test_rank_that_was_killed_is_blamed_though_the_others_then_give_up(start: Start) -> None:

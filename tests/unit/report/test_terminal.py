@@ -21,7 +21,7 @@ from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
 from resilience.facts import events
 from resilience.facts.in_words import seconds
-from resilience.facts.interruptions import Exit
+from resilience.facts.interruptions import Exit, FaultOrigin, InterruptionRecord
 from resilience.report.condensed import report
 from resilience.report.page import ReportPage
 from resilience.report.terminal import incident_lines, report_lines
@@ -312,6 +312,25 @@ def test_sure_verdict_is_not_said_to_be_too_weak(make: Callable[..., Path]) -> N
     assert "too low to exclude" not in verdict_of((Culprit(1, "hung", 0.9, 7),), "hung", make)
 
 
+@pytest.mark.parametrize(
+    ("origin", "counts"),
+    [
+        ("own", "too low to exclude a node, but FaultCounter counts the exception against ranks 0-3"),
+        (None, "too low to exclude a node or to count against a rank"),  # no Wrapper, so no FaultCounter
+    ],
+)
+def test_report_says_whether_an_exception_that_most_ranks_raise_counts_against_them(
+    origin: FaultOrigin | None, counts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    everywhere = job([Fault("everywhere", 0, 0)])
+    change_interruptions(everywhere, lambda record: msgspec.structs.replace(record, origin=origin))
+    assert main(["report", str(everywhere.write(tmp_path / "runs" / "run"))]) == 0
+    text = unwrapped(capsys.readouterr().out)
+    assert "common cause" in text and "confidence 0.5, rule 14 common mode" in text
+    assert f"confidence below 0.9: {counts}" in text
+    assert text.count("confidence below 0.9") == 1
+
+
 @pytest.mark.parametrize(("code", "is_told"), [(137, True), (1, False)])
 def test_exit_status_137_may_stand_for_a_kill(code: int, is_told: bool, tmp_path: Path) -> None:
     folder = exits_with(code).write(tmp_path / "runs" / "run")
@@ -319,19 +338,28 @@ def test_exit_status_137_may_stand_for_a_kill(code: int, is_told: bool, tmp_path
     text = unwrapped("\n".join(plain(line) for line in incident_lines(incident, WIDTH)))
     assert f"its process ended: exit code {code}" in text
     assert ("exit status 137 may stand for SIGKILL" in text) is is_told
+    assert ("compare the memory with the container's limit" in text) is is_told
     assert "out of memory" not in text
 
 
 def exits_with(code: int) -> Job:
     """Return a job one rank of which ends with this exit status."""
+
+    def changed(record: InterruptionRecord) -> InterruptionRecord:
+        return record if record.exit is None else msgspec.structs.replace(record, exit=Exit(code=code))
+
     told = job([Fault("exit", 1, 0)])
+    change_interruptions(told, changed)
+    return told
+
+
+def change_interruptions(told: Job, changed: Callable[[InterruptionRecord], InterruptionRecord]) -> None:
+    """Replace the records of interruptions in a job by changed ones."""
     for records in told.files.values():
         for number, record in enumerate(records):
-            event = record.event
-            if isinstance(event, events.RankInterrupted) and event.record.exit is not None:
-                ended = msgspec.structs.replace(event.record, exit=Exit(code=code))
-                records[number] = msgspec.structs.replace(record, event=events.RankInterrupted(ended))
-    return told
+            if isinstance(record.event, events.RankInterrupted):
+                event = events.RankInterrupted(changed(record.event.record))
+                records[number] = msgspec.structs.replace(record, event=event)
 
 
 def test_every_class_has_words() -> None:
