@@ -58,14 +58,23 @@ def main() -> int:
     print(f"{len(chosen)} cases, {len(done)} of them done; jobs in {work}, results in {results}", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    if not campaign.run(options.jobs, time.monotonic() + options.minutes * 60):
+    began = time.monotonic()
+    is_complete = campaign.run(options.jobs, began + options.minutes * 60)
+    took_s = time.monotonic() - began
+    if not is_complete and not options.quick:
         print(f"the time is up after {len(campaign.done)} cases; --resume goes on")
     print(scoring.page(list(campaign.done.values())))
     if options.quick:
         failed = [each for each in campaign.done.values() if not scoring.is_passed(each)]
         for each in failed:
             print(f"failed: {each.case.name}: {each.verdict}, recovered {each.recovered}, equal {each.is_equal}")
-        return int(bool(failed) or len(campaign.done) < len(chosen))
+        is_late = not is_complete or took_s > options.minutes * 60
+        if is_late:
+            print(
+                f"failed: {len(campaign.done)} of {len(chosen)} cases took {took_s:.0f} s, expected all within "
+                f"{options.minutes * 60:g} s (--minutes {options.minutes:g})"
+            )
+        return int(bool(failed) or is_late)
     return 0
 
 
@@ -148,7 +157,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--worlds", type=_numbers, default=(2, 4, 8))
     parser.add_argument("--contestant", choices=sorted(CONTESTANTS), default="ours")
     parser.add_argument("--jobs", type=int, default=1, help="cases at the same time (default 1)")
-    parser.add_argument("--minutes", type=float, default=120.0, help="begin no case after that (default 120)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=120.0,
+        help="begin no case after that (default 120); with --quick, longer is a failure",
+    )
     parser.add_argument("--resume", action="store_true", help="leave out what results.jsonl has already")
     parser.add_argument(
         "--out", type=Path, help="folder for the results (default: campaign, and a new one with --quick)"

@@ -31,3 +31,10 @@ def test_workflow_begins_with_the_oldest_python_that_is_supported() -> None:
     (oldest,) = re.findall(r'^requires-python = ">=(.+)"', PROJECT, re.MULTILINE)
     pythons = [version(text) for job in JOBS.values() for text in job["strategy"]["matrix"]["python"]]
     assert min(pythons) == version(oldest)
+
+
+def test_quick_campaign_of_the_ci_has_a_bound() -> None:
+    """Without one, only the limit of the whole job ends a campaign that has become slow."""
+    script = (ROOT / ".ci" / "run").read_text()
+    (options,) = re.findall(r"python -m tests\.campaign --quick (.+)'", script)
+    assert "--minutes 15" in options

@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -234,11 +235,29 @@ def test_quick_campaign_ends_with_1_if_a_case_fails(
     assert ("failed: 0004-" in capsys.readouterr().out) is (wrong is not None)
 
 
-def test_quick_campaign_ends_with_1_if_the_time_is_up_before_all_cases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("case_s", "ran", "status"), [(29, 2, 0), (31, 2, 1), (61, 1, 1)])
+def test_quick_campaign_ends_with_1_if_it_takes_longer_than_its_bound(
+    case_s: int,
+    ran: int,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(main, "run", lambda case, contestant, folder, right: passes(case))
-    assert main_of(tmp_path, monkeypatch, "--quick", "--numbers", "0,4", "--minutes", "0") == 1
+    """Of two cases, none begins after the bound. If the last one ends after it, all have passed, and it is too late."""
+    now_s = 0
+
+    def run(case: Case, contestant: Contestant, folder: Path, right: str) -> Outcome:
+        nonlocal now_s
+        now_s += case_s
+        return passes(case)
+
+    monkeypatch.setattr(main, "run", run)
+    monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: now_s))
+    assert main_of(tmp_path, monkeypatch, "--quick", "--numbers", "0,4", "--minutes", "1") == status
+    assert len(list(load(tmp_path / "results.jsonl"))) == ran
+    message = f"failed: {ran} of 2 cases took {ran * case_s} s, expected all within 60 s (--minutes 1)"
+    assert (message in capsys.readouterr().out) is bool(status)
 
 
 @pytest.mark.parametrize("case", [KILL, PAIR])
