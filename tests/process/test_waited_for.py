@@ -63,9 +63,11 @@ def test_lost_monitor_of_another_rank_is_no_cause_of_a_hang(start: Start, capsys
     assert lost == [[3]]
 
 
-@pytest.mark.parametrize("world", [4, pytest.param(2, marks=SLOW)])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=SLOW)])
 @pytest.mark.parametrize("with_ddp", [True, pytest.param(False, marks=SLOW)])
 def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: int, with_ddp: bool) -> None:
+    """Of two ranks, only the numbers of their collectives tell which one it is. With DDP, torch's flight recorder has
+    those of the other rank."""
     incident = of_wrapper(start, world, how="barrier", culprit=1, with_ddp=with_ddp)
     assert culprits(incident) == [(1, "desynchronised")]
     assert cleared(incident) == [rank for rank in range(world) if rank != 1]
