@@ -20,6 +20,7 @@ from resilience.inprocess.health_check import FaultCounter, HealthCheck
 from resilience.inprocess.initialize import RetryController
 from resilience.inprocess.state import State
 from resilience.system import stacks
+from tests.process.waited_for import be_patient
 from tests.support.signs import hold
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -232,6 +233,30 @@ def sleep_with_the_lock() -> int:
         if initial_rank == 1 and call.iteration == 0:
             ctypes.PyDLL(None).pause()
         dist.all_reduce(torch.ones(1))
+        return call.iteration
+
+    return function()
+
+
+def end_then_hang() -> int:
+    """Initial rank 2 is asked to stop in the first iteration; in the next one, initial rank 1 waits for a lock that it
+    holds, and the others wait for it."""
+    be_patient()
+    initial_rank = int(os.environ["RANK"])
+
+    @Wrapper(soft_timeout=timedelta(seconds=6), hard_timeout=timedelta(seconds=60))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        dist.all_reduce(torch.ones(1))
+        if initial_rank == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if initial_rank == 1 and call.iteration == 1:
+            lock = threading.Lock()
+            with lock:
+                lock.acquire()
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
         return call.iteration
 
     return function()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -124,6 +125,18 @@ def test_rank_that_dies_in_the_restart_after_a_hang_does_not_hide_the_rank_that_
     (incident,) = fold(job.records())
     assert incident.verdict.first == 1
     assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(1, "waits_for_lock"), (2, "exited")]
+
+
+def test_rank_that_was_asked_to_stop_is_not_blamed_for_a_later_hang_of_another_rank(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = start(3, target(blaming.end_then_hang))
+    assert [rank.value for rank in job.wait()] == [2, 2, None]
+    assert main(["report", str(job.run), "--json"]) == 0
+    verdicts = [incident["verdict"] for incident in json.loads(capsys.readouterr().out)["incidents"]]
+    named = [[(each["rank"], each["what"]) for each in verdict["culprits"]] for verdict in verdicts]
+    assert named == [[(2, "told_to_stop")], [(1, "waits_for_lock")]]
+    assert [verdict["first"] for verdict in verdicts] == [2, 1]
 
 
 def test_rank_that_was_killed_is_blamed_though_the_others_give_up_under_the_launcher(

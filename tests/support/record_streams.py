@@ -61,6 +61,16 @@ PHASE_S = {"detect": 0.0, "abort": 0.004, "agree": 0.002, "finalize": 0.001, "ch
 
 
 @dataclass(frozen=True)
+class LateHang:
+    """A rank that goes on after the fault of another one, waits for a lock, and exceeds a limit `after_s` after that
+    fault: then it has given no sign of life for `silent_s`."""
+
+    rank: int
+    after_s: float
+    silent_s: float
+
+
+@dataclass(frozen=True)
 class Fault:
     """One planned fault. rank: initial rank. iteration: in which it strikes."""
 
@@ -68,6 +78,7 @@ class Fault:
     rank: int
     iteration: int
     step: int = 10
+    late: LateHang | None = None
 
 
 @dataclass
@@ -268,6 +279,8 @@ class _Teller:
                 continue
             if rank in echo and rank != first:
                 self._interrupted(rank, self._raised("RuntimeError", GONE, fault))
+            if fault.late is not None and rank == fault.late.rank:
+                self._hang_late(fault.late)
             self._learn(rank, first, fault)
             if fault.kind == "stuck_abort" and rank == fault.rank:
                 self._emit(rank, events.AbortStuck(2.0, "torch/distributed new_group"))
@@ -366,6 +379,22 @@ class _Teller:
             stack_method="faulthandler" if frames else "none: the process is stopped",
         )
         self._interrupted(rank, record, "monitor")
+
+    def _hang_late(self, late: LateHang) -> None:
+        self._now[late.rank] += round(late.after_s * 1e9)
+        record = InterruptionRecord(
+            late.rank,
+            Interruption.SOFT_TIMEOUT,
+            f"no sign of life (watchdog) for {late.silent_s:g} s",
+            detector=Detector("watchdog", late.silent_s),
+            silent_for_s=late.silent_s,
+            stage="run",
+            process=ProcessInfo("S", 0.01, late.silent_s),
+            stacks=(ThreadStack("Current thread", LOADS),),
+            stack_method="faulthandler",
+            hang="on_lock",
+        )
+        self._interrupted(late.rank, record, "monitor")
 
     def _die(self, rank: int, fault: Fault) -> None:
         end = {"exit": Exit(code=1), "term": Exit(signal="SIGTERM"), "oom": Exit(signal="SIGKILL", oom=True)}.get(

@@ -29,7 +29,7 @@ from resilience.run_folder.load import load
 from resilience.system.render import cut, painted, plain, show, table, wrap
 from tests.support import launch_streams
 from tests.support.nested_streams import call_another_before, nested
-from tests.support.record_streams import Fault, Job, Kind, job
+from tests.support.record_streams import Fault, Job, Kind, LateHang, job
 
 WIDTH = 80
 
@@ -329,6 +329,24 @@ def test_report_says_whether_an_exception_that_most_ranks_raise_counts_against_t
     assert "common cause" in text and "confidence 0.5, rule 14 common mode" in text
     assert f"confidence below 0.9: {counts}" in text
     assert text.count("confidence below 0.9") == 1
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "blamed"),
+    [
+        (60.0, [(0, "told_to_stop"), (1, "waits_for_lock")]),  # its last sign of life came 50 s after the end
+        (105.0, [(0, "told_to_stop")]),  # 5 s after it
+    ],
+)
+def test_rank_that_lived_long_after_another_ones_end_is_blamed_for_its_hang_too(
+    silent_s: float, blamed: list[tuple[int, str]], make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make("run", [Fault("term", 0, 0, late=LateHang(1, after_s=110.0, silent_s=silent_s))])
+    assert main(["report", str(folder), "--json"]) == 0
+    (incident,) = json.loads(capsys.readouterr().out)["incidents"]
+    verdict = incident["verdict"]
+    assert [(culprit["rank"], culprit["what"]) for culprit in verdict["culprits"]] == blamed
+    assert (verdict["first"], 11 in verdict["rules_fired"]) == (0, len(blamed) == 2)
 
 
 @pytest.mark.parametrize(("code", "is_told"), [(137, True), (1, False)])
