@@ -275,6 +275,28 @@ def test_backtest_of_too_little_data_says_so_and_exits_with_1(
     assert (summary["exposure"], summary["recorded"], summary["worse"]) == (0, 38, 0)
 
 
+@pytest.mark.parametrize(
+    ("rows", "tested", "status"),
+    [((20, 1000), 19, 1), ((1000, 1000), 1998, 0), ((24, 80), 23, 1), ((28, 50), 27, 0)],
+)
+def test_backtest_of_less_than_three_tenths_of_the_durations_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: tuple[int, int], tested: int, status: int
+) -> None:
+    """A run of fewer than 30 durations supports no limit, so the other run is not tested. The first occurrence of each
+    run is left out."""
+    path = tmp_path / "t.csv"
+    lines = [f"{run},a,0,{i},0.25" for run, n in enumerate(rows) for i in range(n)]
+    path.write_text("\n".join(["run,section,rank,i,seconds", *lines]) + "\n")
+    assert main(["calibrate", str(path), "--backtest", "--json"]) == status
+    (summary,) = json.loads(capsys.readouterr().out)["summaries"]
+    assert (summary["exposure"], summary["recorded"]) == (tested, sum(rows) - 2)
+    assert (summary["exceeded"], summary["worse"], summary["outside_worse"]) == (0, 0, 0)
+    assert main(["calibrate", str(path), "--backtest"]) == status
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{tested} of {sum(rows) - 2} recorded durations were tested" in shown
+    assert ("tested: too few for a result" in shown) == bool(status)
+
+
 def test_backtest_counts_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "t.csv", n=60_000, runs=3)
     assert main(["calibrate", str(path), "--backtest", "--json", "--n", "100,20000", "--min-timeout", "0.01"]) == 0
