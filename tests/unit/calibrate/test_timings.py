@@ -16,7 +16,15 @@ from resilience.calibrate import timings
 from resilience.calibrate.held_out import backtest
 from resilience.calibrate.limits import Target, calibrate
 from resilience.calibrate.observed import pool_of
-from resilience.calibration.limits_file import Deadline, SeenInJob, Timeouts, in_force, of_rank, staleness
+from resilience.calibration.limits_file import (
+    Deadline,
+    RankGroupLimit,
+    SeenInJob,
+    Timeouts,
+    in_force,
+    of_rank,
+    staleness,
+)
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start
@@ -293,6 +301,31 @@ def test_only_an_ok_fit_lowers_the_limit_of_a_group_of_ranks(tmp_path: Path) -> 
     assert second.timeout_s == first.timeout_s > third.timeout_s
     (warning,) = kept.deadlines["train"].warnings
     assert warning.startswith("ranks 0-1: kept at 0.2") and "only an `ok` fit may lower a limit" in warning
+
+
+@pytest.mark.parametrize(("killed", "seconds"), [(1, 0.2), (1, 30.0), (3, 0.8), (3, 30.0)])
+def test_occurrence_of_one_group_that_a_limit_ended_raises_the_limit_of_that_group_only(
+    tmp_path: Path, killed: int, seconds: float
+) -> None:
+    """The limit of its group rises to 1.5 times that time, and to five times its own longest healthy one at most."""
+    paces = (0.1, 0.105, 0.4, 0.41)
+
+    def of_groups(name: str, cut: tuple[float, End] | None) -> tuple[RankGroupLimit, ...]:
+        folders = [tmp_path / f"{name}{run}" for run in range(2)]
+        for run, folder in enumerate(folders):
+            for rank, pace in enumerate(paces):
+                of_rank = cut if (run, rank) == (1, killed) else None
+                values = steps(2000, 10 * run + rank, pace)
+                record(folder, [("cold", values)], rank=rank, world=len(paces), cut=of_rank)
+        return limits(*folders).deadlines["train"].groups
+
+    before, after = of_groups("plain", None), of_groups("killed", (seconds, "killed"))
+    assert [group.ranks for group in after] == [group.ranks for group in before] == ["0-1", "2-3"]
+    of_killed, of_others = killed // 2, 1 - killed // 2
+    assert after[of_others] == before[of_others]
+    raised = after[of_killed]
+    assert raised.timeout_s == pytest.approx(min(1.5 * seconds, 5 * raised.max_s))
+    assert (raised.timeout_s or 0.0) > 1.1 * (before[of_killed].timeout_s or math.inf)
 
 
 def test_rank_with_few_durations_in_one_run_has_the_limit_of_all_ranks(tmp_path: Path) -> None:
