@@ -77,7 +77,7 @@ def calibrate(
         unnumbered_s = max(deadline.longest_unnumbered for deadline in observed_deadlines)
         for start in get_args(Start):
             by_run = [
-                [begun.values for begun in deadline.starts if begun.how == start and begun.values]
+                [values for begun in deadline.starts if begun.how == start and (values := begun.first(first))]
                 for deadline in observed_deadlines
             ]
             if any(by_run):
@@ -233,7 +233,7 @@ def _unnumbered_usual(observed: Sequence[ObservedDeadline], first: int) -> float
     """Return the seconds of the longest occurrence whose number is unknown and that may be a usual one, because it took
     longer than first occurrences do. 0: there is none."""
     longest = max((deadline.longest_unnumbered for deadline in observed), default=0.0)
-    known = [value for deadline in observed for start in deadline.starts for value in start.values[:first]]
+    known = [value for deadline in observed for start in deadline.starts for value in start.first(first)]
     return longest if longest > FACTOR * max(known, default=0.0) else 0.0
 
 
@@ -339,7 +339,7 @@ def _first(
     the durations after each of its starts. cuts: first occurrences that did not end by themselves. unnumbered_s: the
     longest occurrence that may be a first one after any start."""
     every = MONTH / aim.target.restarts_per_month
-    maxima = [max(values[:first]) for starts in by_run for values in starts]
+    maxima = [max(values) for starts in by_run for values in starts]
     target = aim.target
     fitted = fit_first(
         maxima,

@@ -26,10 +26,19 @@ from resilience.telemetry.timings import Histogram, bucket, upper_bound
 
 
 class StartValues(msgspec.Struct, frozen=True):
-    """The first values after a start, in order, of the slowest rank."""
+    """The single values soon after a start, in seconds by number since it, in order, of the slowest rank. A number is
+    missing if its occurrence did not end by itself, or if no file kept it."""
 
     how: Start
-    values: list[float]
+    values: dict[int, float]
+
+    def leading(self) -> list[float]:
+        """Return the values up to the first missing number."""
+        return [seconds for at, (number, seconds) in enumerate(self.values.items()) if at == number]
+
+    def first(self, first: int) -> list[float]:
+        """Return those of the first occurrences. first: how many occurrences these are."""
+        return [seconds for number, seconds in self.values.items() if number < first]
 
 
 class ObservedCut(msgspec.Struct, frozen=True):
@@ -184,7 +193,7 @@ def warm_up(deadline: str, observed: Sequence[ObservedDeadline]) -> int:
     """Return how many occurrences after a start are slower than later ones: one number for all starts."""
     if deadline == INITIAL_HEARTBEAT:
         return fitting.LONGEST_WARM_UP  # there is one per start
-    return fitting.warm_up([begun.values[: durations.FIRST] for run in observed for begun in run.starts])
+    return fitting.warm_up([begun.leading() for run in observed for begun in run.starts])
 
 
 def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:

@@ -72,7 +72,7 @@ def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> O
     numbers = sorted(by_number)
     series = [by_number[number] for number in numbers]
     return ObservedDeadline(
-        starts=[StartValues("cold", series[: durations.FIRST])],
+        starts=[StartValues("cold", dict(enumerate(series[: durations.FIRST])))],
         kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
         n=len(series),
         max_s=max(series, default=0.0),

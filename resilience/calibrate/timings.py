@@ -381,7 +381,7 @@ class _Gathered(msgspec.Struct):
         kept = [(number, *self.slowest[place][number]) for place in places for number in sorted(self.slowest[place])]
         half_at, settled_max, drift = self.course
         return ObservedDeadline(
-            starts=[StartValues(self.hows.get(place, "cold"), _leading(self.slowest[place])) for place in places],
+            starts=[StartValues(self.hows.get(place, "cold"), _early(self.slowest[place])) for place in places],
             kept=kept,
             is_whole=len(kept) >= self.n and not self.missing and not self.unnumbered,
             above=self.above,
@@ -461,12 +461,9 @@ def _single_values(file: RankFile, notes: list[str]) -> Iterator[tuple[_Place, S
             yield place, start_kind, line
 
 
-def _leading(values: Mapping[int, tuple[float, float]]) -> list[float]:
-    """Return the values after a start up to the first gap."""
-    leading: list[float] = []
-    while (value := values.get(len(leading))) is not None:
-        leading.append(value[0])
-    return leading
+def _early(values: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+    """Return the values soon after a start in order."""
+    return {number: values[number][0] for number in sorted(values) if number < durations.FIRST}
 
 
 def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tuple[float, float, float]:

@@ -38,7 +38,7 @@ def steps(n: int = 2000, seed: int = 1, first: float | None = None) -> ObservedD
     if first is not None:
         values[0] = first
     kept = [(number, seconds, float(number)) for number, seconds in enumerate(values)]
-    return ObservedDeadline([StartValues("cold", values[:16])], kept, n=n, max_s=max(values))
+    return ObservedDeadline([StartValues("cold", dict(enumerate(values[:16])))], kept, n=n, max_s=max(values))
 
 
 def run(name: str, configuration: Configuration = EIGHT, observed: ObservedDeadline | None = None) -> ObservedRun:

@@ -27,7 +27,7 @@ from resilience.calibration.limits_file import (
 )
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
-from resilience.facts.deadlines import Start
+from resilience.facts.deadlines import Start, first_name
 from resilience.facts.limits import Limits
 from resilience.system.background import WRITER
 from resilience.telemetry import durations
@@ -179,6 +179,38 @@ def test_slow_first_occurrences_do_not_lengthen_the_usual_limit_of_a_short_run_w
     assert (made["train"].timeout_s or math.inf) < 1.25
     assert made["train.first"].timeout_s == pytest.approx(150.0)
     assert made["train.first.warm"].timeout_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("again", ["cold", "warm"])
+def test_slow_first_occurrence_after_one_that_did_not_end_by_itself_raises_the_limit(
+    tmp_path: Path, again: Start
+) -> None:
+    """An exception left the second section of a start, and the program continued."""
+    folders = [record(tmp_path / f"run{seed}", [("cold", [9.0, 8.0, 7.0, *steps(600, seed)])]) for seed in range(2)]
+    folder = tmp_path / "ended"
+    recorder = Recorder(folder, Header("ended", "n", 0, 1, CONFIGURATION, "ended"), 1000.0)
+    for how in dict.fromkeys(("cold", again)):
+        recorder.started(how, 1000.0, cycle=int(how == "warm"))
+        recorder.add("train", 9.0, 1000.0)
+        recorder.add("train", 0.05, 1009.0, "cut")
+        for i, seconds in enumerate([300.0 if how == again else 7.0, *steps(600, 9)]):
+            recorder.add("train", seconds, 1010.0 + i)
+    recorder.close(3000.0)
+    made = limits(*folders, folder).deadlines
+    name = first_name("train", again)
+    assert made["train"].max_s < 1.0
+    assert made[name].max_s == 300.0 and made[name].timeout_s == pytest.approx(1500.0)
+
+
+def test_slow_occurrence_of_the_warm_up_of_which_no_neighbour_was_kept_raises_the_limit(tmp_path: Path) -> None:
+    """After a restart the first 16 are kept, and then only large ones. The warm-up of a cold start is longer here."""
+    usual = steps(600, 1)
+    warm = steps(600, 2)
+    warm[18] = 300.0
+    begun: list[tuple[Start, list[float]]] = [("cold", [*[5.0] * 20, *usual]), ("warm", warm)]
+    made = limits(*(record(tmp_path / f"run{number}", begun) for number in range(2))).deadlines
+    assert made["train.first"].occurrences == 20
+    assert made["train.first.warm"].max_s == 300.0
 
 
 def with_many_restarts(folder: Path, restarts: int, *, ranks: int = 1, last_s: float = 5.0) -> Path:
