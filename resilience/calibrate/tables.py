@@ -6,7 +6,6 @@ import csv
 import gzip
 import math
 import zlib
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,16 +67,18 @@ def read_table(path: Path) -> list[ObservedRun]:
 
 
 def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> ObservedDeadline:
-    """Return the durations in order. An occurrence that did not end by itself comes after those with lower numbers."""
-    numbers = sorted(by_number)
-    series = [by_number[number] for number in numbers]
+    """Return the durations in order, counted from 0 as a recorder counts: an occurrence that did not end by itself has
+    a number too. A number without a row has none, because tables of other tools may number occurrences by steps."""
+    numbers = sorted({*by_number, *(number for number, _ in cuts)})
+    counted = {number: position for position, number in enumerate(numbers)}
+    series = {counted[number]: by_number[number] for number in numbers if number in by_number}
     return ObservedDeadline(
-        starts=[StartValues("cold", dict(enumerate(series[: durations.FIRST])))],
-        kept=[(number, seconds, float(number)) for number, seconds in enumerate(series)],
+        starts=[StartValues("cold", {number: s for number, s in series.items() if number < durations.FIRST})],
+        kept=[(number, seconds, float(number)) for number, seconds in series.items()],
         n=len(series),
-        max_s=max(series, default=0.0),
+        max_s=max(series.values(), default=0.0),
         is_from_beginning=min(numbers, default=0) <= BEGINNING,
-        cuts=[ObservedCut(cut, bisect_left(numbers, number), "cold") for number, cut in cuts],
+        cuts=[ObservedCut(cut, counted[number], "cold") for number, cut in cuts],
     )
 
 

@@ -6,7 +6,7 @@ import math
 import random
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -475,6 +475,46 @@ def test_positions_of_a_table_and_of_folders_are_the_same(tmp_path: Path) -> Non
     assert of_folders.timeout_s == pytest.approx(of_table.timeout_s, rel=0.05)
 
 
+@pytest.mark.parametrize("end", ["cut", "killed", "hang"])
+def test_occurrences_of_a_table_that_did_not_end_by_themselves_leave_phases_where_they_are(
+    tmp_path: Path, end: str
+) -> None:
+    runs = [[8.0, *with_evaluations(seed)] for seed in range(2)]
+    whole = limits(table(tmp_path / "t.csv", runs)).deadlines["train"].outside
+    ended = limits(table(tmp_path / "t.csv", runs, {(1, 300): end, (1, 700): end})).deadlines["train"].outside
+    assert whole is not None and ended is not None
+    assert ended.phases == whole.phases
+    assert (whole.phases.positions, whole.phases.until) == ((1001, 2001), 3001)
+
+
+def test_table_whose_numbers_are_those_of_every_tenth_step_has_the_same_limits(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", [[8.0, *with_evaluations(seed)] for seed in range(2)])
+    each = limits(path).deadlines
+    path.write_text(re.sub(r"(?m)^([0-9]+,train,0,[0-9]+),", r"\g<1>0,", path.read_text()))
+    assert limits(path).deadlines == each
+
+
+def test_occurrences_that_did_not_end_by_themselves_count_alike_in_a_table_and_in_folders(tmp_path: Path) -> None:
+    runs = [[9.0, 8.0, 7.0, *with_evaluations(seed)] for seed in range(3)]
+    ended = {(1, 1): "cut", (2, 500): "cut"}
+    of_table = limits(table(tmp_path / "t.csv", runs, ended)).deadlines
+    folders = [tmp_path / f"run{number}" for number in range(3)]
+    for number, (folder, values) in enumerate(zip(folders, runs, strict=True)):
+        recorder, at = Recorder(folder, Header(folder.name, "n", 0, 1, CONFIGURATION, folder.name), 1000.0), 1000.0
+        recorder.started("cold", at)
+        for i, seconds in enumerate(values):
+            recorder.add("train", seconds, at, "cut" if (number, i) in ended else "ok")
+            at += seconds
+        recorder.close(at)
+    of_folders = limits(*folders).deadlines
+    for name in ("train", "train.first"):
+        assert of_table[name].n == of_folders[name].n
+        assert of_table[name].timeout_s == pytest.approx(of_folders[name].timeout_s, rel=0.05)
+    short, other = of_table["train"].outside, of_folders["train"].outside
+    assert short is not None and other is not None
+    assert short.phases.positions == other.phases.positions == (1003, 2003)
+
+
 def test_folders_of_one_run_are_one_run(tmp_path: Path) -> None:
     first = record(tmp_path / "a" / "job", [("cold", steps(300, 1))], node="a", launch="one")
     second = record(tmp_path / "b" / "job", [("cold", steps(300, 2))], node="b", rank=1, launch="one")
@@ -507,9 +547,14 @@ def test_file_without_an_observed_time_is_refused_by_its_name(tmp_path: Path, se
         limits(folder)
 
 
-def table(path: Path, runs: Sequence[Sequence[float]]) -> Path:
-    rows = [f"{run},train,0,{i},{seconds!r}" for run, values in enumerate(runs) for i, seconds in enumerate(values)]
-    path.write_text("\n".join(["run,section,rank,i,seconds", *rows]) + "\n")
+def table(path: Path, runs: Sequence[Sequence[float]], ended: Mapping[tuple[int, int], str] = {}) -> Path:
+    """Write these durations of one rank. ended: how single ones ended, by run and number; the others by themselves."""
+    rows = [
+        f"{run},train,0,{i},{seconds!r},{ended.get((run, i), 'ok')}"
+        for run, values in enumerate(runs)
+        for i, seconds in enumerate(values)
+    ]
+    path.write_text("\n".join(["run,section,rank,i,seconds,end", *rows]) + "\n")
     return path
 
 
