@@ -53,7 +53,8 @@ def planned(folder: Path, **plan: object) -> None:
 
 
 def calibrated(tmp_path: Path, *runs: str, options: Sequence[str] = ()) -> Timeouts:
-    """Calibrate runs, as a user would type it, and return the limits in `timeouts.yaml` of the run directory."""
+    """Calibrate runs, as a user would type it, and return the limits in `timeouts.yaml` of the run directory. runs:
+    names in that directory, or paths of run folders."""
     out = tmp_path / "runs" / "timeouts.yaml"
     folders = [str(tmp_path / "runs" / name) for name in runs]
     assert main(["calibrate", *folders, "--out", str(out), *options]) in (0, 3, 4)
@@ -158,8 +159,10 @@ def test_file_fits_later_runs_whatever_their_options_and_arguments_and_says_what
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch(STEPS, RESILIENCE_JOB_ID="first").wait() == [0]
-    assert launch(STEPS, "--max-restarts", "3", RESILIENCE_JOB_ID="second").wait() == [0]
-    found = calibrated(tmp_path, "first", "second", options=UNHURRIED)
+    elsewhere = tmp_path / "elsewhere"
+    options = ("--run-dir", str(elsewhere), "--max-restarts", "3")
+    assert launch(STEPS, *options, RESILIENCE_JOB_ID="second").wait() == [0]
+    found = calibrated(tmp_path, "first", str(elsewhere / "second"), options=UNHURRIED)
     told = capsys.readouterr().err
     assert "differ" not in told and "still being written" not in told
     assert found.deadlines["step"].runs == 2
