@@ -147,6 +147,44 @@ def test_section_that_a_learned_limit_ended_is_left_out_if_the_verdict_knows_tha
         assert any("a limit ended 1 occurrence, " in warning for warning in known.warnings)
 
 
+LIVES_ON = """
+import json, resilience
+plan = json.loads((here / "plan.json").read_text())
+signals = []
+for n in range(60):
+    with resilience.section("train"):
+        if [cycle, rank, n] == plan.get("late"):
+            signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+            until = time.monotonic() + 250.0
+            while not signals and time.monotonic() < until:
+                time.sleep(0.01)
+        elif signals and n == plan["late"][2] + 5:
+            os._exit(3)
+        time.sleep(0.01)
+"""
+
+
+def test_section_that_ended_after_its_learned_limit_fired_is_healthy_and_raises_the_limit(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """The rank handles SIGTERM: it finishes the slow section and four more ones, and ends in the next one."""
+    planned(tmp_path)
+    assert launch(LIVES_ON, RESILIENCE_JOB_ID="first").wait() == [0]
+    before = calibrated(tmp_path, "first", options=UNHURRIED).deadlines["train"]
+    planned(tmp_path, late=[0, 1, 20])
+    options = ("--timeouts", "auto", "--ft-rank-termination-signal", "SIGTERM")
+    job = launch(LIVES_ON, *options, RESILIENCE_JOB_ID="second", SLOW_ANSWERS="yes")
+    assert job.wait() == [0]
+    (silent,) = [record.event for record in job.of(events.RankFellSilent)]
+    assert (silent.limit, silent.allowed_s) == ("section:train", pytest.approx(before.timeout_s, rel=1e-4))
+    limits = calibrated(tmp_path, "first", "second", options=UNHURRIED).deadlines
+    after = limits["train"]
+    assert before.max_s < silent.allowed_s <= after.max_s
+    assert after.timeout_s == pytest.approx(5 * after.max_s, rel=1e-4)
+    assert not any("a limit ended" in warning for known in limits.values() for warning in known.warnings)
+    assert [known.excluded_hangs for known in limits.values() if known.excluded_hangs] == []
+
+
 STEPS = """
 import resilience, time
 for n in range(40):
