@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -18,11 +19,13 @@ import pytest
 
 from resilience.errors import ConfigurationError, MonitorError
 from resilience.facts import events
+from resilience.facts.configuration import Configuration
 from resilience.facts.interruptions import Interruption
 from resilience.facts.limits import Limits
 from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer, WorkloadAction, WorkloadControlRequest
 from resilience.monitor import messages
 from resilience.monitor.config import to_limits
+from resilience.telemetry.durations import Header, Recorder
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
 from tests.support.ranks import free_port
@@ -150,6 +153,41 @@ def test_calculated_limit_is_enforced(one: Node) -> None:
     assert found(one) == "heartbeat"
     (record,) = one.records(events.RankFellSilent)
     assert record.event.allowed_s == calculated < FaultToleranceConfig().rank_heartbeat_timeout
+
+
+def recorded(runs: Path, name: str, began: float, first: float) -> None:
+    """Write a run of 15,000 sections of 0.6 s, and of one before them of `first` seconds."""
+    chance = random.Random(name)
+    recorder = Recorder(runs / name, Header(name, "host", 0, 1, Configuration("train.py", world_size=1)), began)
+    recorder.started("cold", began)
+    recorder.add("train", first, began)
+    for number in range(15_000):
+        recorder.add("train", 0.6 * chance.lognormvariate(0.0, 0.02), began + first + 0.6 * number)
+    recorder.close(began + first + 9_000.0)
+
+
+@pytest.mark.parametrize("first", [0.6, 10.0])
+def test_limit_fitted_in_a_job_leaves_a_slow_first_step_out_and_is_enforced(
+    one: Node, tmp_path: Path, first: float
+) -> None:
+    """The first 16 occurrences have the limit of the compatible rule, 50 times the longest one here."""
+    runs = tmp_path / "runs"
+    recorded(runs, "yesterday", 0.0, first)
+    recorded(runs, "today", 1e6, first)
+    code = (
+        "def spend(seconds): client.start_section('train'); time.sleep(seconds); client.end_section('train')\n"
+        "for number in range(20): spend(0.01 if number else 0.3)\n"
+        "client.calculate_and_set_section_timeouts(['train'], calc_out_of_section=False, method='fit')\n"
+        "print(client.section_timeouts.section['train'], flush=True)\n"
+        "client.start_section('train'); input()"
+    )
+    env = {"RESILIENCE_RUN_DIR": str(runs), "RESILIENCE_JOB_ID": "today"}
+    worker = one.start(BEGIN + code, limits(safety_factor=50.0), **env)
+    fitted = float(await_line(worker))
+    assert 0.6 < fitted < 2.5 * 0.6
+    assert found(one) == "section:train"
+    (record,) = one.records(events.RankFellSilent)
+    assert record.event.allowed_s == fitted
 
 
 def test_monitor_that_replaces_a_lost_one_enforces_a_calculated_limit_beside_many_others(one: Node) -> None:
