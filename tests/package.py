@@ -82,13 +82,13 @@ def build(work: Path, built: Path) -> tuple[Path, Path]:
 
 
 def unexpected_in_wheel(wheel: Path) -> list[str]:
-    """Return what users do not need."""
+    """Return what users do not need: files beside the package, data of tests, the generator of the dashboards."""
     return [
         f"{name} is in the wheel"
         for name in _names(wheel)
         if not (name.startswith("resilience/") or ".dist-info/" in name)
         or name.endswith((".pyc", ".xz"))
-        or ("/tests/" in name and not name.startswith("resilience/dashboards/"))
+        or (name.endswith(".py") if name.startswith("resilience/dashboards/") else "/tests/" in name)
     ]
 
 
