@@ -5,6 +5,7 @@ in the page on migration, the list of stable names, and CHANGELOG.md from the fr
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import enum
 import importlib
@@ -14,14 +15,17 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
+from dashboards.generator.rules import ALERTS
 from resilience import __version__
 from resilience.cli import VERBS
+from resilience.cli.calibrate import configure_diff
+from resilience.cli.completion import parser_of
 from resilience.facts.events import CATALOGUE
 from resilience.facts.records import Record
 from resilience.launcher import ft_options
@@ -50,6 +54,8 @@ RUN_FILES = (
     "timings/<node>-<rank>.signs",
 )
 """The files of a run folder; tests/process/test_run_folder.py compares them with those of a job."""
+LINES = {"log-line": LogLine, "record": Record, "timeline": Entry}
+"""The lines that programs read, by the names of their schemas in docs/schema."""
 CHANGE_KINDS = ("added", "changed", "fixed", "removed")
 FIRST_RELEASE = "0.1.0"
 FIRST_RELEASE_SUMMARY = """
@@ -241,6 +247,16 @@ def stable_names() -> set[str]:
     names |= {f"config {name}" for name in FIELDS} | {f"option {flag(name)}" for name in FIELDS}
     names |= {f"option --{option.name.replace('_', '-')}" for option in dataclasses.fields(Options)}
     names.add("option --ft-cfg-path")
+    for verb in VERBS:
+        if verb != "run":  # its parser has all of torchrun's options too
+            names |= set(_options_of(verb, parser_of(verb)))
+    diff = argparse.ArgumentParser()
+    configure_diff(diff)
+    names |= {"command calibrate diff", *_options_of("calibrate diff", diff)}
+    names |= {f"alert {alert.name}" for alert in ALERTS}
+    names |= {
+        f"field {line} {field.encode_name}" for line, kind in LINES.items() for field in msgspec.structs.fields(kind)
+    }
     names |= {f"variable {name}" for name in re.findall(r"^\| `(RESILIENCE_\w+)`", settings_table(), re.MULTILINE)}
     for module, public in API:
         for name in public:
@@ -323,6 +339,17 @@ def _described(name: str, thing: object) -> list[str]:
                 signature = "" if isinstance(member, property) else _signature(target)
                 lines.append(f"\n**`{attribute}{signature}`** {' '.join(_doc(member).split())}\n")
     return lines
+
+
+def _options_of(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield a command's options and its nested commands with theirs, as lines of the list; no hidden ones."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, nested in action.choices.items():
+                yield f"command {command} {name}"
+                yield from _options_of(f"{command} {name}", nested)
+        elif action.dest != "help" and action.help != argparse.SUPPRESS:
+            yield from (f"option {command} {option}" for option in action.option_strings)
 
 
 def _public_members(thing: object) -> list[str]:

@@ -279,11 +279,17 @@ def _progress(activity: str) -> timings.Progress | None:
 # -- diff ------------------------------------------------------------------------------------------
 
 
-def _diff(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="resilience calibrate diff", description="Compare two limits files.")
+def configure_diff(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `calibrate diff`."""
+    parser.description = "Compare two limits files."
     parser.add_argument("old", type=Path, metavar="OLD", help="limits file to compare with")
     parser.add_argument("new", type=Path, metavar="NEW", help="limits file whose changes are shown")
     parser.add_argument("--json", action="store_true", help="print the changes as JSON")
+
+
+def _diff(arguments: Sequence[str]) -> int:
+    parser = Parser(prog="resilience calibrate diff")
+    configure_diff(parser)
     parsed = parser.parse_args(list(arguments))
     old_file, new_file = timeouts_file.read(parsed.old), timeouts_file.read(parsed.new)
     names = sorted({*old_file.deadlines, *new_file.deadlines})
