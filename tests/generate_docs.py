@@ -85,6 +85,31 @@ OPTIONS_END = "<!-- End of the table. -->"
 MADE = "<!-- Made by tests/generate_docs.py from the code; change it there. -->\n\n"
 API = (
     ("resilience", ("section", "heartbeat", "step", "stop_requested", "get_logger", "traceparent")),
+    ("resilience.calibration", ("fit", "read", "calibrate", "Target", "Timeouts", "Deadline", "Timeout", "Cut")),
+    (
+        "resilience.errors",
+        (
+            "ResilienceError",
+            "ConfigurationError",
+            "ConfigurationTypeError",
+            "ProtocolError",
+            "DecodeError",
+            "MonitorError",
+            "LaunchError",
+            "StoreError",
+            "ServerGone",
+            "RestartError",
+            "HealthCheckError",
+            "FaultCounterExceeded",
+            "InternalError",
+            "TimeoutError",
+            "RankDiscarded",
+            "BarrierError",
+            "BarrierTimeout",
+            "BarrierOverflow",
+            "RestartAbort",
+        ),
+    ),
     ("resilience.inprocess", ("Wrapper", "CallWrapper", "Compose")),
     ("resilience.inprocess.state", ("State", "Status")),
     ("resilience.inprocess.initialize", ("Initialize", "RetryController")),
@@ -330,6 +355,8 @@ def _described(name: str, thing: object) -> list[str]:
         return [f"\n### `{name}`\n\n{_doc(thing)}\n\nMembers: {members}.\n"]
     lines = [f"\n### `{name}`\n\n```text\n{name}{_signature(thing)}\n```\n\n{_doc(thing)}\n"]
     if isinstance(thing, type):
+        if issubclass(thing, BaseException):
+            lines.append(f"\nBase: {', '.join(f'`{base.__name__}`' for base in thing.__bases__)}.\n")
         for attribute, member in vars(thing).items():
             if isinstance(member, (classmethod, staticmethod)):
                 member = member.__func__
@@ -360,7 +387,8 @@ def _public_members(thing: object) -> list[str]:
 
 
 def _parameters(thing: object) -> list[str]:
-    if isinstance(thing, enum.EnumMeta) or (isinstance(thing, type) and "__init__" not in vars(thing)):
+    is_class = isinstance(thing, type) and not issubclass(thing, msgspec.Struct)
+    if isinstance(thing, enum.EnumMeta) or (is_class and "__init__" not in vars(thing)):
         return []  # an inherited signature depends on the version of Python
     return [name for name in inspect.signature(thing).parameters if not name.startswith("_")]  # type: ignore[arg-type]
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import re
 from argparse import SUPPRESS
+from importlib import import_module
+from types import ModuleType
 
 import pytest
 
+import resilience
+from resilience import calibration, errors
 from resilience.launcher.arguments import parser
-from tests.generate_docs import DOCS, PAGES
+from tests.generate_docs import API, DOCS, PAGES
 
 LIMITS = "limits of the rank monitors"
+NOT_RAISED = {
+    "CorruptCheckpoint": "only the demonstration raises it",
+    "LeftInChild": "it never leaves the wrapper's call",
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -24,6 +32,25 @@ def test_config_page_has_every_option_of_ours_that_the_help_shows() -> None:
     page = (DOCS / "config.md").read_text()
     missing = [action.dest for action in shown if not any(f"`{name}`" in page for name in action.option_strings)]
     assert len(groups) == 2 and missing == []
+
+
+@pytest.mark.parametrize("module", [resilience, calibration])
+def test_reference_has_each_public_name_of_a_module_that_loads_them_on_first_use(module: ModuleType) -> None:
+    assert sorted(dict(API)[module.__name__]) == sorted(set(module.__all__) - {"__version__"})
+
+
+def test_reference_has_every_error_that_users_can_catch() -> None:
+    defined = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    listed = {getattr(import_module(module), name) for module, names in API for name in names}
+    assert {name for name, kind in defined.items() if kind.__module__ == errors.__name__ and kind not in listed} == set(
+        NOT_RAISED
+    )
+
+
+def test_reference_names_the_base_of_an_error() -> None:
+    reference = PAGES["api.md"]()
+    _, _, described = reference.partition("### `ConfigurationError`\n")
+    assert "Base: `ResilienceError`, `ValueError`." in described.partition("\n### ")[0]
 
 
 def test_reference_lists_the_members_of_an_enum_and_not_its_constructor() -> None:
