@@ -275,6 +275,16 @@ class _MonitorSlot:
                     self._connected(message, fds)
                 case messages.Gone(pid) if self._assigned is not None and pid == self._assigned.worker_pid:
                     self._forget_worker()
+                case (
+                    messages.Found()
+                    | messages.Suspected()
+                    | messages.SeeksOthers()
+                    | messages.Gone()
+                    | messages.Requested()
+                    | messages.WillStop()
+                    | messages.Looked()
+                ):
+                    pass  # for the caller
             received.append(message)
         return received
 

@@ -134,6 +134,10 @@ class Witnesses:
                 case messages.Requested(action, description, _, pid) if pid in self._pids:
                     self._reporter.emit(events.ControlRequested(action, description, local_rank))
                     self.requests.append(Request(action, description))
+                case messages.SeeksOthers() | messages.Requested():
+                    pass  # of a worker of an earlier cycle
+                case messages.Ready() | messages.Alive() | messages.Connected():
+                    pass  # `launcher.monitors` has handled it
         # Afterwards: if this process stood still, the answers have come meanwhile.
         if self._round is not None and time.monotonic() >= self._round.at + LOOK_LIMIT:
             self._end_round(self._round)

@@ -314,7 +314,14 @@ class RankMonitor:
                 if record.origin.rank != 0:  # rank 0 soon requests the iteration's store, and all ranks wait for it
                     self._pace = self._pace.recorded(time.monotonic())
                 self._take(record)
-            case _:
+            case (
+                messages.Introduced()
+                | messages.Attached()
+                | messages.Armed()
+                | messages.Progressed()
+                | messages.RankRequest()
+                | messages.NewLimits()
+            ):
                 self._refuse(f"unexpected message: {type(message).__name__}")
 
     def open(self, origin: Origin, folder: Path, limits: Limits, job: Job | None = None) -> None:

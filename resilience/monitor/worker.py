@@ -362,7 +362,13 @@ class WorkerMonitor(RankMonitor):
                 self._link_changed(limits=limits)
             case messages.RankRequest(action, description):
                 self._request(action, description[: messages.DESCRIPTION])
-            case _:
+            case (
+                messages.Begin()
+                | messages.HostStore()
+                | messages.LeftCall()
+                | messages.Introduced()
+                | messages.Attached()
+            ):
                 self._refuse(f"unexpected message: {type(message).__name__}")
 
     def _request(self, action: str, description: str) -> None:

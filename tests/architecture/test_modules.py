@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from resilience.core import agent_protocol, restart, watch
 from resilience.facts.events import CATALOGUE
+from resilience.monitor import messages
 from tests.support.modules import tree_of
 from tests.support.server import ROOT
 
@@ -147,6 +150,20 @@ VAGUE = {"found", "told", "made", "seen", "of", "each"}  # of a local name or a 
 
 SAME_NAME = {"FaultToleranceCallback"}  # of Lightning and of transformers: each user has one of them
 
+UNIONS = (
+    restart.Operation,
+    agent_protocol.Operation,
+    agent_protocol.NodeOperation,
+    watch.Command,
+    messages.FromRank,
+    messages.ToRank,
+    messages.FromAgent,
+    messages.ToAgent,
+)
+OPEN_ENDED = {
+    "resilience/launcher/rendezvous/driving.py:operation": "`system.store.execute` takes all others, by its type",
+}
+
 TERMINAL = {"'TERM'", "'NO_COLOR'"}  # what a terminal can do is no setting of ours, and asked beside `isatty`
 
 
@@ -199,6 +216,27 @@ def local_names(tree: ast.Module) -> Iterator[str]:
                 yield name
             case _:
                 pass
+
+
+def test_match_of_a_message_or_an_operation_names_each_kind() -> None:
+    """Then mypy reports a new kind at each place. It does not where the last case has a wildcard or a guard."""
+    kinds = {kind.__name__ for union in UNIONS for kind in typing.get_args(union)}
+    open_ended = {
+        f"{name_of(path)}:{ast.unparse(node.subject)}"
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Match) and not kinds.isdisjoint(classes_of(node))
+        if node.cases[-1].guard is not None or isinstance(node.cases[-1].pattern, ast.MatchAs)
+    }
+    assert open_ended == set(OPEN_ENDED)
+
+
+def classes_of(match: ast.Match) -> Iterator[str]:
+    """Yield the names of the classes that the cases of a match statement ask for."""
+    for case in match.cases:
+        for node in ast.walk(case.pattern):
+            if isinstance(node, ast.MatchClass):
+                yield ast.unparse(node.cls).rpartition(".")[2]
 
 
 def test_class_names_are_unique() -> None:

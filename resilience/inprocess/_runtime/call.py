@@ -360,6 +360,8 @@ class CallWrapper:
             case restart.SetRecord(_, value) if self._failure_record is None:
                 # The protocol wrote this record: some rank missed the completion barrier.
                 self._session.emit(events.RankInterrupted(decode(value)))
+            case restart.Set() | restart.Add() | restart.CompareSet() | restart.Check() | restart.Read():
+                pass  # the store performs it
         if self._failure_record is not None:
             return note_arrival(operation, self._session.store, self._failure_record, self._session.emit)
         return NotImplemented

@@ -6,14 +6,25 @@ import gc
 import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch.distributed as dist
 
-from resilience.core.restart import Add, Read, Set
+from resilience.core.restart import Add, Assign, Operation, Read, RunStage, Set, Settle
 from resilience.errors import StoreError
-from resilience.system.store import execute, wait
+from resilience.system.store import _PERFORM, execute, wait
+
+NOT_OF_STORE = {Assign, RunStage, Settle}
+"""The shell performs them; `test_match_of_a_message_or_an_operation_names_each_kind` holds that it names each."""
+
+
+def test_store_performs_every_operation_of_the_protocol_but_those_of_the_shell() -> None:
+    """Also each operation that says more than its base class: the type is looked up exactly."""
+    operations = set(get_args(Operation))
+    operations |= {kind for operation in operations for kind in operation.__subclasses__()}
+    assert len(operations) > len(get_args(Operation))
+    assert set(_PERFORM) == operations - NOT_OF_STORE
 
 
 class StoreBesideATracer:
