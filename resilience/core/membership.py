@@ -304,7 +304,7 @@ def _with_previous(last: Membership, chosen: Sequence[NodeSeat]) -> list[Assignm
 
 
 _entry = reader(Entry)
-_formation = reader(Membership)
+_membership = reader(Membership)
 _change = reader(Change)
 
 
@@ -320,7 +320,7 @@ def decode_entry(text: str) -> Entry:
 
 def decode_membership(text: str) -> Membership:
     """Read a membership. Raises: DecodeError."""
-    return _formation(text)
+    return _membership(text)
 
 
 def decode_change(text: str) -> Change:

@@ -1,4 +1,4 @@
-"""Who takes part next: claims about single formations, and what holds for every order of events."""
+"""Who takes part next: claims about single memberships, and what holds for every order of events."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ ENTRIES = st.one_of(
 
 
 @given(st.lists(st.lists(ENTRIES, max_size=12), max_size=5), st.integers(1, 3), st.integers(0, 3))
-def test_every_formation_is_whole_and_nobody_is_forgotten(log: list[list[Entry]], least: int, more: int) -> None:
+def test_every_membership_is_whole_and_forgets_no_agent(log: list[list[Entry]], least: int, more: int) -> None:
     most, last = least + more, Membership()
     for entries in log:
         now = membership.fold(membership.begin(last), entries)

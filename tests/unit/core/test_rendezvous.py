@@ -77,7 +77,7 @@ def test_first_agent_leads_and_forms_the_cycle_at_the_last_call() -> None:
     assert run.store.data["leader/0/0"] == "own"
 
 
-def test_agent_that_does_not_lead_waits_for_the_formation_and_writes_its_arrival_only() -> None:
+def test_agent_that_does_not_lead_waits_for_the_membership_and_writes_its_arrival_only() -> None:
     run = Run()
     led(run)
     own = agent(run, "own")
@@ -332,7 +332,7 @@ def test_agent_that_another_one_was_faster_than_does_not_lead_and_writes_nothing
     assert run.store.data["leader/0/1"] == "faster"
 
 
-def test_leader_that_stood_still_takes_the_formation_that_another_one_has_written() -> None:
+def test_leader_that_stood_still_takes_the_membership_that_another_one_has_written() -> None:
     run = Run()
     own = agent(run, "own")
     for id in "ab":
@@ -524,7 +524,7 @@ def test_leader_that_has_not_read_its_own_arrival_yet_arrives_once() -> None:
     assert run.log() == [Nothing(), Arrived(seat("own"))]
 
 
-def test_agent_that_a_formation_has_left_out_arrives_again() -> None:
+def test_agent_that_a_membership_has_left_out_arrives_again() -> None:
     run = Run()
     led(run)
     led(run, 1)
@@ -685,7 +685,7 @@ def test_agent_that_stood_still_reads_what_others_wrote_before_it_answers() -> N
     assert run.run(own.is_taken_for_lost())
 
 
-def test_look_asks_for_the_next_formation_where_an_entry_is_new_and_now_and_then() -> None:
+def test_look_asks_for_the_next_membership_where_an_entry_is_new_and_now_and_then() -> None:
     run = Run()
     own = running(run, "a")
     run.run(own.look())
@@ -726,7 +726,7 @@ def test_count_of_other_nodes_excludes_own_leaving_and_gone_nodes() -> None:
 # -- the end ------------------------------------------------------------------------------------------
 
 
-def test_rendezvous_closes_once_with_the_first_reason_even_after_a_new_formation() -> None:
+def test_rendezvous_closes_once_with_the_first_reason_even_after_a_new_membership() -> None:
     run = Run()
     own = running(run, "a")
     at(run, 0.0, lambda: formed(run, own.membership, "a"))

@@ -1,4 +1,4 @@
-"""The log and the formations: what is read, what is written twice, what is deleted."""
+"""The log and the memberships: what is read, what is written twice, what is deleted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_entry_whose_place_was_given_up_is_written_at_the_end() -> None:
     assert run.log() == [Nothing(), Left("late")]
 
 
-def test_reader_that_is_two_cycles_behind_starts_from_the_newest_formation() -> None:
+def test_reader_that_is_two_cycles_behind_starts_from_the_newest_membership() -> None:
     run = Run()
     writer = RendezvousLog()
     for name in "ab":
@@ -85,7 +85,7 @@ def test_nothing_new_costs_no_operation() -> None:
     assert run.operations == 0
 
 
-def test_next_formation_costs_one_operation_where_little_has_changed_and_the_last_one_few() -> None:
+def test_next_membership_costs_one_operation_where_little_has_changed_and_the_last_one_few() -> None:
     run = Run()
     first = formed(run, Membership())
     second = formed(run, first, entries=4)
@@ -106,7 +106,7 @@ def test_next_formation_costs_one_operation_where_little_has_changed_and_the_las
     assert run.operations == 0
 
 
-def test_formation_whose_seats_have_changed_is_read_as_a_whole() -> None:
+def test_membership_whose_seats_have_changed_is_read_as_a_whole() -> None:
     run = Run()
     first = formed(run, Membership())
     second = formed(run, first, seats=tuple(map(seat, "wxyz")), holders=tuple("wxyz"), spares=(seat("s"),))
@@ -120,14 +120,14 @@ def test_formation_whose_seats_have_changed_is_read_as_a_whole() -> None:
     assert (change.seats, change.spares, change.excluded) == ((), None, None)
 
 
-def test_pointer_to_a_formation_that_is_missing_is_an_error() -> None:
+def test_pointer_to_a_membership_that_is_missing_is_an_error() -> None:
     run = Run()
     run.store.data["newest"] = "3"
     with pytest.raises(StoreError, match="the membership of cycle 3 is missing"):
         run.run(RendezvousLog().newest(Membership()))
 
 
-def test_newcomer_finds_the_newest_formation_behind_a_stale_pointer_and_if_closed() -> None:
+def test_newcomer_finds_the_newest_membership_behind_a_stale_pointer_and_if_closed() -> None:
     run = Run()
     last = Membership()
     assert run.run(RendezvousLog().newest(last)) == last
@@ -140,7 +140,7 @@ def test_newcomer_finds_the_newest_formation_behind_a_stale_pointer_and_if_close
     assert run.run(RendezvousLog().newest(Membership())).closed == "over"
 
 
-def test_first_formation_of_a_cycle_stands_and_only_what_is_needed_stays() -> None:
+def test_first_membership_of_a_cycle_stands_and_only_what_is_needed_stays() -> None:
     run = Run()
     first = formed(run, Membership(), by="a")
     assert formed(run, Membership(), by="b", entries=9) == first
@@ -158,7 +158,7 @@ def test_first_formation_of_a_cycle_stands_and_only_what_is_needed_stays() -> No
     assert run.store.data["newest"] == "3"
 
 
-def test_formation_without_one_before_deletes_nothing() -> None:
+def test_membership_without_one_before_deletes_nothing() -> None:
     run = Run()
     run.store.data["membership/-2/"] = "of another"
     formed(run, Membership())

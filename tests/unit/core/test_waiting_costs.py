@@ -81,7 +81,7 @@ def test_verdict_is_found_without_a_notification() -> None:
     assert look_for(run, supervision, 25.0).outcome == "completed"
 
 
-def test_formation_is_found_without_a_notification() -> None:
+def test_membership_is_found_without_a_notification() -> None:
     run = Run(is_told=False)
     waiting = agent(run, "waiting")
     run.counts("leader")
@@ -110,10 +110,10 @@ def test_agent_that_was_taken_for_lost_ends_its_workers_though_no_next_cycle_is_
     assert look_for(run, supervision, 5.0).detail == "the others went on without this node"
 
 
-# -- formations ---------------------------------------------------------------------------------------
+# -- memberships --------------------------------------------------------------------------------------
 
 
-def next_formation(last: Membership, rng: random.Random, number: int) -> Membership:
+def next_membership(last: Membership, rng: random.Random, number: int) -> Membership:
     """Return a membership after `last`: some nodes left, some came, most are there again."""
     known = membership.begin(last)
     gone = [each for each in last.seats if rng.random() < 0.1]
@@ -126,7 +126,7 @@ def next_formation(last: Membership, rng: random.Random, number: int) -> Members
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_formation_is_the_one_before_with_what_has_changed(seed: int) -> None:
+def test_membership_is_the_one_before_with_what_has_changed(seed: int) -> None:
     rng = random.Random(seed)
     last = membership.form(
         membership.fold(membership.begin(Membership()), [Arrived(seat(f"node{index}")) for index in range(30)]),
@@ -134,7 +134,7 @@ def test_formation_is_the_one_before_with_what_has_changed(seed: int) -> None:
         group_ranks.assign,
     )
     for number in range(10):
-        new = next_formation(last, rng, number)
+        new = next_membership(last, rng, number)
         change = membership.decode_change(membership.encode(membership.difference(last, new)))
         assert membership.changed(last, change) in (new, None)
         last = new
