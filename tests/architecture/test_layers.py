@@ -71,6 +71,15 @@ VIOLATIONS = [
     ("status/view.py", "import resilience.core.watch", "A view reads", "status.view -> resilience.core"),
     ("logs/notes.py", "import resilience.status.view", "A module imports from the rows", "logs.notes -> "),
     ("trace/export.py", "import resilience.report.page", "A module imports from the rows", "trace.export -> "),
+    ("monitor/page.py", "import resilience.monitor.server", "The loop of a monitor", "monitor.page -> "),
+    ("monitor/evidence.py", "import resilience.monitor.client", "The loop of a monitor", "monitor.evidence -> "),
+    ("monitor/nowhere.py", "", "The loop of a monitor", "- resilience.monitor.nowhere"),
+    ("telemetry/durations.py", "import resilience.telemetry.metrics", "Exports are above", "telemetry.durations -> "),
+    ("telemetry/nowhere.py", "", "Exports are above", "- resilience.telemetry.nowhere"),
+    ("history/cycles.py", "import resilience.history.history", "Timelines are above", "history.cycles -> "),
+    ("history/nowhere.py", "", "Timelines are above", "- resilience.history.nowhere"),
+    ("calibration/tails.py", "import resilience.calibration.fitting", "The file of limits", "calibration.tails -> "),
+    ("calibration/nowhere.py", "", "The file of limits", "- resilience.calibration.nowhere"),
 ]
 
 
