@@ -13,6 +13,7 @@ from tests.support.ranks import Job
 Start = Callable[..., Job]
 
 
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     ("kind", "seconds"),
     [
@@ -23,7 +24,7 @@ Start = Callable[..., Job]
 def test_checkpoint_that_is_being_written_is_ended(start: Start, kind: str, seconds: float) -> None:
     body = checkpointing.fail_while_a_checkpoint_is_written
     job = start(2, f"{body.__module__}:{body.__name__}", kind=kind, seconds=seconds)
-    for rank in job.wait(250):
+    for rank in job.wait(1200):
         assert rank.value == {"complete": [False, True], "writing": []}, rank
     assert not job.of(events.AbortFailed)
     assert not job.of(events.RankSignalled)
