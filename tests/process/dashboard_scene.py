@@ -95,7 +95,9 @@ def stage(fork_server: ForkServer, folder: Path) -> Iterator[Scene]:
 def _launched(server: ForkServer, folder: Path) -> Iterator[Any]:
     with ExitStack() as stack:
 
-        def start(size: int, target: str, env: Any = None, env_of: Any = None, **kwargs: Any) -> Any:
+        def start(
+            size: int, target: str, env: Any = None, env_of: Any = None, are_agents: bool = True, **kwargs: Any
+        ) -> Any:
             return stack.enter_context(started(server, folder, size, target, kwargs, env, env_of))
 
         environment = {"RESILIENCE_JOB_ID": "launched", "END": str(folder / END)}
