@@ -111,6 +111,7 @@ def run(request: dict[str, Any], server: int) -> int:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
     name = f"{request['folder']}/{request['key']}"
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
