@@ -53,6 +53,9 @@ def read(path: Path) -> Timeouts:
         timeouts: Timeouts = encoding.from_builtins(loaded, Timeouts, strict=False)
     except DecodeError as error:
         raise ConfigurationError(f"{path}: {error}; write it again with `resilience calibrate`") from error
+    for what, number in (("target_false_alarms", timeouts.target_false_alarms), ("horizon_s", timeouts.horizon_s)):
+        if not 0.0 < number < math.inf:
+            raise ConfigurationError(f"{path}: {what} is {number!r}, expected a finite number above 0")
     for name, deadline in timeouts.deadlines.items():
         for what, limit in _limits(name, deadline):
             if limit is not None and not 0.0 < limit < math.inf:

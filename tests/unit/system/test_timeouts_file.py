@@ -18,7 +18,14 @@ from resilience.system import timeouts_file
 
 
 def written(
-    folder: Path, *, limit: float | None = 5.0, group: float | None = 4.0, ranks: str = "0,2-3", outside: float = 2.0
+    folder: Path,
+    *,
+    limit: float | None = 5.0,
+    group: float | None = 4.0,
+    ranks: str = "0,2-3",
+    outside: float = 2.0,
+    alarms: float = 1.0,
+    horizon: float = 1.0,
 ) -> Path:
     """Write a file with one deadline; return its path."""
     work = Deadline(
@@ -31,7 +38,7 @@ def written(
     )
     path = folder / timeouts_file.NAME
     configuration = Configuration("train.py", world_size=4)
-    timeouts_file.write(path, Timeouts(SCHEMA, configuration, "", 1.0, 1.0, 4, {"work": work}))
+    timeouts_file.write(path, Timeouts(SCHEMA, configuration, "", alarms, horizon, 4, {"work": work}))
     return path
 
 
@@ -124,3 +131,13 @@ def test_auto_takes_the_newest_file_of_current_folder_run_directory_and_run_fold
     configuration = Configuration("train.py", world_size=2)
     _, event = timeouts_file.learned(timeouts_file.AUTO, tmp_path / "runs", Limits(), configuration, False)
     assert event.source == str(tmp_path / newest / timeouts_file.NAME)
+
+
+@pytest.mark.parametrize("value", [-5.0, 0.0, math.nan, math.inf])
+@pytest.mark.parametrize(("entry", "what"), [("alarms", "target_false_alarms"), ("horizon", "horizon_s")])
+def test_target_that_is_no_number_above_0_is_named(tmp_path: Path, entry: str, what: str, value: float) -> None:
+    """Limits are fitted again for another target: the quotient of both is divided by."""
+    path = written(tmp_path, **{entry: value})
+    with pytest.raises(ConfigurationError) as refused:
+        timeouts_file.read(path)
+    assert str(refused.value) == f"{path}: {what} is {value!r}, expected a finite number above 0"
