@@ -326,8 +326,10 @@ def _is_first_heartbeat_owed(limits: Limits, observation: Observation, announced
 
 
 def defaults(limits: Limits) -> set[str]:
-    """Return the names of the limits that were neither set by the user nor learned."""
-    return {name for name in limits.defaults if not _is_learned(limits, name)}
+    """Return the names of the limits that were neither set by the user nor learned. A learned limit of first
+    occurrences says nothing about later ones; an initial heartbeat has no later ones."""
+    learned = limits.learned.keys() | (limits.first.keys() & {INITIAL_HEARTBEAT})
+    return {name for name in limits.defaults if name not in learned}
 
 
 def _hook_name(observation: Observation) -> str:

@@ -715,7 +715,8 @@ class RankMonitor:
         """Replace learned limits that no longer fit by longer ones. One on trial ends nothing, so it stays."""
         assert self._recorder is not None
         for name, reason, longer in self._recorder.stale():
-            if name not in self._watch.limits.learned:
+            # Each worker's recorder compares with the limit of the file, which an earlier worker may have replaced.
+            if name not in self._watch.limits.learned or longer <= self._raised.get(name, 0.0):
                 continue
             self.emit(events.TimeoutsStale(name, reason, longer))
             self._raised[name] = longer

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from random import Random
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -31,6 +31,7 @@ from resilience.core.watch import (
     StandIn,
     Watch,
 )
+from resilience.facts.deadlines import Start
 from resilience.facts.limits import First, Learned, Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 
@@ -283,6 +284,18 @@ def test_default_limit_between_heartbeats_holds_only_for_heartbeats_that_were_an
     learned = msgspec.structs.replace(default, learned={"heartbeat": Learned(50.0, 1.0, 2.0)})
     for set_limit in (msgspec.structs.replace(default, defaults=()), learned):
         assert found(watch_over(watcher, set_limit, beaten)) == {"heartbeat"}
+
+
+def test_default_limit_between_heartbeats_stays_a_default_if_only_the_first_gaps_are_learned(
+    watcher: ModuleType,
+) -> None:
+    """A file of limits may have too few gaps between heartbeats for more than a limit of the first ones."""
+    first = {"heartbeat": First(1, dict.fromkeys(get_args(Start), Limit(hard=20.0)))}
+    default = limits_of(heartbeat=Limit(hard=50.0), defaults=("heartbeat",), first=first)
+    assert found(watch_over(watcher, default, in_function(heartbeat_at=START, heartbeat_gaps=1))) == set()
+    assert found(watch_over(watcher, default, in_function(heartbeat_at=START, heartbeat_gaps=0))) == {"heartbeat"}
+    promised = in_function(heartbeats_from=0.0, heartbeat_at=START, heartbeat_gaps=1)
+    assert found(watch_over(watcher, default, promised)) == {"heartbeat"}
 
 
 def test_sections_are_signs_of_a_rank_that_never_sends_the_heartbeats_it_announced(watcher: ModuleType) -> None:

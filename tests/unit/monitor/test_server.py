@@ -269,10 +269,10 @@ LEARNED = Limits(
 )
 
 
-def made_stale(monitor: RankMonitor) -> None:
-    """Let healthy occurrences take nearly as long as their learned limit."""
+def made_stale(monitor: RankMonitor, seconds: float = 8.0) -> None:
+    """Let healthy occurrences take nearly as long as their learned limit, or longer."""
     assert monitor._recorder is not None
-    monitor._recorder.take([Closed("work", 8.0, 10.0 * number) for number in range(3)], [])
+    monitor._recorder.take([Closed("work", seconds, 10.0 * number) for number in range(3)], [])
     monitor._write_timings()
 
 
@@ -365,6 +365,21 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_for_the_next_worker(tm
         each.close()
     assert work_limits(following.monitor) == (40.0, [])
     assert work_limits(configured.monitor) == (3.0, [])
+
+
+def test_replaced_limit_is_not_shortened_by_the_shorter_occurrences_of_a_later_worker(tmp_path: Path) -> None:
+    first = Worker(tmp_path, LEARNED)
+    first.attach()
+    made_stale(first.monitor, 30.0)
+    first.close()
+    later = Worker(tmp_path / "later", LEARNED, raised=first.monitor.raised)
+    later.attach()
+    made_stale(later.monitor, 8.0)
+    shown = work_limits(later.monitor)
+    later.close()
+    assert shown == (150.0, [])
+    assert later.monitor.raised == {"work": 150.0}
+    assert not any(isinstance(record.event, events.TimeoutsStale) for record in records(tmp_path / "later"))
 
 
 def test_occurrence_near_a_learned_limit_raises_it_at_the_next_look(tmp_path: Path) -> None:
