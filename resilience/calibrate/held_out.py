@@ -60,14 +60,18 @@ class TestedLimit(msgspec.Struct, frozen=True):
 
     @property
     def is_worse(self) -> bool:
-        """True if the limit was exceeded significantly more often than stated (binomial test, 5 %)."""
-        return self.is_rated and self.exceeded > 0 and at_least(self.exceeded, self.exposure, self.p) < SIGNIFICANT
+        """True if the limit was exceeded significantly more often than claimed (binomial test, 5 %)."""
+        return _is_worse(self.exceeded, self.exposure, _claimed(self.status, self.p, self.n))
 
     @property
     def is_outside_worse(self) -> bool:
         """True if the limit outside known phases was exceeded significantly more often than it claims."""
-        exceeded, exposure, p = self.outside_exceeded, self.outside_exposure, self.outside_p
-        return p is not None and exceeded > 0 and at_least(exceeded, exposure, p) < SIGNIFICANT
+        return _is_worse(self.outside_exceeded, self.outside_exposure, self.outside_p)
+
+
+def _is_worse(exceeded: int, exposure: int, p: float | None) -> bool:
+    """Return True if a limit was exceeded significantly more often than it claims. p: None without a claim."""
+    return p is not None and exceeded > 0 and at_least(exceeded, exposure, p) < SIGNIFICANT
 
 
 class Backtest(msgspec.Struct):
@@ -201,7 +205,7 @@ def _tested_outside(answer: TestedLimit, outside: OutsideLimit, held_out: Observ
         answer,
         outside_s=outside.timeout_s,
         outside_status=outside.status,
-        outside_p=_claimed(outside),
+        outside_p=_claimed(outside.status, outside.p, outside.n),
         outside_max_s=outside.max_s,
         outside_exposure=tested.n,
         outside_exceeded=_above(tested, outside.timeout_s),
@@ -214,11 +218,11 @@ def _above(pool: Pool, limit: float) -> int:
     return sum(count for seconds, count in pool.descending if seconds > limit)
 
 
-def _claimed(outside: OutsideLimit) -> float | None:
-    """Return the probability of a late occurrence that the limit claims, None without a claim. `short` claims what
-    counting shows."""
-    counted = min(0.5, COUNTED / outside.n) if outside.status == "short" else None
-    return outside.p if outside.status in ("ok", "tentative") else counted
+def _claimed(status: str, p: float, n: int) -> float | None:
+    """Return the probability of a late occurrence that a limit from n durations claims, None without a claim. p: the
+    requested one. `short` claims what counting shows."""
+    counted = min(0.5, COUNTED / n) if status == "short" else None
+    return p if status in ("ok", "tentative") else counted
 
 
 def _shortened(train: list[ObservedDeadline], first: int, most: int) -> list[ObservedDeadline]:

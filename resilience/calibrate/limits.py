@@ -56,7 +56,7 @@ def calibrate(
     """Return a limit for each deadline of these runs. previous: earlier limits, which are merged.
     Raises: ConfigurationError for runs or earlier limits that do not fit together."""
     runs = check(observations.runs, target)
-    aim = Aim.of(runs, target)
+    aim = Aim.of(runs, target, frozenset() if previous is None else previous.names)
     earlier = {} if previous is None else _earlier(previous, runs, aim)
     names = sorted({name for run in runs for name in run.deadlines})
     limits: dict[str, Deadline] = {}
@@ -66,7 +66,7 @@ def calibrate(
         observed_deadlines = [run.deadlines[name] for run in runs if name in run.deadlines]
         seconds = sum(run.seconds for run in runs if name in run.deadlines)
         has_ended = any(deadline.n for deadline in observed_deadlines)
-        first = warm_up(name, observed_deadlines) if has_ended else 0  # if a limit ended all, the user must learn of it
+        first = warm_up(name, observed_deadlines) if has_ended else 0  # if nothing ended, the user must learn of it
         usual = _usual(observed_deadlines, first, seconds, aim)
         if usual is not None:  # None: one occurrence per start, so there are only first occurrences
             usual = _grouped(usual, _observed_groups(runs, name, aim), first, seconds, aim)
@@ -74,15 +74,10 @@ def calibrate(
             is_open = _unnumbered_usual(observed_deadlines, first) > 0.0  # it may have been outside phases
             outside = None if is_open else fit_outside(observed_deadlines, first, usual.timeout_s, p, target)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
-        unnumbered_s = max(deadline.longest_unnumbered for deadline in observed_deadlines)
-        for start in get_args(Start):
-            by_run = [
-                [values for begun in deadline.starts if begun.how == start and (values := begun.first(first))]
-                for deadline in observed_deadlines
-            ]
-            if any(by_run):
-                cuts = [cut for deadline in observed_deadlines for cut in deadline.first_cuts(first, start)]
-                limits[first_name(name, start)] = _first(by_run, first, cuts, usual, seconds, unnumbered_s, aim)
+        limits |= {
+            first_name(name, start): limit
+            for start, limit in _first_limits(observed_deadlines, first, usual, seconds, aim).items()
+        }
     if progress is not None:
         progress("", len(names), len(names))
     return Timeouts(
@@ -94,6 +89,7 @@ def calibrate(
         ranks=aim.ranks,
         deadlines=limits_file.succeed(limits, earlier, target.max_timeout),
         sources=tuple(observations.sources),
+        observed_world=max(0 if previous is None else previous.world, *(run.world for run in runs)),
     )
 
 
@@ -106,11 +102,12 @@ class Aim(msgspec.Struct, frozen=True):
     share: float
 
     @classmethod
-    def of(cls, runs: Sequence[ObservedRun], target: Target) -> Aim:
-        """Divide the target among all deadlines of these runs. Half of it is kept for first occurrences."""
+    def of(cls, runs: Sequence[ObservedRun], target: Target, others: frozenset[str] = frozenset()) -> Aim:
+        """Divide the target among all deadlines of these runs, also those that are not asked for, and the others of the
+        same file. Half of it is kept for first occurrences."""
         observed = max(run.ranks for run in runs)
-        future = target.ranks or max(max(run.ranks, run.world_size) for run in runs)
-        names = {name for run in runs for name in run.deadlines}
+        future = target.ranks or max(run.world for run in runs)
+        names = others.union(*(run.deadlines.keys() | run.excluded for run in runs))
         return cls(target, observed, future, target.false_alarms / (2 * len(names)))
 
     def p(self, every: float) -> float:
@@ -183,7 +180,7 @@ def _earlier(previous: Timeouts, runs: Sequence[ObservedRun], aim: Aim) -> Mappi
             f"the existing limits file and {reasons[0]}. Write the limits to another --out file, or "
             "use --pool if the difference does not affect durations"
         )
-    earlier = limits_file.refitted_for(previous, aim.ranks, aim.target.false_alarms, aim.target.horizon_s)
+    earlier = limits_file.refitted_for(previous, aim.ranks, aim.target.false_alarms, aim.target.horizon_s, aim.share)
     if not any(differing for _, differing in by_run):
         return earlier
     is_same_shape = not reasons and all(was.world_size == run.configuration.world_size for run in runs)
@@ -324,6 +321,41 @@ def fit_outside(
 
 def _warned(deadline: Deadline, warning: str) -> Deadline:
     return msgspec.structs.replace(deadline, warnings=(*deadline.warnings, warning))
+
+
+def _first_limits(
+    observed: Sequence[ObservedDeadline], first: int, usual: Deadline | None, seconds: float, aim: Aim
+) -> dict[Start, Deadline]:
+    """Return the limit of first occurrences after starts of each kind that was observed."""
+    unnumbered_s = max(deadline.longest_unnumbered for deadline in observed)
+    cuts = {start: [cut for known in observed for cut in known.first_cuts(first, start)] for start in get_args(Start)}
+    limits: dict[Start, Deadline] = {}
+    for start in get_args(Start):
+        by_run = [
+            [values for begun in deadline.starts if begun.how == start and (values := begun.first(first))]
+            for deadline in observed
+        ]
+        if any(by_run):
+            limits[start] = _first(by_run, first, cuts[start], usual, seconds, unnumbered_s, aim)
+    longest_s = max((limit.timeout_s or 0.0 for limit in (usual, *limits.values()) if limit is not None), default=0.0)
+    is_known = bool(limits)
+    for start in get_args(Start):
+        if start not in limits and (limit := _never_ended(cuts[start], longest_s, is_known, aim)) is not None:
+            limits[start] = msgspec.structs.replace(limit, occurrences=first)
+    return limits
+
+
+def _never_ended(cuts: Sequence[Cut], longest_s: float, is_known: bool, aim: Aim) -> Deadline | None:
+    """Return the limit of first occurrences none of which ended by itself, None if what is known of others holds for
+    them. One that a limit ended may have been healthy, so the limit is longer; one that was cut for another reason was
+    healthy until then. longest_s: the longest limit of other occurrences of this deadline in seconds. is_known:
+    first occurrences after other starts are known."""
+    every = MONTH / aim.target.restarts_per_month
+    fitted = fitting.fit_unended(cuts, aim.p(every), longest_s, max_timeout=aim.target.max_timeout)
+    lasted_s = max((cut.seconds for cut in cuts if cut.end == "cut"), default=0.0)
+    if not cuts or (fitted.timeout_s is None and is_known and lasted_s <= longest_s):
+        return None
+    return aim.entry(fitted, every, 0.0, 0.0)
 
 
 def _first(

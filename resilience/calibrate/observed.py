@@ -15,7 +15,7 @@ import msgspec
 
 from resilience.calibration import fitting
 from resilience.calibration.episodes import RUN, START, LargestDurations
-from resilience.calibration.fitting import Cut, Pool
+from resilience.calibration.fitting import Cut, End, Pool
 from resilience.calibration.recurring_phases import Course
 from resilience.calibration.tails import quantile
 from resilience.facts.configuration import Configuration
@@ -47,6 +47,17 @@ class ObservedCut(msgspec.Struct, frozen=True):
     cut: Cut
     number: int
     how: Start
+
+
+GRAVITY: Mapping[End, int] = {"ok": 0, "cut": 1, "hang": 2, "killed": 3}
+
+
+def gravest(known: Cut | None, other: Cut) -> Cut:
+    """Return what an occurrence of all ranks counts as if two of them did not end it by themselves: a limit may have
+    ended a healthy one, a hang is no healthy one, and any other cut shows how long it took at least."""
+    if known is None:
+        return other
+    return max(known, other, key=lambda cut: (GRAVITY[cut.end], cut.seconds))
 
 
 class ObservedDeadline(msgspec.Struct):
@@ -177,7 +188,7 @@ class ObservedDeadline(msgspec.Struct):
 class ObservedRun(msgspec.Struct):
     """One run. ranks: with timings. seconds: total observed time. groups: for deadlines whose ranks differ, the
     observations of each group (`calibration.rank_groups`), by its name. world_size: ranks of the job, 0 if unknown.
-    began_at: wall seconds, 0 if unknown."""
+    began_at: wall seconds, 0 if unknown. excluded: deadlines that were recorded and are not asked for."""
 
     name: str
     configuration: Configuration
@@ -187,6 +198,12 @@ class ObservedRun(msgspec.Struct):
     groups: dict[str, dict[str, ObservedDeadline]] = {}
     world_size: int = 0
     began_at: float = 0.0
+    excluded: frozenset[str] = frozenset()
+
+    @property
+    def world(self) -> int:
+        """Return the number of ranks of the job, also those without timings."""
+        return max(self.ranks, self.world_size)
 
 
 def warm_up(deadline: str, observed: Sequence[ObservedDeadline]) -> int:

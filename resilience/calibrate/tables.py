@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
+from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues, gravest
 from resilience.calibration.fitting import Cut
 from resilience.calibration.recurring_phases import BEGINNING
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, of_section
 from resilience.telemetry import durations
 
 COLUMNS = ("run", "section", "rank", "i", "seconds")
@@ -27,11 +28,11 @@ BOM = "\ufeff"
 def read_table(path: Path) -> list[ObservedRun]:
     """Read a table with the columns `run,section,rank,i,seconds[,end]`. Raises: ConfigurationError."""
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    cuts: dict[tuple[str, str], list[tuple[int, Cut]]] = defaultdict(list)
+    cuts: dict[tuple[str, str], dict[int, Cut]] = defaultdict(dict)
     ranks: dict[str, set[str]] = defaultdict(set)
     numbers: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for line, row in _rows(path):
-        run, section, rank = row["run"], row["section"], row["rank"]
+        run, section, rank = row["run"], of_table(row["section"]), row["rank"]
         number, seconds = _integer(path, line, row["i"]), _seconds(path, line, row["seconds"])
         if number in numbers[run, section, rank]:
             raise ConfigurationError(
@@ -44,8 +45,9 @@ def read_table(path: Path) -> list[ObservedRun]:
             by_number = values[run, section]
             by_number[number] = max(seconds, by_number.get(number, 0.0))
         else:
-            cuts[run, section].append((number, Cut(seconds, row["end"])))  # type: ignore[arg-type]
-    killed = {section for section, ends in cuts.items() if any(cut.end == "killed" for _, cut in ends)}
+            by_cut = cuts[run, section]
+            by_cut[number] = gravest(by_cut.get(number), Cut(seconds, row["end"]))  # type: ignore[arg-type]
+    killed = {section for section, ends in cuts.items() if any(cut.end == "killed" for cut in ends.values())}
     sections = values.keys() | killed  # a limit may have ended all occurrences
     if not sections:
         raise ConfigurationError(
@@ -59,17 +61,25 @@ def read_table(path: Path) -> list[ObservedRun]:
             if name == run
         }
         seconds = max(sum(seconds for _, seconds, _ in by_number.kept) for by_number in deadlines.values())
-        seconds = seconds or sum(cut.seconds for section in deadlines for _, cut in cuts[run, section])
+        seconds = seconds or sum(cut.seconds for section in deadlines for cut in cuts[run, section].values())
         runs.append(
             ObservedRun(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines)
         )
     return runs
 
 
-def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> ObservedDeadline:
+def of_table(name: str) -> str:
+    """Return the deadline that a table calls by this name, its own name or that of a section."""
+    is_ambiguous = name.startswith("section:") and name.endswith(":")
+    is_deadline = is_ambiguous or name in (STEP, HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION)
+    return name if is_deadline else of_section(name)
+
+
+def _whole_series(by_number: dict[int, float], cuts: dict[int, Cut]) -> ObservedDeadline:
     """Return the durations in order, counted from 0 as a recorder counts: an occurrence that did not end by itself has
-    a number too. A number without a row has none, because tables of other tools may number occurrences by steps."""
-    numbers = sorted({*by_number, *(number for number, _ in cuts)})
+    a number too. A number without a row has none, because tables of other tools may number occurrences by steps. An
+    occurrence that was cut on some ranks only is known."""
+    numbers = sorted({*by_number, *cuts})
     counted = {number: position for position, number in enumerate(numbers)}
     series = {counted[number]: by_number[number] for number in numbers if number in by_number}
     return ObservedDeadline(
@@ -78,7 +88,11 @@ def _whole_series(by_number: dict[int, float], cuts: list[tuple[int, Cut]]) -> O
         n=len(series),
         max_s=max(series.values(), default=0.0),
         is_from_beginning=min(numbers, default=0) <= BEGINNING,
-        cuts=[ObservedCut(cut, counted[number], "cold") for number, cut in cuts],
+        cuts=[
+            ObservedCut(cut, counted[number], "cold")
+            for number, cut in cuts.items()
+            if cut.end != "cut" or number not in by_number
+        ],
     )
 
 

@@ -17,11 +17,11 @@ from statistics import geometric_mean
 import msgspec
 
 from resilience.calibrate.cuts import Verdicts
-from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
+from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues, gravest
 from resilience.calibrate.rank_files import Rank, RankFile, by_rank
 from resilience.calibrate.tables import read_table
 from resilience.calibration import rank_groups
-from resilience.calibration.fitting import FEWEST, LONGEST_WARM_UP
+from resilience.calibration.fitting import FEWEST, LONGEST_WARM_UP, Cut
 from resilience.calibration.limits_file import SourceFile
 from resilience.calibration.rank_groups import RankPace
 from resilience.errors import ConfigurationError, DecodeError
@@ -99,6 +99,7 @@ def _read(paths: Sequence[Path], sections: frozenset[str], progress: Progress | 
     unmatched = sorted(sections - {name for run in runs for name in run.deadlines})
     for run in runs:
         if sections:
+            run.excluded = frozenset(run.deadlines) - sections
             run.deadlines = {name: deadline for name, deadline in run.deadlines.items() if name in sections}
     read_from = [SourceFile(str(file), files.sha256(file)) for file in sources]
     return Input(runs, read_from, [*notes, *_unfinished(sources)], unmatched)
@@ -317,7 +318,7 @@ class _Gathered(msgspec.Struct):
     slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
     hows: dict[_Place, Start] = {}
     missing: dict[int, int] = {}
-    cuts: list[ObservedCut] = []
+    cuts: dict[_Place, dict[int, Cut]] = {}
     first_buckets: dict[int, Counter[int]] = {}
 
     @classmethod
@@ -360,6 +361,21 @@ class _Gathered(msgspec.Struct):
         if how == "cold" or place not in self.hows:  # one cold rank makes the start cold for all: they wait for it
             self.hows[place] = how
 
+    def add_cut(self, place: _Place, how: Start, number: int, cut: Cut) -> None:
+        """Keep what this occurrence after a start counts as, which other ranks may not have ended either."""
+        cuts = self.cuts.setdefault(place, {})
+        cuts[number] = gravest(cuts.get(number), cut)
+        if how == "cold" or place not in self.hows:
+            self.hows[place] = how
+
+    def observed_cuts(self) -> Iterator[ObservedCut]:
+        """Yield the occurrences that did not end by themselves. One that was cut on some ranks only is known."""
+        for place, cuts in self.cuts.items():
+            ended = self.slowest.get(place, {})
+            for number, cut in cuts.items():
+                if cut.end != "cut" or number not in ended:
+                    yield ObservedCut(cut, number, self.hows[place])
+
     def add_rank(self, total: Histogram, large: Mapping[int, int], unnumbered: Mapping[int, int]) -> None:
         """Count what a rank's histogram has beyond its single values. large: count by bucket of its durations above
         `above`. unnumbered: of its first occurrences after a start."""
@@ -392,7 +408,7 @@ class _Gathered(msgspec.Struct):
             half_at=half_at,
             settled_max=settled_max,
             drift=drift,
-            cuts=self.cuts,
+            cuts=list(self.observed_cuts()),
             rank_medians=self.rank_medians,
             is_from_beginning=self.is_from_beginning,
             is_full=self.is_full,
@@ -418,9 +434,9 @@ def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: V
     for place, start_kind, line in (value for file in rank.files for value in _single_values(file, notes)):
         if line.section in gathered:
             if line.end != "ok":
-                cut = ObservedCut(verdicts.judged(rank.number, place[:2], line), line.j, start_kind)
+                cut = verdicts.judged(rank.number, place[:2], line)
                 for collected in gathered[line.section]:
-                    collected.cuts.append(cut)
+                    collected.add_cut(place, start_kind, line.j, cut)
                 continue
             number = bucket(line.s)
             for counts in large.get(line.section, ()):

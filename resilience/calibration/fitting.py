@@ -146,14 +146,17 @@ def fit_pool(
     max_timeout: float | None = None,
     fewest_short: int = SHORT,
     runs: int | None = None,
+    per_occurrence: int = 1,
 ) -> Timeout:
     """Like `fit`, for durations that were pooled before, for example from histograms. fewest_short: durations needed
-    for the status `short`. runs: number of runs, if the pool does not keep them apart."""
+    for the status `short`. runs: number of runs, if the pool does not keep them apart. per_occurrence: durations in the
+    pool for each occurrence, one of each rank; p is for one duration, and what may be claimed depends on the number of
+    occurrences."""
     if not 0.0 < p < 1.0 or not 0.0 < confidence < 1.0:
         raise ValueError(f"p is {p!r} and confidence {confidence!r}, expected both between 0 and 1")
     n, runs = pool.n, len(pool.run_medians) if runs is None else runs
     cuts = tuple(censored)
-    if n < FEWEST:
+    if n < FEWEST * per_occurrence:
         return _too_few(pool, p, runs, [cut.seconds for cut in cuts if cut.end == "killed"])
     values = pool.descending
     extra, hangs, kills = _weigh_cuts(pool, cuts)
@@ -163,12 +166,14 @@ def fit_pool(
     tails = [tail for mode in modes for tail in credible(tails_of(mode, confidence, pool.tops, n))]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
-    status, reason = _status(pool, values, n, runs, p, level, fewest_short)
+    flaw = _flaw(pool, values, n)
+    occurrences, p_of_occurrence = n // per_occurrence, min(1.0, p * per_occurrence)
+    status, reason = _status(flaw, values[0][0], occurrences, runs, p_of_occurrence, level, fewest_short)
     counted = math.exp(max(tail.level(SHORT_SHARE / n, n) for tail in tails) + shift)
     timeout = {
         "ok": max(level, FLOOR * top),
         "tentative": max(level, TENTATIVE_FLOOR * top),
-        "short": min(max(counted, (SHORT_FLOOR if n >= SHORT else FEW_FLOOR) * top), FACTOR * top),
+        "short": min(max(counted, (SHORT_FLOOR if occurrences >= SHORT else FEW_FLOOR) * top), FACTOR * top),
     }.get(status, FACTOR * top)
     timeout, warnings = _above_kills(timeout, top, kills)
     timeout = max(timeout, min_timeout)
@@ -296,14 +301,13 @@ def unlike_runs(runs: int, confidence: float = 0.95) -> float:
     return float(1.0 - (1.0 - confidence) ** (1.0 / runs))
 
 
-def _status(
-    pool: Pool, values: Sequence[tuple[float, int]], n: int, runs: int, p: float, level: float, fewest_short: int
-) -> tuple[Status, str]:
-    """Return the status of the limit and its reason."""
-    if flaw := _flaw(pool, values, n):
+def _status(flaw: str, top: float, n: int, runs: int, p: float, level: float, fewest_short: int) -> tuple[Status, str]:
+    """Return the status of the limit and its reason. flaw: why the data predict nothing, empty if they do. top: the
+    longest duration."""
+    if flaw:
         return "provisional", flaw
     some, enough = _needed(p)
-    if not (missing := _missing(values, n, p, level)):
+    if not (missing := _missing(top, n, p, level)):
         if n >= enough and runs >= 2:
             return "ok", f"{n} durations in {runs} runs"
         if n >= enough:
@@ -350,9 +354,8 @@ def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
     return ""
 
 
-def _missing(values: Sequence[tuple[float, int]], n: int, p: float, level: float) -> str:
+def _missing(top: float, n: int, p: float, level: float) -> str:
     """Return why no rate of p can be stated although the data have no flaw, empty if it can be stated."""
-    top = values[0][0]
     if n * p * FARTHEST < 1.0:
         return (
             f"p is {p:.2g} and {n} durations were observed: {1 / (n * p):.2g} times as many would be needed to see it, "
@@ -413,6 +416,24 @@ def fit_first(
         excluded_hangs=hangs,
         warnings=(*warnings, *cap_warnings),
     )
+
+
+def fit_unended(cuts: Iterable[Cut], p: float, longest_s: float, *, max_timeout: float | None = None) -> Timeout:
+    """Return the limit of first occurrences none of which ended by itself: no answer, unless a limit ended some. These
+    may have been healthy, so the limit is longer than they lasted, and at least longest_s.
+
+    longest_s: the longest limit of other occurrences. longest_s, max_timeout: seconds."""
+    kills = [cut.seconds for cut in cuts if cut.end == "killed"]
+    hangs = tuple(cut.seconds for cut in cuts if cut.end == "hang")
+    reason = "no first occurrence ended by itself"
+    if not kills:
+        return Timeout(None, "insufficient", reason, p, excluded_hangs=hangs)
+    needed_s = max(longest_s, FLOOR * max(kills))
+    timeout = needed_s if max_timeout is None else min(needed_s, max_timeout)
+    warnings = [f"{_of_unknown_health(kills)}; the limit is {FLOOR:g} times as long, or that of other occurrences"]
+    if timeout < needed_s:
+        warnings = [_of_unknown_health(kills), f"capped at {max_timeout:g} s, {needed_s:.4g} s may be needed"]
+    return Timeout(timeout, "provisional", reason, p, excluded_hangs=hangs, warnings=tuple(warnings))
 
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:

@@ -115,7 +115,8 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
     """All limits of one configuration. target_false_alarms: of the whole job within horizon_s. ranks: size of the job
-    that they were fitted for."""
+    that they were fitted for. observed_world: ranks of the largest observed job, also those without timings; 0 in a
+    file of an earlier version."""
 
     schema: int
     configuration: Configuration
@@ -125,6 +126,17 @@ class Timeouts(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: int
     deadlines: dict[str, Deadline]
     sources: tuple[SourceFile, ...] = ()
+    observed_world: int = 0
+
+    @property
+    def world(self) -> int:
+        """Return the number of ranks of the largest observed job, 0 if unknown."""
+        return self.observed_world or max((known.ranks for known in self.deadlines.values()), default=0)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the deadlines with a limit, without those of first occurrences."""
+        return frozenset(parse_name(name)[0] for name in self.deadlines)
 
 
 def above_limit(known: Deadline) -> Deadline:
@@ -201,18 +213,26 @@ def with_limit(known: Deadline, timeout_s: float | None, reason: str) -> Deadlin
     return changed
 
 
-def refitted_for(previous: Timeouts, ranks: int, target_false_alarms: float, horizon_s: float) -> dict[str, Deadline]:
+def refitted_for(
+    previous: Timeouts, ranks: int, target_false_alarms: float, horizon_s: float, share: float
+) -> dict[str, Deadline]:
     """Return earlier limits for a file with this number of ranks and this target. A limit that was fitted for fewer
-    ranks, or for more false alarms in the same time, states no rate there."""
+    ranks, or for more false alarms in the same time, states no rate there. share: false alarms within the horizon that
+    one deadline may have; a limit that states more states no rate either."""
     reasons = []
     if previous.ranks < ranks:
         reasons.append(f"it was fitted for {count(previous.ranks, 'rank')}, the target is for {ranks}")
     before, now = previous.target_false_alarms / previous.horizon_s, target_false_alarms / horizon_s
     if before > now * (1.0 + ROUNDED):
         reasons.append(f"it was fitted for {before / now:.3g} times as many false alarms as the target allows")
-    if not reasons:
-        return dict(previous.deadlines)
-    return {name: without_rate(known, "; ".join(reasons)) for name, known in previous.deadlines.items()}
+    most = share / horizon_s * MONTH * (1.0 + ROUNDED)
+    refitted = {}
+    for name, known in previous.deadlines.items():
+        stated = known.expected_false_alarms_per_month.model_upper or 0.0
+        too_many = [f"its share of the target is {most:.3g} false alarms in 30 d now"] if stated > most else []
+        whole = "; ".join([*reasons, *too_many])
+        refitted[name] = without_rate(known, whole) if whole else known
+    return refitted
 
 
 def without_rate(known: Deadline, reason: str) -> Deadline:
@@ -395,7 +415,7 @@ def _worlds(timeouts: Timeouts) -> tuple[int, int] | None:
     """Return the smallest and the largest world for which these limits hold, None for any. The configuration has the
     most ranks that a job may have. It may never have had that many, so what was observed decides."""
     most = timeouts.configuration.world_size
-    least = min(most, max((known.ranks for known in timeouts.deadlines.values()), default=0) or most)
+    least = min(most, timeouts.world or most)
     return (least, max(least, timeouts.ranks)) if most else None
 
 
@@ -439,14 +459,16 @@ def holds_in(limits: Limits, world_size: int | None) -> bool:
 
 def _first(timeouts: Timeouts, limits: Mapping[str, float], base: Limits, margin: float | None) -> dict[str, First]:
     """Return the limits of first occurrences. None is shorter than the usual limit. A kind of start that was not
-    observed gets the longest limit of the other kinds."""
+    observed gets the longest limit of the other kinds. Where none of them ended by itself, so that nothing is known,
+    there is no limit: the usual one is too short."""
     known: dict[str, dict[Start, float]] = {}
     occurrences: dict[str, int] = {}
-    for name, seconds in limits.items():
+    for name, entry in timeouts.deadlines.items():
         deadline, start = parse_name(name)
-        if start is not None and not _is_set(base, deadline):
-            known.setdefault(deadline, {})[start] = max(seconds, limits.get(deadline, 0.0))
-            occurrences[deadline] = max(occurrences.get(deadline, 1), timeouts.deadlines[name].occurrences)
+        if start is None or _is_set(base, deadline) or (name not in limits and deadline not in limits):
+            continue
+        known.setdefault(deadline, {})[start] = max(limits.get(name, math.inf), limits.get(deadline, 0.0))
+        occurrences[deadline] = max(occurrences.get(deadline, 1), entry.occurrences)
     return {
         deadline: First(
             occurrences[deadline],
@@ -457,6 +479,8 @@ def _first(timeouts: Timeouts, limits: Mapping[str, float], base: Limits, margin
 
 
 def _limit(seconds: float, margin: float | None) -> Limit:
+    if seconds == math.inf:
+        return NO_LIMIT
     return Limit(hard=seconds) if margin is None else Limit(seconds, seconds + margin)
 
 

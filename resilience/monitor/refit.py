@@ -2,7 +2,8 @@
 
 Each rank reads its monitor's histograms, of this run and of earlier runs with the same configuration in the same
 folder. The histograms are added up over ranks, so that all ranks compute the same limits. They count the durations of
-single ranks, so the requested probability is for one duration of one rank. The last seconds are missing, because a
+single ranks, so the requested probability is for one duration of one rank; a rate needs as many occurrences as there.
+The last seconds are missing, because a
 monitor writes every 15 s. The first occurrences after a start are left out: they are slower, and `core.watch`
 does not apply these limits to them."""
 
@@ -56,7 +57,7 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
         pool = _pool([runs[run] for run in sorted(runs, key=_begun)], ranks)
         every = seconds / max(1.0, pool.n / max(1, ranks))
         p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
-        answer = fit_pool(pool, p)
+        answer = fit_pool(pool, p, per_occurrence=max(1, ranks))
         if answer.status == "ok" and answer.timeout_s is not None:
             fitted[section_of(name) or name] = answer.timeout_s
     return fitted

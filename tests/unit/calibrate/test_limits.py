@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import pytest
 
 from resilience.calibrate.held_out import backtest
@@ -23,7 +24,7 @@ SAVE = Deadline(
     "ok",
     "fitted earlier",
     1e-6,
-    expected_false_alarms_per_month=Alarms(0.1, 2.0),
+    expected_false_alarms_per_month=Alarms(0.05, 2.0),
     false_alarms_per_occurrence=Alarms(1e-6, 1e-4),
     groups=(RankGroupLimit("0-3", 2.0, "ok", "fitted earlier"),),
     outside=OutsideLimit(1.0, "ok", "fitted earlier", Phases((10,), 20)),
@@ -111,6 +112,27 @@ def test_earlier_limits_keep_their_rate_for_an_equal_or_easier_target(
     alarms: float, horizon_s: float, target: Target
 ) -> None:
     assert merged(EIGHT, target=target, alarms=alarms, horizon_s=horizon_s) == SAVE
+
+
+def test_earlier_limits_state_no_rate_above_their_share_of_a_target_that_more_deadlines_share() -> None:
+    alone = msgspec.structs.replace(SAVE, expected_false_alarms_per_month=Alarms(0.5, 2.0))
+    known = merged(EIGHT, save=alone)
+    assert (known.timeout_s, known.status) == (5.0, "provisional")
+    assert known.reason == "fitted earlier; its share of the target is 0.25 false alarms in 30 d now"
+
+
+def test_deadline_shares_the_target_with_those_that_are_not_asked_for() -> None:
+    runs = [run(name) for name in ("a", "b")]
+    for one in runs:
+        one.deadlines |= {name: steps(seed=seed) for seed, name in enumerate("xyz", 5)}
+    together = calibrate(Input(runs, []), DEFAULT).deadlines["step"]
+    for one in runs:
+        one.excluded = frozenset("xyz")
+        one.deadlines = {"step": one.deadlines["step"]}
+    alone = calibrate(Input(runs, []), DEFAULT).deadlines["step"]
+    assert (alone.p, alone.timeout_s) == (together.p, together.timeout_s)
+    (one, *_) = backtest(runs, DEFAULT).answers
+    assert one.p == pytest.approx(alone.p, rel=1e-9)
 
 
 def test_earlier_phases_end_with_other_arguments_because_they_may_be_elsewhere() -> None:
@@ -212,6 +234,18 @@ def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does
     timeouts = {answer.left_out: answer.timeout_s for answer in backtest(runs, Target(min_timeout=0.001)).answers}
     assert timeouts["a"] < 0.3
     assert timeouts["b"] == timeouts["c"] == pytest.approx(1.5 * 0.3)
+
+
+def test_backtest_tests_the_claim_of_a_limit_that_few_durations_allow() -> None:
+    """Three in 1,998 is what counting allows. The last run exceeds the limit 84 times."""
+    later = steps(1000, seed=3)
+    later.kept = [(n, 1.0 if n % 12 == 11 else seconds, at) for n, seconds, at in later.kept]
+    later.max_s = 1.0
+    runs = [run("a", observed=steps(1000)), run("b", observed=steps(1000, seed=2)), run("c", observed=later)]
+    answers = {answer.left_out: answer for answer in backtest(runs, Target(min_timeout=0.001)).answers}
+    assert [answers[name].status for name in "abc"] == ["provisional", "provisional", "short"]
+    assert [answers[name].is_worse for name in "abc"] == [False, False, True]
+    assert answers["c"].exceeded == 83
 
 
 def test_backtest_counts_durations_late_enough_for_a_suspicion_before_the_limit() -> None:

@@ -636,7 +636,8 @@ def test_ranks_without_timings_are_noted_and_the_rate_is_that_of_all_ranks(tmp_p
     assert any("n-2.hist.unreadable was damaged" in note for note in observed.notes)
     (run,) = observed.runs
     found = calibrate(observed, SOON)
-    assert (run.ranks, found.ranks) == (2, 4)
+    assert (run.ranks, found.ranks, found.observed_world) == (2, 4, 4)
+    assert in_force(found, Limits()).worlds == (4, 4)  # 2 ranks may need twice as long for the same batch
 
 
 def test_table_beside_timings_files_is_named_as_not_read(tmp_path: Path) -> None:
@@ -796,6 +797,93 @@ def test_occurrence_that_ended_where_the_limit_outside_phases_does_not_hold_leav
         for name, cut in (("plain", None), ("cut", (30.0, end)))
     )
     assert before is not None and before == after
+
+
+@pytest.mark.parametrize("ranks", [1, 40])
+def test_occurrence_that_a_restart_cut_off_counts_once_for_all_ranks(tmp_path: Path, ranks: int) -> None:
+    lines = ["run,section,rank,i,seconds,end"]
+    for run in range(2):
+        durations_of_run = steps(400, run)
+        lines += [f"{run},train,0,{i},{seconds},ok" for i, seconds in enumerate(durations_of_run)]
+        for cut in range(400, 440):
+            lines += [f"{run},train,{rank},{cut},{0.05 + rank / 1000},cut" for rank in range(ranks)]
+        lines += [f"{run},train,{rank},3,0.01,cut" for rank in range(1, ranks)]  # rank 0 ended this one
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    made = limits(tmp_path / "t.csv").deadlines["train"]
+    assert (made.n, made.censored) == (2 * 399 + 80, 80)
+    folders = [tmp_path / f"run{run}" for run in range(2)]
+    for run, folder in enumerate(folders):
+        for rank in range(ranks):
+            starts = [("cold" if number == 0 else "warm", steps(10, 40 * run + number)) for number in range(40)]
+            record(folder, starts, rank=rank, world=ranks, cut=(0.05, "cut"))  # type: ignore[arg-type]
+    recorded = limits(*folders).deadlines["train"]
+    assert recorded.censored == 2 and recorded.n <= 2 * (40 * 10 + 1)
+
+
+@pytest.mark.parametrize(("end", "seconds"), [("killed", 60.0), ("cut", 60.0), ("hang", 600.0)])
+def test_first_occurrence_that_never_ended_by_itself_is_not_held_to_the_usual_limit(
+    tmp_path: Path, end: str, seconds: float
+) -> None:
+    lines = ["run,section,rank,i,seconds,end"]
+    for run in range(2):
+        lines.append(f"{run},step,0,0,{seconds},{end}")
+        lines += [f"{run},step,0,{i},{value},ok" for i, value in enumerate(steps(3000, run), 1)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    made = limits(tmp_path / "t.csv")
+    usual, first = made.deadlines["step"], made.deadlines["step.first"]
+    assert usual.timeout_s is not None and usual.timeout_s < 1.0
+    assert (first.timeout_s, first.status) == ((90.0, "provisional") if end == "killed" else (None, "insufficient"))
+    enforced = in_force(made, Limits())
+    assert enforced.first["step"].occurrences == 1
+    assert {limit.hard for limit in enforced.first["step"].limits.values()} == {first.timeout_s}
+    assert ("a limit ended 2 occurrences, the longest after 60 s" in " ".join(first.warnings)) == (end == "killed")
+    earlier = Timeouts(made.schema, made.configuration, "", 1.0, 1e6, 1, {"step.first": msgspec.structs.replace(first)})
+    kept = calibrate(timings.read([tmp_path / "t.csv"]), SOON, earlier).deadlines["step.first"]
+    assert kept.timeout_s == first.timeout_s
+
+
+def test_cold_start_that_a_limit_ended_has_a_longer_limit_than_the_warm_one_after_it(tmp_path: Path) -> None:
+    folders = []
+    for run in range(2):
+        folder = tmp_path / f"run{run}"
+        recorder = Recorder(folder, Header(folder.name, "n", 0, 1, CONFIGURATION, folder.name), 1000.0)
+        recorder.started("cold", 1000.0)
+        recorder.add("step", 50.0, 1000.0, "killed")
+        recorder.started("warm", 1060.0, cycle=1)
+        for i, seconds in enumerate([3.0, *steps(3000, run)]):
+            recorder.add("step", seconds, 1060.0 + i)
+        recorder.close(5000.0)
+        folders.append(folder)
+    enforced = in_force(limits(*folders), Limits()).first["step"].limits
+    assert [enforced[how].hard for how in ("cold", "warm")] == [75.0, pytest.approx(15.0)]
+
+
+@pytest.mark.parametrize(("lasted", "limit"), [(0.5, 15.0), (20.0, None)])
+def test_start_that_was_cut_has_the_longest_limit_of_other_starts_unless_it_lasted_longer(
+    tmp_path: Path, lasted: float, limit: float | None
+) -> None:
+    folder = tmp_path / "run"
+    recorder = Recorder(folder, Header("run", "n", 0, 1, CONFIGURATION, "run"), 1000.0)
+    recorder.started("cold", 1000.0)
+    for i, seconds in enumerate([3.0, *steps(3000, 1)]):
+        recorder.add("step", seconds, 1000.0 + i)
+    recorder.started("warm", 5000.0, cycle=1)
+    recorder.add("step", lasted, 5000.0, "cut")
+    recorder.close(6000.0)
+    made = limits(folder)
+    assert ("step.first.warm" in made.deadlines) == (limit is None)
+    enforced = in_force(made, Limits()).first["step"].limits
+    assert enforced["cold"].hard == pytest.approx(15.0)
+    assert enforced["warm"].hard == (None if limit is None else pytest.approx(limit))
+
+
+def test_section_of_a_table_may_have_any_name(tmp_path: Path) -> None:
+    lines = ["run,section,rank,i,seconds"]
+    lines += [f"0,{name},0,{i},0.5" for name in ("NAME", "step.first", "section:x:", "step") for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    made = limits(tmp_path / "t.csv")
+    enforced = in_force(made, Limits())
+    assert enforced.sections.keys() == {"NAME", "step.first", "x"} and enforced.step.hard is not None
 
 
 def test_first_occurrence_of_a_table_that_a_limit_ended_is_one_of_the_first(tmp_path: Path) -> None:

@@ -88,6 +88,22 @@ def test_without_a_run_folder_there_is_nothing_to_fit(runs: Path) -> None:
     assert refit.limits(None, 1, 0) == {}
 
 
+@pytest.mark.parametrize(("steps", "is_enough"), [(36, False), (15_000, True)])
+def test_rate_needs_as_many_occurrences_with_many_ranks_as_with_one(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, steps: int, is_enough: bool
+) -> None:
+    """512 ranks take part in each step, so 36 steps are 18,432 durations."""
+    ranks = 512
+    record(runs, "yesterday", 0.0, n=steps)
+    record(runs, "today", 1e6, n=steps)
+
+    def of_all(buckets: dict[str, dict[int, int]], size: int) -> dict[str, dict[int, int]]:
+        return {name: {number: count * ranks for number, count in own.items()} for name, own in buckets.items()}
+
+    monkeypatch.setattr(refit.rank_reductions, "sums_over_ranks", of_all)
+    assert ("train" in refit.limits(None, ranks, 0)) == is_enough
+
+
 def test_run_that_has_just_begun_gives_none(runs: Path) -> None:
     recorder = Recorder(runs / "today", Header(run="today", node="host", rank=0, world_size=1), 5.0)
     recorder.add("train", 0.001, 5.0)
