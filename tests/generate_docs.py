@@ -209,11 +209,26 @@ def _schema(kind: type) -> str:
 def settings_page() -> str:
     head = (
         "Environment variables set what no function has a parameter for. Give all ranks the same values, except for "
-        "RESILIENCE_NODE. A variable for `Wrapper` alone has an effect only in a function that a Wrapper calls, under "
-        "any launcher; for scripts without a Wrapper, `resilience run` has [options](config.md), such as "
-        "`--ft-step-timeout`.\n\n"
+        "RESILIENCE_NODE. A variable that holds only for `Wrapper` has an effect in functions that a `Wrapper` calls, "
+        "whatever started the script. For a script without a `Wrapper`, use [options](config.md) of `resilience run` "
+        "instead, such as `--ft-step-timeout`.\n\n"
     )
-    return _page(["# Settings\n", MADE, head, settings_table()])
+    others = (
+        "\n## Variables with other names\n\n"
+        "| variable | read by | meaning |\n|---|---|---|\n"
+        "| `FAULT_TOL_FINISHED_FLAG_FILE` | callbacks for Lightning and transformers with `autoresume=True` | file "
+        "that rank 0 creates once the training is finished ([frameworks](frameworks.md)); if it is not set, such a "
+        "training raises ConfigurationError at its start |\n"
+        "| `FT_RANK_MONITOR_IPC_SOCKET` | the program in a worker that [a launcher of your own]"
+        "(fault_tolerance.md#a-launcher-of-your-own) starts | socket of the worker's `RankMonitorServer`; "
+        "RESILIENCE_MONITOR_SOCKET, which `resilience run` sets, takes precedence |\n"
+        "| `NO_COLOR` | all commands that print | any value but an empty one: no colours |\n"
+        "| `OTEL_…`, `TRACEPARENT` | `resilience run`, `Wrapper` | export of [traces](traces.md) and "
+        "[metrics](dashboards.md#where-the-metrics-come-from) |\n"
+        "| `PET_…`, `SLURM_PROCID`, `GROUP_RANK` | `resilience run` | [torchrun's options and the node's rank]"
+        "(launcher.md#environment) |\n"
+    )
+    return _page(["# Settings\n", MADE, head, settings_table(), others])
 
 
 def config_page() -> str:

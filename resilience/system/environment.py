@@ -65,7 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         JobId | None,
         _setting(
             "any text",
-            "SLURM_JOB_ID, else TORCHELASTIC_RUN_ID unless it is `none`, else agreed by the ranks",
+            "SLURM_JOB_ID; else under `resilience run` `--rdzv-id`, or date, time and a random suffix; else "
+            "TORCHELASTIC_RUN_ID unless it is `none`; else agreed by the ranks",
             "id of the job; its run folder is named after it",
         ),
     ] = None
@@ -209,7 +210,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     node: Annotated[
         NodeName | None,
-        _setting("name without `/`", "the host's name, and the group rank if a launcher set one", "name of the node"),
+        _setting(
+            "name without `/`",
+            "under `resilience run` the host's name, and a number for further agents of the job on this host (`vm`, "
+            "`vm-1`); else the host's name, and GROUP_RANK if a launcher set it (`vm-g0` under torchrun)",
+            "name of the node",
+        ),
     ] = None
     run_id: str = "none"
     restart_count: Count = 0
