@@ -72,8 +72,9 @@ The first release. In short:
   report`, `status`, `logs`, `trace` and `incidents` show it ([what a run leaves behind](docs/account.md)).
 - **Telemetry**: spans and metrics, by OTLP, endpoint or file; dashboards and alerts for Grafana and Prometheus
   ([dashboards](docs/dashboards.md)).
-- **Compatible names**: code for nvidia-resiliency-ext works under a changed import, and `resilience run` understands
-  the options of `ft_launcher` ([migration](docs/migration.md)).
+- **Compatible names**: code for nvidia-resiliency-ext 0.1 and 0.2 works under a changed import. Code for later releases
+  needs the changes that [migration](docs/migration.md) lists. `resilience run` understands the options of `ft_launcher`
+  0.2 to 0.7.
 - **Integrations**: callbacks for Lightning and transformers ([frameworks](docs/frameworks.md)), pages for
   [Slurm](docs/slurm.md) and [Kubernetes](docs/kubernetes.md).
 
