@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = {row["what"]: row for row in json.loads((ROOT / "tests/benchmarks/results.json").read_text())["rows"]}
-UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "MiB": 2.0**20}
 LAUNCHED = "SIGKILL of a worker → first all_reduce of all 4 new ones; peer is"
 # A row of README, and the rows of the results in the order of its peers.
 FIGURES = {
@@ -23,29 +23,48 @@ FIGURES = {
     "with gloo's timeout left at 30 minutes": ["SIGKILL, gloo's timeout left at 30 min, 8 ranks"],
     "until all 4 new ones compute together": [f"{LAUNCHED} ft_launcher", f"{LAUNCHED} torchrun"],
     "entering and leaving a section": ["section, enter and leave"],
+    "the first call of a wrapped function": ["call of a wrapped function → its first line, first call of a process"],
+    "private memory of a rank's monitor": ["monitor: private memory, the largest of a job (a hosted store included)"],
+    "in each step of 100 ms": ["step of 100 ms with 10 sections, `Wrapper`, records only: in the rank"],
 }
+BUDGET = "in each step of 100 ms"  # the row that exceeds its budget names it
 
 
 @pytest.mark.parametrize("text", FIGURES)
 def test_figures_of_the_readme_are_those_of_the_results(text: str) -> None:
-    (line,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|") and text in line]
-    ours, peers = line.split("|")[2:4]
+    ours, peers = row_of_the_readme(text).split("|")[2:4]
     rows = [RESULTS[what] for what in FIGURES[text]]
     assert is_rounded(median(rows[0]["ours"]), *figures(ours))
     if "not within" in peers:
         assert rows[0]["peer"] == [] and is_rounded(rows[0]["peer_at_least"], *figures(peers))
+    elif "does not record" in peers:
+        assert rows[0]["peer"] == []
     else:
         for row, figure in zip(rows, figures(peers), strict=True):
             assert is_rounded(median(row["peer"]), figure)
 
 
+def test_row_that_exceeds_its_budget_says_so() -> None:
+    (row,) = [RESULTS[what] for what in FIGURES[BUDGET]]
+    assert median(row["ours"]) > row["budget"]
+    (budget,) = figures(row_of_the_readme(BUDGET).partition("budget")[2].partition("|")[0])
+    assert is_rounded(row["budget"], budget)
+
+
+def row_of_the_readme(text: str) -> str:
+    """Return the only row of README's tables that holds this text."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("|") and text in line]
+    return line
+
+
 def figures(cell: str) -> list[tuple[str, str]]:
     """Return the figures of a cell, each with its unit."""
-    return re.findall(r"([0-9.]+) (s|ms|µs)\b", cell)
+    return re.findall(r"([0-9.]+) (s|ms|µs|MiB)\b", cell)
 
 
 def is_rounded(value: float, figure: tuple[str, str]) -> bool:
-    """Return True if the figure is this value in seconds, rounded to the digits that it has."""
+    """Return True if the figure is this value in seconds or bytes, rounded to the digits that it has."""
     number, unit = figure
     decimals = len(number.partition(".")[2])
     return f"{value / UNITS[unit]:.{decimals}f}" == number
