@@ -154,10 +154,11 @@ class DurationRecorder:
         return frozenset(name for name, phases in self._phases.items() if self._is_aligned(name, phases))
 
     def _is_aligned(self, name: str, phases: Phases) -> bool:
+        if not self._was_slow.get(name, not phases.positions):
+            return False
         first = self._first_step
         if phases.positions:  # a program that reports every tenth step begins with the tenth
-            is_resumed = first is not None and first > max(BEGINNING, self._rises.median)
-            return self._was_slow.get(name, False) and not is_resumed
+            return first is None or first <= max(BEGINNING, self._rises.median)
         return first is not None and first <= BEGINNING
 
     def stale(self) -> list[tuple[str, str, float]]:
@@ -273,6 +274,10 @@ class DurationRecorder:
             self._first_step = max(step - self._rises.total, self._first_step or 0)
             if self.how == "cold":
                 self._recorder.state.first_step = self._first_step
+
+    def entries_lost(self) -> None:
+        """Note that occurrences were lost: until the next start, no position is known any more."""
+        self._was_slow = dict.fromkeys(self._phases, False)
 
     def _record_gaps(self, first_open: float) -> None:
         """Record the gaps before the first section that is still open, up to its opening. The others lie within it."""

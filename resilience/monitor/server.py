@@ -666,6 +666,8 @@ class RankMonitor:
         self._listen(finished, view)
         if self._recorder is not None:
             self._recorder.take(finished, view.open_sections, self._announced_at, before.heartbeat_at, before.step)
+            if overrun:
+                self._recorder.entries_lost()
             if self._recorder.has_near_miss:  # the next occurrence may take a little longer
                 self._replace_stale_limits()
         if overrun:

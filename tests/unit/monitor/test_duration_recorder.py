@@ -351,6 +351,22 @@ def test_occurrence_near_the_limit_outside_phases_makes_it_stale(keeper: Duratio
     assert reason == "a healthy occurrence took 0.7 s, 70% of the limit of 1 s outside known phases"
 
 
+@pytest.mark.parametrize("positions", [(3,), ()])
+def test_lost_occurrences_end_the_alignment_until_the_next_start(
+    keeper: DurationRecorder, positions: tuple[int, ...]
+) -> None:
+    keeper.expect({"data": Learned(10.0, 0.1, 0.2)}, {"data": Phases(positions, 100)})
+    keeper.process_started(0, is_cold=True)
+    keeper.take([step(1.0, 0.0), *(section("data", 1.0 + i, 5.0 if i == 3 else 0.1) for i in range(10))], [], step=0)
+    assert keeper.aligned == {"data"}
+    keeper.entries_lost()
+    keeper.take([section("data", 20.0 + i, 5.0 if i == 3 else 0.1) for i in range(10)], [], step=10)
+    assert keeper.aligned == frozenset()
+    keeper.process_started(1, is_cold=True)
+    keeper.take([step(60.0, 0.0), *(section("data", 60.0 + i, 5.0 if i == 3 else 0.1) for i in range(10))], [], step=0)
+    assert keeper.aligned == {"data"}
+
+
 def test_stale_limit_is_raised_again_by_an_occurrence_near_it(keeper: DurationRecorder) -> None:
     keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.11)}, {})
     keeper.take([section("data", float(at), 0.13) for at in range(40)], [])
