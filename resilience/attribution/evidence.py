@@ -34,7 +34,8 @@ class Evidence(msgspec.Struct, frozen=True):
     the rank had answered the interruption. freed_before_look: ranks whose monitor saw how they hung only after they had
     answered, when their own abort may have freed them. late: ranks whose hang was seen only after another rank had been
     signalled, for its stacks or to end it, which may have freed them. on_lost_node: ranks that were lost with their
-    node or its agent. is_alone: one rank alone was active, so no other rank can have caused its error."""
+    node or its agent. left: ranks that left the call, so their processes may have ended. is_alone: one rank alone was
+    active, so no other rank can have caused its error."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -54,6 +55,7 @@ class Evidence(msgspec.Struct, frozen=True):
     freed_before_look: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     on_lost_node: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
     is_alone: bool = False
 
 

@@ -148,6 +148,7 @@ def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> 
         signalled=dict(iteration.signalled),
         store_lost=_without_store(iteration),
         late=_late(iteration),
+        left=frozenset(rank for rank, outcome in iteration.ended.items() if outcome == "left"),
         is_alone=iteration.active_world_size == 1,
     )
 

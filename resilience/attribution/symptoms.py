@@ -154,6 +154,11 @@ def gives_up(record: InterruptionRecord) -> bool:
     return record.exception is not None and record.exception.type in _GIVES_UP
 
 
+def ends_process(record: InterruptionRecord) -> bool:
+    """Return True if the process of a rank ended, or was lost with its node: a launcher then stops the others."""
+    return record.interruption is Interruption.TERMINATED or symptom(record).what in ("node_lost", "agent_lost")
+
+
 def is_inside(stack: tuple[Frame, ...]) -> bool:
     """Return True if a main thread's stack is in user code, not in a wait of this package."""
     for frame in reversed(stack):

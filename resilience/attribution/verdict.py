@@ -34,6 +34,7 @@ from resilience.attribution.symptoms import (
     Class,
     Symptom,
     category,
+    ends_process,
     gives_up,
     is_inside,
     main_stack,
@@ -104,7 +105,7 @@ def judge(evidence: Evidence) -> Verdict:
     in_restart = broken_in_restart(evidence)
     if not in_restart:
         return _judged(evidence)
-    verdict = _judged(without_restart(evidence, in_restart.keys()), in_restart)
+    verdict = _judged(without_restart(evidence, in_restart.keys()), _without_stops(evidence, in_restart))
     return verdict if verdict.culprits else _unsure(_judged(evidence))
 
 
@@ -118,7 +119,8 @@ def _unsure(verdict: Verdict) -> Verdict:
 
 
 def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxyType({})) -> Verdict:
-    """Return the verdict on these records. in_restart: ranks that broke later, which are to blame too."""
+    """Return the verdict on these records. in_restart: ranks that broke later, which are to blame too if it is their
+    own fault."""
     symptoms = _without_stops(evidence, _without_consequences(_without_lost_monitors(symptoms_of(evidence))))
     verdict = _named(_store_lost(evidence) or _common(evidence, symptoms) or _culprits(evidence, symptoms))
     first = verdict.first
@@ -126,7 +128,8 @@ def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxy
         first = verdict.culprits[0].rank
     if verdict.culprits:
         symptoms |= {rank: _follows(late, _consequence(late)) for rank, late in in_restart.items() if late.rule == 2}
-        broken = [late for late in in_restart.values() if late.rule != 2 and late.rank != first]
+        symptoms |= {rank: late for rank, late in in_restart.items() if not late.is_own}
+        broken = [late for late in in_restart.values() if late.is_own and late.rule != 2 and late.rank != first]
         later = tuple(Culprit(late.rank, late.what, late.confidence, late.rule) for late in broken)
         verdict = msgspec.structs.replace(verdict, culprits=verdict.culprits + later)
     guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
@@ -193,26 +196,30 @@ def _consequence(symptom: Symptom) -> str:
 
 
 def _without_stops(evidence: Evidence, symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
-    """Return the symptoms. When a process dies, the launcher asks the others to stop: these only follow.
+    """Return the symptoms. When a process ends, the launcher asks the others to stop: these only follow.
 
-    A process that answered an interruption before it died did not cause it."""
-    ends = [
-        symptom
-        for symptom in symptoms.values()
-        if symptom.is_own and symptom.record.interruption is Interruption.TERMINATED
-    ]
-    first = [symptom for symptom in ends if symptom.what != "told_to_stop" and symptom.rank not in evidence.answered]
-    died = [symptom.record.detected_wall_ns for symptom in first]
-    began = min((detected_ns for detected_ns in died if detected_ns is not None), default=None)
-    if began is None:
+    A process that answered an interruption before it ended did not cause it. So only ranks that had answered as well,
+    and are restarting, can follow it. They also follow the first rank that somebody asked to stop."""
+    stops = {rank: symptom for rank, symptom in symptoms.items() if _is_stop(symptom)}
+    if not stops:
         return symptoms
-    follows = {
-        symptom.rank
-        for symptom in ends
-        if symptom.what == "told_to_stop" and (symptom.record.detected_wall_ns or 0) > began - NOTICED_WITHIN_NS
-    }
+    asked = {rank for rank, symptom in symptoms_of(evidence).items() if _is_stop(symptom)}
+    gone = (record for record in evidence.records if ends_process(record) or record.rank in evidence.left)
+    ends = [(record.rank, at_ns) for record in gone if (at_ns := record.detected_wall_ns) is not None]
+    first = min((at_ns for rank, at_ns in ends if rank not in asked | evidence.answered), default=None)
+    any_first = min((at_ns for rank, at_ns in ends if rank not in asked & evidence.answered), default=None)
     reason = "was asked to stop after another rank's process died"
-    return {rank: _follows(symptom, reason) if rank in follows else symptom for rank, symptom in symptoms.items()}
+    shown = dict(symptoms)
+    for rank, symptom in stops.items():
+        began = any_first if rank in evidence.answered else first
+        if began is not None and (symptom.record.detected_wall_ns or 0) > began - NOTICED_WITHIN_NS:
+            shown[rank] = _follows(symptom, reason)
+    return shown
+
+
+def _is_stop(symptom: Symptom) -> bool:
+    is_end = symptom.record.interruption is Interruption.TERMINATED
+    return symptom.is_own and symptom.what == "told_to_stop" and is_end
 
 
 def _store_lost(evidence: Evidence) -> Verdict | None:

@@ -93,6 +93,34 @@ def test_each_kind_of_fault_is_one_incident_with_the_right_culprit(kind: Kind) -
         assert culprits(incident) == expected
 
 
+def stopped_in_restart(told: Job, cause: int) -> list[Record]:
+    """Return a job's records up to its first restart, in which a launcher like torchrun stops all ranks but `cause`."""
+    cut: list[Record] = []
+    for rank, records in told.files.items():
+        names = [getattr(record.event, "stage", None) for record in records]
+        kept = records[: names.index("regroup") + 1] if rank != cause else records
+        cut += [record for record in kept if not isinstance(record.event, events.RankStoodInFor)]
+        if rank == cause:
+            continue
+        last = kept[-1]
+        at_ns = last.wall_ns + 10**8
+        ended = InterruptionRecord(
+            rank, Interruption.TERMINATED, exit=Exit(signal="SIGTERM"), iteration=0, pid=100 + rank, stage="barrier"
+        )
+        origin = msgspec.structs.replace(last.origin, role="monitor", pid=500 + rank)
+        stated = (events.RankInterrupted(ended), events.IterationEnded("lost", 1.0, closed_by="monitor"))
+        cut += [Record(900 + number, at_ns, last.mono_ns + 10**8, origin, event) for number, event in enumerate(stated)]
+    return cut
+
+
+@pytest.mark.parametrize(("kind", "what"), [("kill", "killed"), ("term", "told_to_stop"), ("left", "left")])
+def test_ranks_that_torchrun_stops_in_their_restart_are_not_blamed(kind: Kind, what: str) -> None:
+    (incident,) = fold(stopped_in_restart(job([Fault(kind, 3, 0)], world=4, seed=3), cause=3))
+    assert [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] == [(3, what)]
+    assert incident.nodes.keys() == {3}
+    assert any(cleared.ranks == (0, 1, 2) for cleared in incident.verdict.exonerated)
+
+
 @pytest.mark.parametrize(
     ("code", "signal", "exited", "blamed"),
     [(0, None, 1, {1}), (None, "SIGTERM", 1, set()), (0, None, 3, set())],

@@ -288,6 +288,69 @@ def test_rank_that_died_while_it_restarted_told_nobody_to_stop() -> None:
     assert verdict.first == 2
 
 
+BEGINNINGS: dict[str, tuple[InterruptionRecord, ...]] = {
+    "killed": (ended(3, "SIGKILL", 100.0),),
+    "told to stop": (ended(3, "SIGTERM", 100.0),),
+    "ended by its monitor": (silent(3, LOADS, detected_wall_ns=10**11), ended(3, "SIGKILL", 100.0)),
+}
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("at_s", [99.5, 100.1, 130.0])
+def test_ranks_that_are_told_to_stop_while_they_restart_only_follow(beginning: str, at_s: float) -> None:
+    """A launcher that does not know of restarts in place, such as torchrun, ends all ranks if one process ends."""
+    stops = tuple(ended(rank, "SIGTERM", at_s, stage="barrier") for rank in (0, 1, 2))
+    seen = Evidence(
+        (*BEGINNINGS[beginning], *stops),
+        first=3,
+        active=RANKS,
+        answered=frozenset({0, 1, 2}),
+        signalled={3: "watchdog"} if beginning == "ended by its monitor" else {},
+    )
+    verdict = judge(seen)
+    assert ({culprit.rank for culprit in verdict.culprits}, verdict.first) == ({3}, 3)
+    (cleared,) = verdict.exonerated
+    assert (cleared.ranks, cleared.reason) == ((0, 1, 2), "was asked to stop after another rank's process died")
+
+
+def test_ranks_that_are_told_to_stop_after_one_that_broke_in_the_restart_only_follow() -> None:
+    raised = InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("ValueError", "bad", "f", LOADS))
+    broken = ended(2, "SIGSEGV", 100.0, stage="health_check")
+    stops = tuple(ended(rank, "SIGTERM", 100.1, stage="barrier") for rank in (0, 1, 3))
+    assert blamed(Evidence((raised, broken, *stops), first=0, active=RANKS, answered=RANKS)) == [
+        (0, "exception"),
+        (2, "crashed"),
+    ]
+
+
+def test_ranks_that_are_told_to_stop_after_one_that_left_only_follow() -> None:
+    """The end of its process is no interruption."""
+    left = InterruptionRecord(
+        3, Interruption.BASE_EXCEPTION, exception=ExceptionInfo("SystemExit", "3", "f", LOADS), detected_wall_ns=10**11
+    )
+    stops = tuple(ended(rank, "SIGTERM", 100.1, stage="barrier") for rank in (0, 1, 2))
+    seen = Evidence((left, *stops), first=3, active=RANKS, answered=RANKS)
+    assert blamed(msgspec.structs.replace(seen, left=frozenset({3}))) == [(3, "left")]
+    assert len(blamed(seen)) == 4  # if no process ended, somebody else stopped them
+
+
+def test_rank_that_is_told_to_stop_in_a_restart_long_before_another_one_dies_is_blamed() -> None:
+    raised = InterruptionRecord(0, Interruption.EXCEPTION, exception=ExceptionInfo("ValueError", "bad", "f", LOADS))
+    late = (ended(1, "SIGTERM", 100.0), ended(2, "SIGKILL", 105.0))
+    assert blamed(Evidence((raised, *late), first=0, active=RANKS, answered=RANKS)) == [
+        (0, "exception"),
+        (1, "told_to_stop"),
+        (2, "killed"),
+    ]
+
+
+def test_rank_that_is_told_to_stop_when_a_monitor_ended_another_one_only_follows() -> None:
+    hung = silent(1, LOADS, detected_wall_ns=10**11, hang="on_lock")
+    records = (hung, ended(1, "SIGKILL", 100.0), ended(0, "SIGTERM", 100.1))
+    seen = Evidence(records, first=1, active=frozenset({0, 1}), signalled={1: "watchdog"})
+    assert blamed(seen) == [(1, "waits_for_lock")]
+
+
 def candidates(seen: Evidence) -> list[int]:
     return [candidate.rank for candidate in judge(seen).candidates]
 
