@@ -5,6 +5,7 @@ layer: time, cost, place in the code, how the evidence was taken, and advice."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -205,8 +206,14 @@ def _kind(chief: InterruptionRecord) -> str:
 
 
 def silence_of(records: Sequence[InterruptionRecord]) -> float | None:
-    """Return how many seconds the rank of the first record had been silent, None if it was not silent."""
-    return max((record.silent_for_s for record in _of_chief(records) if record.silent_for_s is not None), default=None)
+    """Return how many seconds the rank of the first record had been silent when the first limit fired, None if it was
+    not silent. The restart counts from then on, also if the monitor ends the rank at a later limit."""
+    silences = [
+        (math.inf if record.detected_wall_ns is None else record.detected_wall_ns, record.silent_for_s)
+        for record in _of_chief(records)
+        if record.silent_for_s is not None
+    ]
+    return min(silences)[1] if silences else None
 
 
 def _of_chief(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:

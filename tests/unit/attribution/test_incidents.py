@@ -738,6 +738,30 @@ def test_cost_is_silence_restart_and_steps_done_again() -> None:
     assert second.cost.lost_s == pytest.approx(3.01 + (second.cost.restart_s or 0) + 3 * a_step, rel=0.05)
 
 
+def test_silence_of_a_rank_ends_with_its_first_limit_though_a_later_one_ends_the_rank() -> None:
+    """The other ranks restart from the first limit on, so the rest of its silence is part of their restart."""
+    told = job([Fault("hang", 1, 0)], world=4)
+    place, soft = next(
+        (place, record)
+        for place, record in enumerate(told.files[1])
+        if isinstance(record.event, events.RankInterrupted)
+    )
+    assert isinstance(soft.event, events.RankInterrupted)
+    later_ns = 2 * 10**9
+    hard = msgspec.structs.replace(
+        soft.event.record,
+        interruption=Interruption.HARD_TIMEOUT,
+        detected_wall_ns=soft.wall_ns + later_ns,
+        silent_for_s=5.01,
+    )
+    killed = msgspec.structs.replace(soft, wall_ns=soft.wall_ns + later_ns, event=events.RankInterrupted(hard))
+    told.files[1].insert(place + 1, killed)
+    incident = only(told)
+    assert incident.chief is not None and incident.chief.interruption is Interruption.HARD_TIMEOUT
+    assert incident.since_wall_ns is not None and incident.detected_wall_ns is not None
+    assert incident.cost.hang_s == 3.01 == pytest.approx((incident.detected_wall_ns - incident.since_wall_ns) / 1e9)
+
+
 def test_steps_done_again_are_known_if_the_function_loads_its_checkpoint_before_its_first_step() -> None:
     told = job([Fault("exception", 1, 0, step=10), Fault("hang", 1, 1, step=23)])
     whole = [incident.cost.lost_steps for incident in fold(told.records)]
