@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from functools import partial
 
+import msgspec
+
 from resilience.attribution import launch_incidents
-from resilience.attribution.advice import named
+from resilience.attribution.advice import ADVICE, named
+from resilience.attribution.culprits import UNSURE
 from resilience.attribution.evidence import Evidence, broken_in_restart
 from resilience.attribution.incident import (
     Incident,
@@ -23,23 +26,26 @@ from resilience.attribution.incident import (
 )
 from resilience.attribution.progress import in_iteration
 from resilience.attribution.symptoms import gives_up, symptom
-from resilience.attribution.verdict import Verdict, judge
+from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated, Verdict, judge
 from resilience.errors import StoreError
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
+from resilience.history.completeness import Completeness
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
 from resilience.history.iterations import Iteration
 from resilience.history.phases import Place
 from resilience.history.places import AT_ENTRY
 
+WHOLE = Completeness()
 _STORE_ERROR = f"{StoreError.__module__}.{StoreError.__qualname__}"
 _LAST = float("inf")  # a cycle's own incident comes after those of its iterations
 
 
-def incidents_of(history: History) -> tuple[Incident, ...]:
-    """Return the incidents of a job, in order."""
+def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[Incident, ...]:
+    """Return the incidents of a job, in order. completeness: of its records. If some are missing, no rank is blamed or
+    cleared only because they say nothing about it."""
     cycles, iterations = history.cycles, history.iterations
     places = [place for place in cycles.places if launch_incidents.is_incident(cycles, place)]
     within = {place: _cut_off(history, place) for place in places}
@@ -56,7 +62,7 @@ def incidents_of(history: History) -> tuple[Incident, ...]:
         makers.append(((*place, _LAST), partial(launch_incidents.incident, history, place, inside, incidents)))
     for _, make in sorted(makers, key=lambda maker: maker[0]):
         incidents.append(make())
-    return tuple(incidents)
+    return tuple(_known(incident, completeness) for incident in incidents)
 
 
 def _given_up_after(history: History, key: Place) -> Place | None:
@@ -71,6 +77,31 @@ def _given_up_after(history: History, key: Place) -> Place | None:
 def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
     """Return the incidents of a job. records: of all ranks and agents, in the order of each file."""
     return incidents_of(History().take_all(records))
+
+
+def _known(incident: Incident, completeness: Completeness) -> Incident:
+    """Return the incident without clearing or blaming ranks whose records are missing because nothing is on record."""
+    if completeness.is_whole:
+        return incident
+    damaged, cleared = set(completeness.damaged), []
+    incident = _without_silent_culprits(incident, damaged)
+    for group in incident.verdict.exonerated:
+        left = tuple(rank for rank in group.ranks if rank not in damaged)
+        cleared.append(group if group.reason != WITHIN_LIMITS else Exonerated(left, group.reason))
+    verdict = msgspec.structs.replace(incident.verdict, exonerated=tuple(group for group in cleared if group.ranks))
+    return msgspec.structs.replace(incident, verdict=verdict)
+
+
+def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
+    """Return the incident. Rule 7 blames a rank that did not answer, but if its records are missing, it may have."""
+    verdict, known = incident.verdict, {record.rank for record in incident.records}
+    silent = [culprit for culprit in verdict.culprits if culprit.rule == 7 and culprit.rank in damaged - known]
+    if not silent or len(silent) < len(verdict.culprits) or incident.where is not None:  # where it was is on record
+        return incident
+    candidates = tuple(msgspec.structs.replace(culprit, confidence=UNSURE) for culprit in silent)
+    unsure = msgspec.structs.replace(verdict, what="unknown", category="unknown", first=None, culprits=())
+    unsure = msgspec.structs.replace(unsure, candidates=verdict.candidates + candidates)
+    return msgspec.structs.replace(incident, verdict=unsure, advice=(ADVICE["unknown"],))
 
 
 def _cut_off(history: History, place: Cycle) -> list[Place]:

@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from resilience.attribution.advice import ADVICE, named
+from resilience.attribution.advice import named
 from resilience.attribution.cost import Times, times
-from resilience.attribution.culprits import UNSURE
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.restarts import RestartTimes, restart_times
-from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated
 from resilience.facts import events
 from resilience.facts.identity import Job
 from resilience.history.completeness import Completeness
@@ -131,7 +129,7 @@ class Report(msgspec.Struct, frozen=True):
 def report(run: Run | Reader, history: History | None = None) -> Report:
     """Return the report of a run. history: of its records, if already read."""
     history = history_of(run.folder, run.records) if history is None else history
-    incidents = tuple(_known(incident, run.completeness) for incident in incidents_of(history))
+    incidents = incidents_of(history, run.completeness)
     ranks = history.last_calls()
     seconds = [cost for incident in incidents if (cost := incident.cost.lost_s) is not None]
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
@@ -182,31 +180,6 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
 def _notes(history: History) -> tuple[Note, ...]:
     noted = (Note(what, tuple(sorted(ranks))) for what, ranks in history.noted.items())
     return (*noted, *_unknown_progress(history.cycles))
-
-
-def _known(incident: Incident, completeness: Completeness) -> Incident:
-    """Return the incident without clearing or blaming ranks whose records are missing because nothing is on record."""
-    if completeness.is_whole:
-        return incident
-    damaged, cleared = set(completeness.damaged), []
-    incident = _without_silent_culprits(incident, damaged)
-    for group in incident.verdict.exonerated:
-        left = tuple(rank for rank in group.ranks if rank not in damaged)
-        cleared.append(group if group.reason != WITHIN_LIMITS else Exonerated(left, group.reason))
-    verdict = msgspec.structs.replace(incident.verdict, exonerated=tuple(group for group in cleared if group.ranks))
-    return msgspec.structs.replace(incident, verdict=verdict)
-
-
-def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
-    """Return the incident. Rule 7 blames a rank that did not answer, but if its records are missing, it may have."""
-    verdict, known = incident.verdict, {record.rank for record in incident.records}
-    silent = [culprit for culprit in verdict.culprits if culprit.rule == 7 and culprit.rank in damaged - known]
-    if not silent or len(silent) < len(verdict.culprits) or incident.where is not None:  # where it was is on record
-        return incident
-    candidates = tuple(msgspec.structs.replace(culprit, confidence=UNSURE) for culprit in silent)
-    unsure = msgspec.structs.replace(verdict, what="unknown", category="unknown", first=None, culprits=())
-    unsure = msgspec.structs.replace(unsure, candidates=verdict.candidates + candidates)
-    return msgspec.structs.replace(incident, verdict=unsure, advice=(ADVICE["unknown"],))
 
 
 def as_json(condensed: Report) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding
@@ -203,8 +204,9 @@ def _define(connection: Any, folder: Path, temporary: Path, history: History, co
               UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text_path])})"""
     )
     tables = {"timings": _timings_of(folder), "periods": _periods_of(folder), "calls": _calls_of(folder)}
-    tables |= {"incidents": _incidents_of(history), "phases": _phases_of(history), "restarts": _restarts_of(history)}
-    tables |= {"seconds": _seconds_of(history, completeness)}
+    incidents = incidents_of(history, completeness)
+    tables |= {"incidents": _rows_of(incidents), "phases": _phases_of(history, incidents)}
+    tables |= {"restarts": _restarts_of(history), "seconds": _seconds_of(history, incidents, completeness)}
     for view, rows in tables.items():
         table = temporary / f"{view}.ndjson"
         _write(table, rows)
@@ -303,8 +305,8 @@ def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
             continue  # the lines after an invalid one are left out
 
 
-def _incidents_of(history: History) -> Iterator[dict[str, Any]]:
-    for incident in incidents_of(history):
+def _rows_of(incidents: Iterable[Incident]) -> Iterator[dict[str, Any]]:
+    for incident in incidents:
         at, restart, cost = incident.detected_wall_ns, incident.restart, incident.cost
         yield {
             "number": incident.number,
@@ -325,8 +327,8 @@ def _incidents_of(history: History) -> Iterator[dict[str, Any]]:
         }
 
 
-def _phases_of(history: History) -> Iterator[dict[str, Any]]:
-    for incident in incidents_of(history):
+def _phases_of(history: History, incidents: Iterable[Incident]) -> Iterator[dict[str, Any]]:
+    for incident in incidents:
         for phase in history.restart_phases(incident.place):
             yield {
                 "incident": incident.number,
@@ -348,11 +350,13 @@ def _restarts_of(history: History) -> Iterator[dict[str, Any]]:
         yield {"layer": restart.layer, **place, "rank": restart.rank, "duration_s": restart.duration_s}
 
 
-def _seconds_of(history: History, completeness: Completeness) -> Iterator[dict[str, Any]]:
+def _seconds_of(
+    history: History, incidents: Iterable[Incident], completeness: Completeness
+) -> Iterator[dict[str, Any]]:
     """Yield the time of each rank whose records are complete; of none if the report gives no times."""
     if not completeness.is_enough:
         return
-    has_unknown_rework = any(incident.has_unknown_rework for incident in incidents_of(history))
+    has_unknown_rework = any(incident.has_unknown_rework for incident in incidents)
     for rank, spent in sorted(history.spent().items()):
         if rank in completeness.damaged:
             continue

@@ -56,6 +56,19 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def test_incidents_blame_no_rank_whose_records_are_missing_as_the_report_does(tmp_path: Path) -> None:
+    """Rank 2 did not answer, by the records that are left. The end of its file is lost."""
+    told = job([Fault("communication", 1, 0)], world=4, seed=5)
+    lines = told.files[2]
+    answer = next(place for place, line in enumerate(lines) if isinstance(line.event, events.IterationDecided))
+    del lines[answer : answer + 3]
+    folder = told.write(tmp_path / "run")
+    (incident,) = report(load(folder)).incidents
+    assert (incident.verdict.first_blamed, incident.category) == (None, "unknown")
+    ((kind, category, first),) = answers(folder, "SELECT kind, category, first_rank FROM incidents")
+    assert (kind, category, first) == (incident.kind, "unknown", None)
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_view_has_the_columns_it_promises_and_the_docs_explain_them(run: Path, view: str) -> None:
     with run_query(run, f"SELECT * FROM {view}") as answer:
