@@ -7,7 +7,7 @@ store defines the order of arrival, never a clock. A damaged or unfinished run g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 
 import msgspec
@@ -74,9 +74,10 @@ def _given_up_after(history: History, key: Place) -> Place | None:
     return before if has_given_up and before in iterations and iterations[before].is_incident else None
 
 
-def fold(records: Iterable[Record]) -> tuple[Incident, ...]:
-    """Return the incidents of a job. records: of all ranks and agents, in the order of each file."""
-    return incidents_of(History().take_all(records))
+def fold(records: Iterable[Record], offsets: Mapping[str, int] | None = None) -> tuple[Incident, ...]:
+    """Return the incidents of a job. records: of all ranks and agents, in the order of each file. offsets: how far each
+    node's clock is ahead, in nanoseconds."""
+    return incidents_of(History(offsets).take_all(records))
 
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:

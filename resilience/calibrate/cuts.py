@@ -15,7 +15,9 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
 from resilience.attribution.symptoms import Class
 from resilience.calibration.fitting import Cut
+from resilience.history.clocks import offsets_of
 from resilience.run_folder.load import Reader
+from resilience.run_folder.merge import clocks_of
 from resilience.telemetry.durations import Value
 
 HUNG: frozenset[Class] = frozenset(("stopped", "blocked_in_kernel", "blocked_in_native_code", "waits_for_lock"))
@@ -61,7 +63,8 @@ class Verdicts:
     def _all(self) -> tuple[Incident, ...]:
         if self._incidents is None:
             readers = [Reader(folder) for folder in self._folders]
-            self._incidents = fold(chain.from_iterable(reader.records for reader in readers))
+            records = chain.from_iterable(reader.records for reader in readers)
+            self._incidents = fold(records, offsets_of(clocks_of(*self._folders)))
         return self._incidents
 
 

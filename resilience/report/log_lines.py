@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.attribution.incident import Incident
-from resilience.run_folder.clocks import NodeClock
+from resilience.history.clocks import NodeClock
 from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import line_text
 from resilience.run_folder.load import RECORDS

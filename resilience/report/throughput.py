@@ -2,7 +2,7 @@
 
 All ranks step together, so each stretch of time has the median of the ranks that made steps in it. For a large job only
 some ranks are read. Steps that were repeated after a restart count too. Times are on the corrected clock
-(`run_folder.clocks`), as in the lanes of the page."""
+(`history.clocks`), as in the lanes of the page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import msgspec
 from resilience.errors import DecodeError
 from resilience.facts.deadlines import STEP
 from resilience.facts.identity import owner_of
-from resilience.run_folder.clocks import NodeClock
-from resilience.run_folder.merge import files_of, offsets_of
+from resilience.history.clocks import NodeClock, offsets_of
+from resilience.run_folder.merge import files_of
 from resilience.telemetry import durations
 from resilience.telemetry.durations import Durations
 

@@ -14,7 +14,7 @@ import msgspec
 from resilience.errors import DecodeError
 from resilience.facts.identity import Role
 from resilience.facts.records import from_line
-from resilience.run_folder.clocks import NodeClock
+from resilience.history.clocks import NodeClock
 from resilience.run_folder.lines import Kind, Line, fields_of
 from resilience.telemetry.log import line_of
 

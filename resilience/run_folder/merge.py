@@ -2,7 +2,7 @@
 
 A merge over one forward reader per file (`run_folder.lines`): memory grows with the number of files, not with their
 length, and no file stays open. The order within a file is kept; the order between files of two nodes is as exact as
-their clocks (`run_folder.clocks`). `LineFilter` selects lines."""
+their clocks (`history.clocks`). `LineFilter` selects lines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from resilience.attribution.notes import NOTES
 from resilience.errors import DecodeError
 from resilience.facts.identity import owner_of
 from resilience.facts.records import Record, from_line
+from resilience.history.clocks import NodeClock, largest_difference_ns, offsets_of
 from resilience.history.history import History
-from resilience.run_folder.clocks import NodeClock, clocks, largest_difference_ns
+from resilience.run_folder.clocks import clocks
 from resilience.run_folder.lines import AHEAD_NS, LEVELS, FileLines, Kind, KnownFile, Line
 from resilience.run_folder.load import RECORDS
 from resilience.system.files import ROTATED
@@ -168,10 +169,10 @@ def last_ns(folder: Path) -> int:
     return max(times, default=0) or max((_changed(path) for path, _ in _files(folder)), default=0)
 
 
-def clocks_of(folder: Path) -> tuple[NodeClock, ...]:
-    """Return the clocks of a run's nodes; () for a single node."""
+def clocks_of(*folders: Path) -> tuple[NodeClock, ...]:
+    """Return the clocks of a run's nodes; () for a single node. folders: of the run; each node may have its own."""
     by_node: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in files_of(folder, RECORDS):
+    for path in (path for folder in folders for path in files_of(folder, RECORDS)):
         by_node[owner_of(path.stem).node].append(path)
     return clocks(by_node)
 
@@ -181,11 +182,6 @@ def records_of(folder: Path) -> Iterator[Record]:
     for path, kind in _files(folder):
         if kind == "record":
             yield from records_in(path)
-
-
-def offsets_of(clocks: Iterable[NodeClock]) -> dict[str, int]:
-    """Return how far each node's clock is ahead, in nanoseconds."""
-    return {clock.node: clock.offset_ns for clock in clocks}
 
 
 def uncertainty_of(folder: Path) -> float | None:

@@ -3,8 +3,8 @@
 The answer is the report's: the newest records of all ranks are folded into an incident. A separate thread reads them
 from the run folder after the restart, so neither a restart nor a rank waits for it. It reads only the end of each file;
 in a large job it reads only the files that changed last, and those of the ranks that they name as first. If these blame
-no rank, it also reads the files of the ranks that were elsewhere than most. If no incident is found in time, the caller
-prints what it knows itself."""
+no rank, it also reads the files of the ranks that were elsewhere than most. Barriers in these records show how far the
+nodes' clocks are apart. If no incident is found in time, the caller prints what it knows itself."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from resilience.errors import error_in_words
 from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.records import Record
+from resilience.history.clocks import BarrierMark, compared, marks_of, meetings_of, offsets_of
 from resilience.telemetry.recording import RecordTail
 
 FIRST_LOOK = 0.3  # seconds after the restart, which keeps processors busy until then
@@ -30,6 +31,7 @@ LIMIT = 2.0  # seconds after the restart to wait for all ranks' records; those o
 FINISH_LIMIT = 0.5  # seconds for a line that must be printed immediately
 LAST_BYTES = 64 << 10  # read from each file; a restart leaves a few KB
 MOST_FILES = 512
+MOST_MARKS = 32  # of barriers in one file: 512 nodes with so many are compared in 0.2 s
 
 _STACK = re.compile(rb'"event":"iteration\.decided"[^\n]*?"stack":(\[[^\]\n]*\])')
 
@@ -100,34 +102,51 @@ def incident(
 
     complete: returns True if no more records are expected. hurry: set when the present records must be enough. Blocks
     as long as the disk does, so call it in a separate thread."""
-    from resilience.attribution.incidents import fold  # loaded only by a process that prints such a line
-
     deadline = time.monotonic() + LIMIT
     hurry.wait(FIRST_LOOK)
-    tails: dict[Path, RecordTail] = {}
-    records: dict[Path, list[Record]] = {}
-
-    def read(paths: Iterable[Path]) -> None:
-        for path in paths:
-            tail = tails.setdefault(path, RecordTail(path, LAST_BYTES))
-            records.setdefault(path, []).extend(filter(wanted, tail.added()))
-
+    files_read = _Files(wanted)
     while True:
         is_last = hurry.is_set() or time.monotonic() >= deadline
         files = _newest_first(folder / "records")
-        read(files[:MOST_FILES])
-        read(_files_of_first(files[MOST_FILES:], records.values()))
-        present = [record for path in sorted(records) for record in records[path]]
-        if is_last or complete(present):
-            chosen = choose(fold(present))
-            if chosen is None or chosen.verdict.culprits or len(files) == len(records):
+        files_read.read(files[:MOST_FILES])
+        files_read.read(_files_of_first(files[MOST_FILES:], files_read.records.values()))
+        if is_last or complete(files_read.present()):
+            chosen = choose(files_read.incidents())
+            if chosen is None or chosen.verdict.culprits or len(files) == len(files_read.records):
                 return chosen
             if not hurry.is_set():
-                read(_files_of_odd([path for path in files if path not in records]))
-                chosen = choose(fold([record for path in sorted(records) for record in records[path]]))
+                files_read.read(_files_of_odd([path for path in files if path not in files_read.records]))
+                chosen = choose(files_read.incidents())
             # With only part of the records, a verdict without a culprit says nothing.
             return chosen if chosen is not None and chosen.verdict.culprits else None
         hurry.wait(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
+
+
+class _Files:
+    """The ends of record files, read again as they grow. records: the wanted ones of each file."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.records: dict[Path, list[Record]] = {}
+        self._marks: dict[Path, list[BarrierMark]] = {}  # of all records: a barrier is often beside the wanted ones
+        self._tails: dict[Path, RecordTail] = {}
+        self._wanted = wanted
+
+    def read(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            added = self._tails.setdefault(path, RecordTail(path, LAST_BYTES)).added()
+            self._marks[path] = [*self._marks.get(path, ()), *marks_of(added)][-MOST_MARKS:]
+            self.records.setdefault(path, []).extend(filter(self._wanted, added))
+
+    def present(self) -> list[Record]:
+        return [record for path in sorted(self.records) for record in self.records[path]]
+
+    def incidents(self) -> tuple[Incident, ...]:
+        """Return the incidents in these records, with times of one clock, as far as the barriers in them show it."""
+        from resilience.attribution.incidents import fold  # loaded only by a process that prints such a line
+
+        nodes = sorted({mark.node for marks in self._marks.values() for mark in marks})
+        clocks = compared(nodes, meetings_of(self._marks.values())) if len(nodes) > 1 else ()
+        return fold(self.present(), offsets_of(clocks))
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -19,9 +19,10 @@ from resilience.errors import DecodeError
 from resilience.facts import identity
 from resilience.facts.events import PHASES
 from resilience.facts.identity import Job, owner_of
+from resilience.history.clocks import offsets_of
 from resilience.history.history import History
 from resilience.run_folder.load import RECORDS
-from resilience.run_folder.merge import clocks_of, files_of, offsets_of, records_in
+from resilience.run_folder.merge import clocks_of, files_of, records_in
 from resilience.telemetry.recording import read_job
 from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent
 from resilience.telemetry.spans import SpanView

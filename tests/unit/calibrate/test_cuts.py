@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.attribution.culprits import Culprit
@@ -12,6 +13,7 @@ from resilience.attribution.symptoms import Class
 from resilience.attribution.verdict import Verdict
 from resilience.calibrate import cuts
 from resilience.calibrate.cuts import Verdicts
+from resilience.facts.records import to_line
 from resilience.telemetry.durations import Value
 from tests.support.record_streams import Fault, Kind, job
 
@@ -41,9 +43,37 @@ def test_killed_occurrence_counts_as_a_hang_only_if_the_verdict_shows_a_hang(
     assert verdicts.judged(1, (0, 7), KILLED).end == "killed"  # an iteration without an incident
 
 
+def test_clocks_of_nodes_with_folders_of_their_own_are_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = job([Fault("kill", 1, 0)], world=2).files
+    offsets: dict[str, int] = {}
+    for rank, lines in files.items():
+        node, ahead_ns = "ab"[rank], rank * 10**9
+        (tmp_path / node / "records").mkdir(parents=True)
+        (tmp_path / node / "records" / f"{node}-{rank}.jsonl").write_bytes(
+            b"".join(
+                to_line(
+                    msgspec.structs.replace(
+                        line, wall_ns=line.wall_ns + ahead_ns, origin=msgspec.structs.replace(line.origin, node=node)
+                    )
+                )
+                for line in lines
+            )
+        )
+
+    def noted(_: object, of_nodes: dict[str, int]) -> tuple[Incident, ...]:
+        offsets.update(of_nodes)
+        return ()
+
+    monkeypatch.setattr(cuts, "fold", noted)
+    Verdicts([tmp_path / "a", tmp_path / "b"]).judged(0, (0, 0), KILLED)
+    assert offsets["b"] - offsets["a"] == pytest.approx(10**9, abs=10**6)
+
+
 def judged(monkeypatch: pytest.MonkeyPatch, rank: int, *incidents: Incident) -> str:
     """Return the end of an occurrence of this rank in iteration 0 of a run with these incidents."""
-    monkeypatch.setattr(cuts, "fold", lambda _: incidents)
+    monkeypatch.setattr(cuts, "fold", lambda records, offsets: incidents)
     return Verdicts([]).judged(rank, (0, 0), KILLED).end
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from resilience.attribution.incidents import fold, incidents_of
 from resilience.facts import events
+from resilience.history.clocks import NodeAtBarrier, NodeClock, compared
 from resilience.run_folder import lines, merge
-from resilience.run_folder.clocks import NodeAtBarrier, NodeClock, compared
 from resilience.run_folder.lines import FileLines, KnownFile, line_text
 from resilience.run_folder.merge import LineFilter, MergedLines, history_of, last_ns, uncertainty_of, window
 from resilience.system.files import times_of

@@ -6,11 +6,15 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.attribution.incident import Incident
+from resilience.attribution.incidents import incidents_of
 from resilience.facts import events
-from resilience.facts.records import to_line
+from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
+from resilience.facts.records import Record, to_line
+from resilience.run_folder.merge import history_of
 from resilience.telemetry import restart_lines
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
@@ -66,6 +70,75 @@ def test_worker_that_failed_is_named_though_only_the_agents_files_changed_last(
     monkeypatch.setattr(restart_lines, "MOST_FILES", 2)
     found = told(tmp_path)
     assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
+
+
+def put(folder: Path, files: dict[str, list[Record]], ahead_s: dict[str, float]) -> None:
+    """Write record files by name. ahead_s: how far the clocks of nodes are ahead."""
+    (folder / "records").mkdir(parents=True)
+    for name, records in files.items():
+        skewed = [_skewed(record, round(ahead_s.get(record.origin.node, 0.0) * 10**9)) for record in records]
+        (folder / "records" / f"{name}.jsonl").write_bytes(b"".join(map(to_line, skewed)))
+
+
+def _skewed(record: Record, ahead_ns: int) -> Record:
+    event = record.event
+    if isinstance(event, events.RankInterrupted):
+        detected_ns = (event.record.detected_wall_ns or record.wall_ns) + ahead_ns
+        event = events.RankInterrupted(msgspec.structs.replace(event.record, detected_wall_ns=detected_ns))
+    return msgspec.structs.replace(record, wall_ns=record.wall_ns + ahead_ns, event=event)
+
+
+@pytest.mark.parametrize("behind_s", [0.0, 3.0])
+def test_rank_that_gives_up_after_another_one_died_is_not_named_because_of_a_wrong_clock(
+    tmp_path: Path, behind_s: float
+) -> None:
+    """Rank 3 on node1 is killed. Rank 0 on node0 gives up 10 ms later: by its own clock before that. The barriers that
+    show it are beside the records of the cycle."""
+    streams = launched([launch_streams.Fault("kill", 3)], nodes=2, ranks=2).files
+    killed = next(record for record in streams["node1", 3] if isinstance(record.event, events.RankInterrupted))
+    lines = streams["node0", 0]
+    place = next(number for number, line in enumerate(lines) if isinstance(line.event, events.RankExited))
+    gave_up = InterruptionRecord(0, Interruption.TERMINATED, exit=Exit(code=1), node="node0", pid=1000, step=40)
+    lines[place] = msgspec.structs.replace(
+        lines[place], wall_ns=killed.wall_ns + 10**7, event=events.RankInterrupted(gave_up)
+    )
+    agent = streams["node0", None]
+    for number, line in enumerate(agent):
+        if isinstance(line.event, events.WorkerExited) and (line.event.worker_rank, line.origin.cycle) == (0, 0):
+            exited = events.WorkerExited(0, 0, 1000, 1, None, False)
+            agent[number] = msgspec.structs.replace(line, event=exited)
+    files = {f"{node}-{'agent' if rank is None else rank}": records for (node, rank), records in streams.items()}
+    put(tmp_path, files, {"node0": -behind_s})
+    hurry = threading.Event()
+    hurry.set()
+
+    def wanted(record: Record) -> bool:
+        return record.origin.cycle == 0
+
+    incident = restart_lines.incident(tmp_path, wanted, lambda _: True, lambda incidents: incidents[0], hurry)
+    assert incident is not None and [culprit.rank for culprit in incident.verdict.culprits] == [3]
+    (reported,) = incidents_of(history_of(tmp_path))
+    assert incident.verdict.culprits == reported.verdict.culprits
+    assert incident.verdict.candidates == reported.verdict.candidates
+
+
+def test_times_of_a_restart_in_place_are_of_one_clock(tmp_path: Path) -> None:
+    times = []
+    for ahead_s in (0.0, 3.0):
+        told_job = job([Fault("exception", 3, 0)], world=4)
+        files = {
+            f"{'ab'[rank // 2]}-{rank}": [
+                msgspec.structs.replace(line, origin=msgspec.structs.replace(line.origin, node="ab"[rank // 2]))
+                for line in lines
+            ]
+            for rank, lines in told_job.files.items()
+        }
+        folder = tmp_path / f"{ahead_s:g}"
+        put(folder, files, {"b": ahead_s})
+        incident = told(folder)
+        assert incident is not None
+        times.append(incident.detected_wall_ns)
+    assert None not in times and abs(times[1] - times[0]) < 10**6
 
 
 def test_line_waits_no_longer_than_its_limit_for_records_that_do_not_come(
