@@ -4,15 +4,19 @@ A rank's time begins with its attempt and ends with its call or its process. It 
 first time: it entered its function or showed progress. It is restart from the moment its node knew of an interruption
 until the rank's first progress, or until it enters its function if it has shown none before. If another launcher
 restarts a Wrapper's job, it is restart from the node's last record of the earlier cycle until the rank enters its
-function. Silence before an interruption is a hang of every rank that was at work, because all of them wait for the
-silent one. A spare is idle, and so is a rank that finished before the others. The place of a dead rank is idle as long
-as its node is on record. Repeated work is rework, at the earlier speed, also if a restart by the launcher repeats steps
-of a wrapped function. If no step is reported, or if the rank had called several wrapped functions before the launcher's
-restart, rework is unknown and counts as zero here; the views say that it is unknown.
+function. A rank is compared with the one that had its position among the node's ranks in the earlier cycle, because
+ranks get new numbers after the loss of a node.
+
+Silence before an interruption is a hang of every rank that was at work, because all of them wait for the silent one. A
+spare is idle, and so is a rank that finished before the others. The place of a dead rank is idle as long as its node is
+on record. Repeated work is rework, at the earlier speed, also if a restart by the launcher repeats steps of a wrapped
+function. If no step is reported, or if the rank had called several wrapped functions before the launcher's restart,
+rework is unknown and counts as zero here; the views say that it is unknown.
 
 A worker of the launcher without a signal of progress may be loading, or its program sends none. Its time is unknown,
-except the silence that ended its cycle. If the worker completes, it has worked since its start. If its rank shows
-progress in another cycle on the same node, earlier or later, the program sends signals, and the worker was loading.
+except the silence that ended its cycle. If the worker completes, it has worked since its start. If the rank in its
+position shows progress in another cycle on the same node, earlier or later, the program sends signals, and the worker
+was loading.
 
 The time of a lost node counts up to its last record. A node that was not in the job's previous cycle waits at no cost
 until that cycle has failed. Its own records do not say when that was, so its metrics count its whole wait.
@@ -22,7 +26,8 @@ whole job: the job's rank-seconds are the sum over its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle, CycleHistory, NodeCycle
@@ -65,8 +70,11 @@ class RankTimes:
         by_rank: dict[int, RankSeconds] = {}
         launched: set[RankCall] = set()
         for node, parts in cycles.nodes.items():
-            signalling = {  # ranks that have shown progress on this node
-                rank for part in parts.values() for rank, worker in part.workers.items() if worker.has_shown_progress
+            signalling = {  # positions on this node of ranks that have shown progress
+                position
+                for part in parts.values()
+                for position, rank in enumerate(sorted(part.workers))
+                if part.workers[rank].has_shown_progress
             }
             for place in sorted(place for place, part in parts.items() if part.started is not None):
                 workers = parts[place].workers
@@ -77,24 +85,33 @@ class RankTimes:
                 inside = {rank: self._wrapped.get((*place, rank)) for rank in workers}
                 resumed = [of_rank.first_step for of_rank in inside.values() if of_rank is not None]
                 visit.resumed = min((step for step in resumed if step is not None), default=None)
-                for rank, worker in workers.items():
+                for position, (rank, worker) in enumerate(sorted(workers.items())):
                     launched.add((*place, rank))
                     wrapped = inside[rank]
                     by_rank.setdefault(rank, RankSeconds()).add(
-                        visit.spent_by(rank, worker, wrapped, formers.get(rank))
+                        visit.spent_by(position, worker, wrapped, formers.get(rank))
                     )
-        earlier_ends: dict[tuple[int, int, str], int | None] = {}  # attempt, rank, node -> end of its earlier cycle
-        for key in sorted(self._wrapped.keys() - launched):
-            wrapped = self._wrapped[key]
-            end, seat = until(wrapped.node, key[:2]), (key[0], key[2], wrapped.node)
+        for rank, seconds in self._spent_without_agent(sorted(self._wrapped.keys() - launched), until):
+            by_rank.setdefault(rank, RankSeconds()).add(seconds)
+        return by_rank
+
+    def _spent_without_agent(
+        self, calls: Iterable[RankCall], until: Callable[[str, Cycle], int | None]
+    ) -> Iterator[tuple[int, RankSeconds]]:
+        """Yield the time of ranks that the launcher of this package has not started, in the order of their cycles."""
+        earlier_ends: dict[tuple[int, str, int], int | None] = {}  # attempt, node, position -> end of the earlier cycle
+        positions: Counter[tuple[Cycle, str]] = Counter()
+        for attempt, cycle, rank in calls:
+            wrapped, place = self._wrapped[attempt, cycle, rank], (attempt, cycle)
+            end, seat = until(wrapped.node, place), (attempt, wrapped.node, positions[place, wrapped.node])
+            positions[place, wrapped.node] += 1
             spent = wrapped.spent_until(end)
             earlier_end = earlier_ends.get(seat)
             if earlier_end is not None:  # another launcher has restarted it
                 spent.restart += spent.startup + max(0, wrapped.began_ns - earlier_end)
                 spent.startup = 0
             earlier_ends[seat] = end
-            by_rank.setdefault(key[2], RankSeconds()).add(spent)
-        return by_rank
+            yield rank, spent
 
     def _formers(self, place: Cycle, before: Iterable[int], ranks: Iterable[int]) -> dict[int, WrappedRank]:
         """Return for ranks of a node the rank that had the same position on the node in an earlier cycle, if that one
@@ -106,7 +123,7 @@ class RankTimes:
 
 
 class _Visit:
-    """One node in one cycle. until: end of the count in monotonic nanoseconds. signalling: ranks that show
+    """One node in one cycle. until: end of the count in monotonic nanoseconds. signalling: positions of ranks that show
     progress in any cycle. before: the cycle from which the node was restarted into this one. resumed: the lowest step
     with which one of its ranks began a wrapped function: all ranks step together."""
 
@@ -123,9 +140,10 @@ class _Visit:
         self._since = cycles.waited_since(node, place) if failed_before is None else failed_before[0]
 
     def spent_by(
-        self, rank: int, worker: Worker, wrapped: WrappedRank | None, former: WrappedRank | None
+        self, position: int, worker: Worker, wrapped: WrappedRank | None, former: WrappedRank | None
     ) -> RankSeconds:
-        """Return one worker's time by cause. former: its rank in the previous cycle, if in a wrapped function."""
+        """Return one worker's time by cause. position: of its rank on the node. former: the rank in that position in
+        the previous cycle, if in a wrapped function."""
         spent = RankSeconds()
         if worker.started_ns is None:
             return spent
@@ -138,7 +156,7 @@ class _Visit:
             else:
                 spent.work = spent.hang = max(0, min(self._end - worker.started_ns, self._part.silent_ns))
                 before_silence = self._end - spent.hang
-                if rank in self._signalling:
+                if position in self._signalling:
                     until = before_silence  # it was loading
                 else:
                     spent.unknown = max(0, before_silence - until)
@@ -156,14 +174,14 @@ class _Visit:
                 spent.rework += former.repeated_from(self.resumed, self._failed_before, self._before.silent_ns)
             waited, spent.startup = waited + spent.startup, 0
         elif at_work is not None and self._end is not None:
-            self._outside(spent, rank, worker, at_work, self._end)
+            self._outside(spent, position, worker, at_work, self._end)
         if self._part.started is None or self._part.started.why == "first":
             spent.startup += waited
         else:
             spent.restart += waited
         return spent
 
-    def _outside(self, spent: RankSeconds, rank: int, worker: Worker, at_work: int, end: int) -> None:
+    def _outside(self, spent: RankSeconds, position: int, worker: Worker, at_work: int, end: int) -> None:
         """Add the time of a worker that calls no Wrapper."""
         is_done = worker.exit is not None and worker.exit.expected and worker.exited_ns is not None
         until = min(end, worker.exited_ns) if is_done and worker.exited_ns is not None else end
@@ -171,13 +189,14 @@ class _Visit:
         spent.idle = max(0, end - until)
         spent.hang = max(0, min(spent.work, self._part.silent_ns - spent.idle))  # it waits for no rank once it is done
         if self._before is not None and worker.first_step is not None:
-            before = self._before.workers.get(rank) or next(iter(self._before.workers.values()), None)
-            spent.rework = 0 if before is None else _rework(self._before, before, worker.first_step[1])
+            formers = [former for _, former in sorted(self._before.workers.items())]  # all ranks step together
+            former = formers[min(position, len(formers) - 1)] if formers else None
+            spent.rework = 0 if former is None else _rework(self._before, former, worker.first_step[1])
 
 
 def _rework(part: NodeCycle, worker: Worker, resumed: int) -> int:
-    """Return the nanoseconds of a cycle's work that a rank repeats. worker: of that rank, or of another one if it was
-    on another node, because all ranks step together. resumed: the step with which it continues."""
+    """Return the nanoseconds of a cycle's work that a rank repeats. worker: the one in its position then, or
+    another one of the node, because all ranks step together. resumed: the step with which it continues."""
     reached, failed, first = part.reached, part.failed_at, worker.first_step
     if reached is None or failed is None or first is None or reached <= first[1]:
         return 0

@@ -190,6 +190,23 @@ def test_first_signal_after_crashes_shows_that_the_earlier_cycles_were_loading()
     assert_same_seconds(story.records)
 
 
+def test_loading_of_a_rank_that_got_another_number_is_known_by_the_signals_of_its_former_one(tmp_path: Path) -> None:
+    """Node a is lost. Rank 1, on node b, is rank 0 then, and crashes while it loads."""
+    story = NodeStory()
+    story.join("ab", 0.0, 1.0)
+    story.start("ab", 1.0)
+    story.break_off("ab", 100.0, failed="a", silently=True)
+    story.join("b", 100.2, 120.0, cycle=1, why="failure", size=1)
+    story.spawn("b", 120.0, [0], cycle=1, signs=False)
+    story.exited("b", 420.0, 0, 1, False, 1)
+    story.stop("b", 420.0, "failed", 1, ran=299.0, failed_node="b")
+    spent = History().take_all(story.records).spent()
+    assert sum(of_rank.unknown for of_rank in spent.values()) == 0
+    assert sum(of_rank.restart for of_rank in spent.values()) / 1e9 == pytest.approx(320.0, abs=0.5)
+    assert count(story.write(tmp_path / "run"))["spent"]["restart"] == pytest.approx(320.0, abs=0.5)
+    assert_same_seconds(story.records)
+
+
 def test_silence_that_ended_a_cycle_without_signals_is_lost_and_the_rest_is_unknown() -> None:
     records = launched([launch_streams.Fault("hang", 0)], signs=False).records
     first = [record for record in records if record.origin.cycle == 0]
@@ -273,6 +290,34 @@ def test_time_between_two_cycles_of_another_launcher_is_restart() -> None:
     assert both.startup_s == pytest.approx(one.startup_s)
     assert both.productive_s == pytest.approx(2 * one.productive_s)
     assert_same_seconds([*once, *again])
+
+
+@pytest.mark.parametrize("shift", [0, 2], ids=["same numbers", "other numbers"])
+def test_time_between_two_cycles_of_another_launcher_is_restart_whatever_numbers_ranks_have(shift: int) -> None:
+    """torchrun loses node a. Node b, which had ranks 2 and 3, goes on alone 300 s later, with ranks 0 and 1."""
+    files = record_streams.job(world=4).files
+    once = [_elsewhere(record, 0, "a" if rank < 2 else "b") for rank, of_rank in files.items() for record in of_rank]
+    alone = [_elsewhere(record, 1, "b", -shift) for rank in (2, 3) for record in files[rank]]
+    of_b = [record.mono_ns for record in once if record.origin.node == "b"]
+    later = max(of_b) - min(record.mono_ns for record in alone) + 300 * 10**9
+    again = [
+        msgspec.structs.replace(record, mono_ns=record.mono_ns + later, wall_ns=record.wall_ns + later)
+        for record in alone
+    ]
+    before, after = (History().take_all(records).spent() for records in (once, [*once, *again]))
+    assert sum(of_rank.restart for of_rank in before.values()) == 0
+    in_cycle_0, in_both = (sum(of_rank.startup for of_rank in spent.values()) for spent in (before, after))
+    assert in_both == in_cycle_0
+    assert sum(of_rank.restart for of_rank in after.values()) / 1e9 == pytest.approx(2 * 300.0, abs=0.1)
+    assert_same_seconds([*once, *again])
+
+
+def _elsewhere(record: Record, cycle: int, node: str, shift: int = 0) -> Record:
+    """Return a record of another cycle and node. shift: what is added to the numbers of the rank."""
+    origin = record.origin
+    assert origin.initial_rank is not None
+    numbers = {"initial_rank": origin.initial_rank + shift, "rank": origin.rank and origin.rank + shift}
+    return msgspec.structs.replace(record, origin=msgspec.structs.replace(origin, cycle=cycle, node=node, **numbers))
 
 
 @pytest.mark.parametrize("node", ["here", "elsewhere"])
