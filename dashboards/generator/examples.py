@@ -241,9 +241,11 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_PRODUCTIVE: "_x20 0+480x40", _LOST: "_x20 0+480x40"}, "45m"),  # too young: the job has just started
     ),
     "SparesExhausted": (
-        Case({_ACTIVE: "8x30", _SPARE: "1x10 stale"}, "20m", ((_job(), ""),)),
-        Case({_ACTIVE: "8x30", _SPARE: "2x10 1x20"}, "20m"),
-        Case({_ACTIVE: "8x30"}, "20m"),
+        Case({_ACTIVE: "8x60", _SPARE: "1x10 stale"}, "40m", ((_job(), ""),)),
+        Case({_ACTIVE: "8x60", _SPARE: "1x10 stale"}, "25m"),  # a launcher may restart the job
+        Case({_ACTIVE: "8x20 stale 8x39", _SPARE: "1x10 stale"}, "40m", ((_job(), ""),)),  # no sample for a moment
+        Case({_ACTIVE: "8x60", _SPARE: "2x10 1x50"}, "40m"),
+        Case({_ACTIVE: "8x60"}, "40m"),
     ),
     "MonitorDown": (
         Case(

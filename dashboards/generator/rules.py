@@ -544,8 +544,13 @@ ALERTS = (
     ),
     Alert(
         name="SparesExhausted",
-        expr="job:resilience_spares:count == 0 and max_over_time(job:resilience_spares:count[1d]) > 0",
-        wait="1m",
+        # Spares show only once the wrapped function is entered. Until then, and between two cycles of a launcher, all
+        # ranks are active or terminated, and no node is a spare. So the wait exceeds the longest start: 960 s observed.
+        expr=(
+            f"last_over_time(job:resilience_spares:count[{BRIDGED}]) == 0 "
+            "and max_over_time(job:resilience_spares:count[1d]) > 0"
+        ),
+        wait="20m",
         severity="warning",
         level="job",
         summary="Job {{ $labels.job_id }} has no spare rank or node left",
@@ -554,10 +559,13 @@ ALERTS = (
         runbook=Runbook(
             "The job had spares, ready to replace a lost rank, and has none now: inactive ranks of a Wrapper, or nodes "
             "of the launcher that had waited for a place for 5 minutes while the job ran. After the next loss it "
-            "continues with fewer ranks, waits, or ends, depending on its rank assignment and on `--nnodes`.",
+            "continues with fewer ranks, waits, or ends, depending on its rank assignment and on `--nnodes`. Spares do "
+            "not show during a restart by a launcher, from the end of a cycle until the ranks enter the wrapped "
+            "function. Therefore the alert waits for 20 minutes, and fires wrongly if such a restart takes longer.",
             (
                 "Dashboard *Overview*, ranks by state: when were ranks terminated or excluded?",
                 "`resilience report RUN`: why were they lost? Are their nodes healthy?",
+                "`resilience status RUN`: has a launcher just restarted the job, whose scripts still load?",
             ),
             (
                 "Bring nodes back, or add new ones. Under the launcher they join at the next cycle.",

@@ -299,8 +299,28 @@ SCENARIOS = (
             **job(pattern="Xx120"),
             'resilience_node_waiting{job_id="j", node="n1"}': "1x40 0x80",
         },
-        (20, 40, 45, 60, 119),
-        {"SparesExhausted": (45, 60, 119)},
+        (20, 40, 45, 65, 80, 119),
+        {"SparesExhausted": (65, 80, 119)},
+    ),
+    Scenario(
+        "the launcher restarts a Wrapper's job with a spare rank, and the scripts load for 10 minutes",
+        {
+            **without("resilience_ranks", job(pattern="Xx120")),
+            'resilience_ranks{job_id="j", node="n0", state="active"}': "8x40 stale _ 9x9 8x67",
+            'resilience_ranks{job_id="j", node="n0", state="inactive"}': "1x40 stale _x11 1x67",
+            'resilience_ranks{job_id="j", node="n0", state="terminated"}': "_x41 9 9 stale",
+        },
+        QUIET,
+    ),
+    Scenario(
+        "the launcher restarts a job within 10 minutes, and its spare node keeps waiting",
+        {
+            **without("resilience_ranks", job(pattern="Xx120")),
+            'resilience_ranks{job_id="j", node="n0", state="active"}': "8x40 stale _x9 8x69",
+            'resilience_ranks{job_id="j", node="n0", state="terminated"}': "_x41 8x9 stale",
+            'resilience_node_waiting{job_id="j", node="n1"}': "1x120",
+        },
+        QUIET,
     ),
     Scenario(
         "a job waits for its nodes for hours",
