@@ -32,9 +32,10 @@ class Attempt:
 
 
 class LastCall:
-    """How a rank's last call, or its last worker, ended. outcome: None while not known."""
+    """How a rank's last call, or its last worker, ended. place: its newest iteration. outcome: None while not known."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self.outcome: str | None = None
         self.error = ""
         self.is_lost = False
@@ -58,6 +59,7 @@ class History:
         self.started: events.CallStarted | None = None  # the first call on record
         self.calls: set[tuple[int, int, int]] = set()
         self.world_size: int | None = None  # of the largest call
+        self._world: tuple[Cycle, int] = ((0, 0), 0)  # the last cycle with a call, and its number of ranks
         self.cycles = CycleHistory()
         self.ranks = RankHistory(has_details)
         self._times = RankTimes()
@@ -210,8 +212,14 @@ class History:
         yield from (phase for phase in self.cycles.phases() if isinstance(phase.who, str) or phase.who in ranks)
 
     def last_calls(self) -> dict[int, LastCall]:
-        """Return how each rank's last call, or its last worker, ended, by initial rank."""
-        calls = {rank: copy.copy(last) for rank, last in self._last_calls.items()}
+        """Return how each rank's last call, or its last worker, ended, by initial rank. Ranks that the last cycle does
+        not have are left out: the launcher went on without them, or they have other numbers now."""
+        workers = self.cycles.last_workers()
+        calls = {
+            rank: copy.copy(last)
+            for rank, last in self._last_calls.items()
+            if rank in workers or self._is_in_last_cycle(rank, last.place[:2], bool(workers))
+        }
         preempted = {
             rank
             for part in self.cycles.last_parts()
@@ -220,12 +228,22 @@ class History:
         }
         unrecorded = [part for part in self.cycles.last_parts() if part.is_undecided or part.has_lost_its_agent]
         without_agent = {rank for part in unrecorded for rank in part.workers}
-        for rank, worker in self.cycles.last_workers().items():
+        for rank, worker in workers.items():
             last = calls.get(rank)
             if last is None or worker.called_ns is None:  # a Wrapper's record of an earlier cycle no longer counts
-                last = calls[rank] = LastCall()
+                last = calls[rank] = LastCall((*self.cycles.places[-1], WORKER, WORKER))
             _end_of_worker(last, worker, rank in preempted, rank in without_agent)
+        for rank in calls.keys() & self.excluded.keys():  # its whole node may be lost, and nobody else saw its end
+            last = calls[rank]
+            last.is_lost |= last.outcome is None and not last.is_stopped and self.excluded[rank] >= last.place
         return dict(sorted(calls.items()))
+
+    def _is_in_last_cycle(self, rank: int, cycle: Cycle, has_workers: bool) -> bool:
+        """Return False if the job has begun a later cycle without this rank. cycle: of the rank's last call.
+        has_workers: the launcher has started workers in its last cycle, but not this rank."""
+        if has_workers and cycle < self.cycles.places[-1]:
+            return False
+        return cycle >= self._world[0] or rank < self._world[1]
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -271,25 +289,30 @@ class History:
         place = (origin.attempt, origin.cycle, origin.call, origin.iteration or 0)
         if isinstance(event, events.IterationStarted):
             self.ranks.begin(rank, place, at_ns)
-            self._last_call(rank)
+            self._last_call(rank, place)
         elif isinstance(event, events.IterationEnded):
             self.ranks.end(rank, place, at_ns, event.outcome)
         elif isinstance(event, events.CallEnded):
-            last = self._last_call(rank)
+            last = self._last_call(rank, place)
             last.outcome, last.error = event.outcome, event.error
         elif isinstance(event, events.RankExited):
             if not event.goodbye:
-                self._last_call(rank).is_lost = True
+                self._last_call(rank, place).is_lost = True
         else:
             if isinstance(event, events.CallStarted):
                 self._called(place[:3], event)
-                self._last_calls[rank] = LastCall()
+                if self._last_call(rank, place) is self._last_calls[rank]:
+                    self._last_calls[rank] = LastCall(place)
             self.cycles.take_of_wrapper(record, rank, at_ns)
 
-    def _last_call(self, rank: int) -> LastCall:
+    def _last_call(self, rank: int, place: Place) -> LastCall:
+        """Return a rank's last call. That of an earlier cycle does not count: the files of nodes come in any order."""
         last = self._last_calls.get(rank)
-        if last is None:
-            last = self._last_calls[rank] = LastCall()
+        if last is None or place[:2] > last.place[:2]:
+            last = self._last_calls[rank] = LastCall(place)
+        elif place[:2] < last.place[:2]:
+            return LastCall(place)
+        last.place = max(last.place, place)
         return last
 
     def _called(self, call: tuple[int, int, int], event: events.CallStarted) -> None:
@@ -297,6 +320,7 @@ class History:
         self.functions.setdefault(event.function)
         self.world_size = max(event.world_size, self.world_size or 0)
         self.started = self.started or event
+        self._world = max(self._world, (call[:2], event.world_size))
 
 
 _STARTED, _ENDED = events.StageStarted, events.StageEnded

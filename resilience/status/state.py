@@ -247,7 +247,8 @@ class Watcher:
                 self._left.discard(rank)
                 self._outside.discard(rank)
                 self._calls[rank] = ""
-                self._size = event.world_size if isinstance(event, events.CallStarted) else self._size
+                if isinstance(event, events.CallStarted) and (origin.attempt, origin.cycle) == self._newest:
+                    self._size = event.world_size
                 self._pid[rank] = event.rank_pid if isinstance(event, events.MonitorStarted) else origin.pid
             case events.CallEnded(outcome=outcome):
                 self._calls[rank] = outcome
@@ -269,6 +270,10 @@ class Watcher:
         """Return True if this rank has no record of a later cycle. A rank may have moved to another node, whose file is
         read earlier."""
         return (origin.attempt, origin.cycle) == self._place[rank]
+
+    def _is_in_last_cycle(self, rank: int) -> bool:
+        """Return False if torchrun has begun a later cycle, which has too few ranks for this one."""
+        return self._size is None or rank < self._size or self._place[rank] >= self._newest
 
     def _enter(self, iteration: Iteration) -> None:
         """Note an iteration of any rank."""
@@ -343,7 +348,8 @@ class Watcher:
             ended = self._left
             if now - self._last_ns / 1e9 > BETWEEN_CALLS:
                 ended = ended | self._outside
-            if ended and ended >= self._calls.keys() - self._history.excluded.keys():
+            expected = filter(self._is_in_last_cycle, self._calls.keys() - self._history.excluded.keys())
+            if ended and ended.issuperset(expected):
                 outcomes = {self._calls.get(rank) for rank in ended}
                 # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
                 return "ended", "completed" if "completed" in outcomes else "failed", ""
@@ -392,7 +398,8 @@ class Watcher:
         size = self._history.cycles.world_size(places[-1]) if places else None
         for node in sorted(self._history.nodes):
             for rank, state in self._history.states(node).items():
-                if size is not None and rank >= size:
+                is_present = self._is_in_last_cycle(rank) if size is None else rank < size
+                if not is_present:
                     continue  # the launcher went on without it
                 previous = by_rank.get(rank)
                 # A rank that moved has its state on the new node.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from resilience.facts import events
 from resilience.facts.identity import Origin
@@ -13,6 +15,7 @@ from resilience.report.condensed import Launched, Note, Report, as_json, report
 from resilience.run_folder.load import Run
 from tests.support import launch_streams
 from tests.support.launch_streams import launched
+from tests.support.nested_streams import nested
 from tests.support.record_streams import STARTED_NS, Fault, Job, job
 
 
@@ -42,6 +45,49 @@ def test_run_that_is_under_way_has_no_end() -> None:
     told.files[1] = [record for record in told.files[1] if not isinstance(record.event, events.CallEnded)]
     told.files[1] = [record for record in told.files[1] if not isinstance(record.event, events.RankExited)]
     assert report_of(told).end == "completed on rank 0; no end recorded for rank 1: running, or cut off"
+
+
+def test_completed_job_that_lost_a_node_has_ended_though_nobody_saw_its_ranks_end() -> None:
+    """The launcher goes on without them. They have a number that the last cycle does not have."""
+    for node in (0, 1):
+        told = nested([launch_streams.Fault("node", 2 * node)], nodes=2, has_steps=True)
+        found = report(Run(Path("run"), None, tuple(told.records), ()))
+        assert (found.completed, found.lost, found.open, found.is_ended) == ((0, 1), (), (), True)
+        assert found.end == "completed on ranks 0-1; the launcher: completed, exit status 0"
+
+
+def test_rank_whose_node_lost_power_is_lost_once_the_others_have_gone_on_without_it() -> None:
+    """Its own monitor is gone too. The one of rank 2, on another node, records that it stood in."""
+    told = job([Fault("kill", 3, 0)], world=4)
+    lost = told.files.pop(3)
+    ended = next(number for number, record in enumerate(lost) if isinstance(record.event, events.RankExited))
+    stood_in = next(record for record in lost if isinstance(record.event, events.RankStoodInFor))
+    told.files[3] = [placed(record, node="off") for record in lost[:ended]]
+    assert report_of(told).open == (3,)
+    told.files[2].append(placed(stood_in, initial_rank=2, rank=2, pid=502))
+    found = report_of(told)
+    assert (found.completed, found.lost, found.open, found.is_ended) == ((0, 1, 2), (3,), (), True)
+
+
+@pytest.mark.parametrize("lost", ["a", "z"])
+def test_completed_job_that_torchrun_continued_without_a_node_has_ended(lost: str) -> None:
+    """Ranks 2 and 3 are 0 and 1 then. The files come in the order of the nodes' names."""
+    before = job(world=4).files
+    again = job(world=2, started_ns=STARTED_NS + 10**12).files
+    unended = [record for rank in range(4) for record in before[rank] if not isinstance(record.event, _ENDS)]
+    records = [placed(record, node=lost if record.origin.initial_rank in (0, 1) else "b") for record in unended]
+    records += [placed(record, node="b", cycle=1) for rank in (0, 1) for record in again[rank]]
+    records.sort(key=lambda record: record.origin.node)
+    found = report(Run(Path("run"), None, tuple(records), ()))
+    assert (found.completed, found.lost, found.open, found.is_ended) == ((0, 1), (), (), True)
+
+
+_ENDS = (events.CallEnded, events.IterationEnded, events.RankExited, events.MonitorEnded)
+
+
+def placed(record: Record, **place: Any) -> Record:
+    """Return a record with another origin."""
+    return msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, **place))
 
 
 def while_the_launcher_restarts(last: type[events.Event]) -> Report:

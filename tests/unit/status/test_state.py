@@ -346,6 +346,30 @@ def test_ranks_of_a_lost_node_are_out_of_a_job_without_the_launcher(said: str, t
     assert (now.phase, now.outcome) == ("ended", "completed")
 
 
+@pytest.mark.parametrize("lost", ["a", "z"])
+def test_job_that_torchrun_continued_without_a_node_ends_with_the_ranks_of_its_last_cycle(
+    lost: str, tmp_path: Path
+) -> None:
+    """Node b has ranks 0 and 1, as it had before. The lost node has no record of the end of ranks 2 and 3."""
+    whole = record_streams.job(world=4).files
+    again = record_streams.job(world=2, started_ns=STARTED_NS + 10**10).files
+    records = [record for rank in (0, 1) for record in (*whole[rank], *_in_cycle_1(again[rank]))]
+    records = [_on(record, "b") for record in records]
+    ends = (events.CallEnded, events.IterationEnded, events.RankExited, events.MonitorEnded)
+    records += [_on(record, lost) for rank in (2, 3) for record in whole[rank] if not isinstance(record.event, ends)]
+    now = now_of(written(records, tmp_path / "run"))
+    assert (now.phase, now.outcome, now.world_size) == ("ended", "completed", 2)
+    assert not [rank for rank in now.ranks if rank.rank > 1]
+
+
+def _in_cycle_1(records: list[Record]) -> list[Record]:
+    return [msgspec.structs.replace(each, origin=msgspec.structs.replace(each.origin, cycle=1)) for each in records]
+
+
+def _on(record: Record, node: str) -> Record:
+    return msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, node=node))
+
+
 def test_suspect_rank_comes_first_then_the_one_nearest_its_limit() -> None:
     ranks = now_ranks()
     assert [rank.rank for rank in order(ranks)] == [3, 2, 1, 0]
