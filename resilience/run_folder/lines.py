@@ -159,6 +159,11 @@ class FileLines:
                 self.key = max(self.key, line.at_ns)
                 return line
 
+    @property
+    def is_unplaced(self) -> bool:
+        """True for the output of a worker of which nobody knows yet when and where it was started."""
+        return self.known.kind == "text" and self.known.rank is not None and self.known.node is None
+
     def last_time(self) -> int | None:
         """Return the time of the last complete line that has one, UTC; None if there is none.
 

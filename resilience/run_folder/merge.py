@@ -6,6 +6,7 @@ their clocks (`history.clocks`). `LineFilter` selects lines."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import heapq
 import re
@@ -18,6 +19,7 @@ import msgspec
 from resilience.attribution.incident import Incident
 from resilience.attribution.notes import NOTES
 from resilience.errors import DecodeError
+from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.records import Record, from_line
 from resilience.history.clocks import NodeClock, largest_difference_ns, offsets_of
@@ -60,10 +62,8 @@ class MergedLines:
         self._is_wanted = _test(self.choice)
         self._sources: dict[str, FileLines] = {}
         files = list(_files(folder))
-        self._started: dict[tuple[int, int], tuple[int, str]] = {}
-        for path, kind in files:
-            if kind == "record" and owner_of(path.stem).is_agent:
-                self._note_workers(path)
+        self._starts = _WorkerStarts()
+        self._starts.read(files)
         self.clocks: tuple[NodeClock, ...] = clocks_of(folder) if clocks is None else clocks
         self._offsets = offsets_of(self.clocks)
         self._add(files)
@@ -93,7 +93,9 @@ class MergedLines:
             yield None
             if not wait():
                 break
-            self._add([entry for entry in _files(self.folder) if self._is_new(entry[0])])
+            files = list(_files(self.folder))
+            self._place(files)
+            self._add([entry for entry in files if self._is_new(entry[0])])
         yield from self._merged(is_final=True)
 
     def _merged(self, is_final: bool) -> Iterator[Line]:
@@ -146,19 +148,52 @@ class MergedLines:
             node = owner_of(path.stem).node
             return KnownFile(name, kind, rank, node, None, self._offsets.get(node, 0))
         cycle = int(path.parent.name) if path.parent.name.isdecimal() else None
-        started = None if rank is None else self._started.get((cycle or 0, rank))
+        started = None if rank is None else self._starts.known.get((cycle or 0, rank))
         if started is None:
             return KnownFile(name, kind, rank, None, cycle)
         began, node = started
         offset = self._offsets.get(node, 0)
         return KnownFile(name, kind, rank, node, cycle, offset, began - offset)
 
-    def _note_workers(self, path: Path) -> None:
-        """Record the start time of each worker: its output may have no times."""
-        for record in records_in(path, b'"worker.started"'):
-            rank = getattr(record.event, "worker_rank", None)
-            if rank is not None:
-                self._started[record.origin.cycle, rank] = (record.wall_ns, owner_of(path.stem).node)
+    def _place(self, files: list[tuple[Path, Kind]]) -> None:
+        """Find out which worker writes each output that is new, or was there before its agent recorded the start."""
+        unplaced = [source for source in self._sources.values() if source.is_unplaced]
+        if unplaced or any(kind == "text" and self._is_new(path) for path, kind in files):
+            self._starts.read(files)
+        for source in unplaced:
+            name = source.known.name
+            source.known = self._known(self.folder / name, "text", name)
+
+
+class _WorkerStarts:
+    """When and where each worker was started: its output does not name the node, and may have no times.
+
+    known: cycle and rank -> UTC nanoseconds by the node's own clock, and node."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], tuple[int, str]] = {}
+        self._read: dict[Path, int] = {}  # complete lines of each agent's file that were read, in bytes
+
+    def read(self, files: Iterable[tuple[Path, Kind]]) -> None:
+        """Add what the agents among the owners of these files have recorded since the last call."""
+        for path, kind in files:
+            if kind == "record" and owner_of(path.stem).is_agent:
+                with contextlib.suppress(OSError):
+                    self._read_one(path)
+
+    def _read_one(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            for line in file:
+                if line.endswith(b"\n"):
+                    self._read[path] = self._read.get(path, 0) + len(line)
+                if b'"worker.started"' in line:
+                    with contextlib.suppress(DecodeError):  # the timeline shows the line unchanged
+                        self._take(from_line(line), owner_of(path.stem).node)
+
+    def _take(self, record: Record, node: str) -> None:
+        if isinstance(record.event, events.WorkerStarted):
+            self.known[record.origin.cycle, record.event.worker_rank] = (record.wall_ns, node)
 
 
 def last_ns(folder: Path) -> int:
@@ -208,16 +243,15 @@ def window(incident: Incident) -> tuple[int, int] | None:
     return begin - AROUND_NS, detected + restart_ns + AROUND_NS
 
 
-def records_in(path: Path, mark: bytes = b"") -> Iterator[Record]:
-    """Yield the readable records of one file. mark: only of lines that contain it."""
+def records_in(path: Path) -> Iterator[Record]:
+    """Yield the readable records of one file."""
     try:
         with path.open("rb") as file:
             for line in file:
-                if mark in line:
-                    try:
-                        yield from_line(line)
-                    except DecodeError:
-                        continue  # the timeline shows the line unchanged
+                try:
+                    yield from_line(line)
+                except DecodeError:
+                    continue  # the timeline shows the line unchanged
     except OSError:
         return
 

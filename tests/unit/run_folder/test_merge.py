@@ -313,6 +313,40 @@ def test_following_reads_what_was_left_of_a_file_that_is_rotated(tmp_path: Path)
     assert seen == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("is_recorded_later", [False, True])
+def test_following_knows_the_node_and_the_clock_of_output_of_a_later_cycle(
+    tmp_path: Path, is_recorded_later: bool
+) -> None:
+    """The output may be there before the agent has recorded the start of its worker."""
+
+    records = tmp_path / "records" / "n-agent.jsonl"
+    records.parent.mkdir()
+
+    def start(cycle: int, at: int) -> None:
+        with records.open("ab") as file:
+            file.write(record_line(worker(0), at + 7 * SECOND, node="n", cycle=cycle))
+
+    def later() -> Iterator[bool]:
+        if not is_recorded_later:
+            start(1, AT + SECOND)
+        path = write(tmp_path, "output/1/0.out", b"" if is_recorded_later else b"second\n")
+        yield True
+        if is_recorded_later:
+            start(1, AT + SECOND)
+            path.write_bytes(b"second\n")
+            yield True
+        yield False
+
+    start(0, AT)
+    write(tmp_path, "output/0/0.out", b"first\n")
+    steps = later()
+    merged = MergedLines(tmp_path, LineFilter(kinds=frozenset({"text"})), (NodeClock("n", 7 * SECOND, 0),))
+    shown = [line for line in merged.follow(lambda: next(steps)) if line is not None]
+    again = list(MergedLines(tmp_path, LineFilter(kinds=frozenset({"text"})), merged.clocks))
+    assert [(line.event, line.node) for line in shown] == [("first", "n"), ("second", "n")]
+    assert [line.at_ns for line in shown] == [line.at_ns for line in again]
+
+
 def numbered(word: str, count: int) -> list[str]:
     return [f"{word} {number:05}" for number in range(count)]
 
