@@ -1,6 +1,7 @@
 """What did each rank do over time?  Its iterations or the lifetimes of its workers, with how each ended.
 
-A stretch is stored as four numbers, because a large job has many. Times are UTC nanoseconds."""
+A stretch is stored as four numbers, because a large job has many. Times are UTC nanoseconds. A stretch without a recorded
+end is open. If a later cycle has begun, it is lost, and it ended when the last stretch of its cycle did."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from resilience.history.cycles import Cycle
 from resilience.history.phases import Place
 
 _Name = TypeVar("_Name", str, Place)
@@ -38,11 +40,13 @@ class RankHistory:
         self._places: list[Place] = []
         self._kinds: list[str] = []
         self._numbers: dict[object, int] = {}
+        self._ends: dict[Cycle, int] = {}  # when the last stretch ended, or else began, by cycle
 
     def begin(self, rank: int, place: Place, at_ns: int) -> None:
         """Begin a stretch, unless it has begun."""
         if self._is_kept:
             self._open.setdefault(rank, {}).setdefault(place, at_ns)
+            self._ends.setdefault(place[:2], at_ns)
 
     def end(self, rank: int, place: Place, at_ns: int, kind: str) -> None:
         """End a stretch. A stretch without a known beginning is ignored."""
@@ -52,6 +56,7 @@ class RankHistory:
             if ended is None:
                 ended = self._ended[rank] = array("q")
             begin_ns = min(begin_ns, at_ns)  # the clock may have been set back
+            self._ends[place[:2]] = max(at_ns, self._ends[place[:2]])
             ended.extend((begin_ns, at_ns, self._number(kind, self._kinds), self._number(place, self._places)))
 
     @property
@@ -66,7 +71,9 @@ class RankHistory:
             begin, end, kind, place = ended[first : first + 4]
             yield Stretch(begin, end, self._kinds[kind], self._places[place])
         for opened, begin in self._open.get(rank, {}).items():
-            yield Stretch(begin, now_ns, "open", opened)
+            is_last = opened[:2] == max(self._ends)
+            end_ns = now_ns if is_last else max(begin, self._ends[opened[:2]])
+            yield Stretch(begin, end_ns, "open" if is_last else "lost", opened)
 
     def _number(self, value: _Name, values: list[_Name]) -> int:
         number = self._numbers.get(value)

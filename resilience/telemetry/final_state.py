@@ -3,7 +3,8 @@
 completed and failed come from the job's final verdict; stopped means that the whole job was asked to stop (a
 preemption); left means that this node takes no further part while the job may continue. Under the launcher the agent
 decides; a node that left may come back with another agent, which has not ended. Without the launcher the calls of the
-wrapped function decide, when no rank of the node is in a call. If torchrun may start the ranks again, they have
+wrapped function decide, when no rank of the node is in a call. A rank that the others excluded may have died together
+with its monitor, and is in none. If torchrun may start the ranks again, they have
 not failed for good."""
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 
 from resilience.facts import events
 from resilience.facts.records import Record
+from resilience.history.rank_states import excluded_by
 
 Outcome = Literal["completed", "failed", "stopped", "left"]
 Call = tuple[int, int, int]  # attempt, cycle, call
@@ -45,6 +47,9 @@ class FinalState:
                 self._leaves = event.leaves
             case events.CallStarted() | events.CallEnded() | events.RankExited() if origin.initial_rank is not None:
                 self._take_from_rank(record, origin.initial_rank)
+            case events.RankStoodInFor() | events.NodeFellSilent():
+                for rank in self._in_call.intersection(excluded_by(record)):
+                    self._take_from_rank(record, rank)
 
     def _take_agent(self, pid: int, event: events.Event) -> None:
         """Forget the end of an earlier agent, which may have had the same pid."""

@@ -88,6 +88,18 @@ def test_lanes_of_launched_workers_agree_with_the_verdict_and_not_with_who_ended
     assert kinds == {(0,): "interrupted", (1,): "failed"}
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_lane_of_a_rank_of_a_lost_node_ends_with_its_cycle(is_wrapped: bool) -> None:
+    """Nobody recorded its end, and the job went on without it."""
+    faults = [launch_streams.Fault("node", 2)]
+    told = nested(faults, nodes=2, has_steps=True) if is_wrapped else launch_streams.launched(faults, nodes=2, ranks=2)
+    history = History().take_all(told.records)
+    by_ranks = {lane.ranks: lane.stretches for lane in lanes(history, incidents_of(history)).lanes}
+    ((lost,), (stopped, _)) = by_ranks[2, 3], by_ranks[0, 1]
+    assert (lost.kind, stopped.kind) == ("lost", "interrupted")
+    assert abs(lost.end_ns - stopped.end_ns) < 10**9
+
+
 def test_wrapped_rank_that_the_launcher_stopped_is_not_lost() -> None:
     told = nested([launch_streams.Fault("kill", 1)])
     records = []

@@ -62,6 +62,15 @@ def test_wrapped_job_has_ended_once_no_rank_is_in_a_call() -> None:
     assert state(*begun, (rank(0), KILLED), (rank(1), KILLED)).outcome == "failed"
 
 
+def test_rank_that_died_with_its_monitor_does_not_keep_its_node_in_the_job() -> None:
+    """Only the monitor of another rank says so."""
+    begun = [(rank(0), STARTED), (rank(1), STARTED), (rank(0), COMPLETED)]
+    excluded = (rank(0), events.RankStoodInFor(1, "excluded", 0.01))
+    assert state(*begun[:2], excluded).outcome is None
+    assert state(*begun[:2], excluded, begun[2]).outcome == "completed"
+    assert state(*begun, (rank(0), events.RankStoodInFor(1, "completed", 0.01))).outcome is None
+
+
 def test_next_call_of_the_function_begins_anew() -> None:
     first = [(rank(0), STARTED), (rank(0), LEFT)]
     assert state(*first, (rank(0, 1), STARTED)).outcome is None
