@@ -1,7 +1,7 @@
 """What did each rank do over time?  Its iterations or the lifetimes of its workers, with how each ended.
 
-A stretch is stored as four numbers, because a large job has many. Times are UTC nanoseconds. A stretch without a recorded
-end is open. If a later cycle has begun, it is lost, and it ended when the last stretch of its cycle did."""
+A stretch is stored as four numbers, because a large job has many. Times are UTC nanoseconds. A stretch without a
+recorded end is open. If a later cycle has begun, it is lost, and it ended when the last stretch of its cycle did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import msgspec
 
-from resilience.history.cycles import Cycle
 from resilience.history.phases import Place
 
 _Name = TypeVar("_Name", str, Place)
@@ -40,7 +39,7 @@ class RankHistory:
         self._places: list[Place] = []
         self._kinds: list[str] = []
         self._numbers: dict[object, int] = {}
-        self._ends: dict[Cycle, int] = {}  # when the last stretch ended, or else began, by cycle
+        self._ends: dict[tuple[int, int], int] = {}  # when the last stretch ended, or else began, by attempt and cycle
 
     def begin(self, rank: int, place: Place, at_ns: int) -> None:
         """Begin a stretch, unless it has begun."""

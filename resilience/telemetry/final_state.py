@@ -50,6 +50,8 @@ class FinalState:
             case events.RankStoodInFor() | events.NodeFellSilent():
                 for rank in self._in_call.intersection(excluded_by(record)):
                     self._take_from_rank(record, rank)
+            case _:  # no other event matters here
+                pass
 
     def _take_agent(self, pid: int, event: events.Event) -> None:
         """Forget the end of an earlier agent, which may have had the same pid."""
