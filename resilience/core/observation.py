@@ -73,6 +73,7 @@ class Observation(msgspec.Struct, frozen=True):
     said_goodbye: bool = False  # the store has everything about it: it completed the call, or is excluded
     has_left: bool = False  # it has left the call
     is_dismissed: bool = False  # it is being ended on purpose
+    is_awaited: bool = False  # the other ranks wait in the store until it is represented there: it is a Wrapper's
     agent_lost_at: Seconds | None = None
     are_others_seen: bool = True  # the other ranks' positions were recorded since the present finding
     suspicion: Suspicion | None = None

@@ -94,6 +94,7 @@ class Watch(msgspec.Struct, frozen=True):
     finding: Finding | None = None  # why it is being terminated
     is_orphan: bool = False
     is_killed: bool = False
+    ended_by: Seconds | None = None  # the time by which a killed rank must have ended
     is_represented: bool = False  # although it still lives
     is_over: bool = False
 
@@ -111,6 +112,7 @@ ABORT_STUCK = "abort"  # name of the limit for a rank that its own abort could n
 AGENT_LOST = "agent"  # name of the limit for a rank whose agent is gone
 EVIDENCE = 0.3  # most seconds between the evidence of a hung rank and the first signal to it
 LOOK = 0.005  # seconds between two looks during that time
+UNENDED = 10.0  # seconds between SIGKILL and the moment from which nobody waits for the rank's end
 ORPHAN_GRACE = 1.0  # seconds between SIGTERM and SIGKILL for a rank without an agent
 
 
@@ -202,17 +204,24 @@ def _terminated(watch: Watch, finding: Finding, now: Seconds) -> Decision:
 
 def _escalate(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     """Return the next step against a rank past a hard limit: once the others' positions are recorded it is terminated,
-    and after its grace it is killed. After that only its end is awaited."""
+    and after its grace it is killed. After that only its end is awaited. SIGKILL may never end it: it is stuck in the
+    kernel, or the init process of its container. Then the other ranks go on without it."""
     assert watch.kill_at is not None and watch.finding is not None
     if watch.signal_at is not None:
         if observation.are_others_seen or now >= watch.signal_at:
             return _terminated(watch, watch.finding, now)
         return Decision(watch, (), min(watch.signal_at, now + LOOK))
     if watch.is_killed:
-        return Decision(watch)
+        if watch.ended_by is None or watch.is_represented or not observation.is_awaited:
+            return Decision(watch)
+        if now < watch.ended_by:
+            return Decision(watch, (), watch.ended_by)
+        return Decision(msgspec.structs.replace(watch, is_represented=True), (Represent(),))
     if now < watch.kill_at:
         return Decision(watch, (), watch.kill_at)
-    return Decision(msgspec.structs.replace(watch, is_killed=True), (Kill(watch.finding),))
+    ended_by = now + UNENDED
+    state = msgspec.structs.replace(watch, is_killed=True, ended_by=ended_by)
+    return Decision(state, (Kill(watch.finding),), ended_by if observation.is_awaited else None)
 
 
 def _gravity(finding: Finding) -> tuple[float, str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import operator
 import os
 import time
 import weakref
@@ -234,6 +235,7 @@ class RankSide:
 
     def step(self, number: int) -> None:
         """Store the training step. Only a step above the highest so far counts as progress."""
+        number = operator.index(number)  # integers of numpy and torch overflow below
         words = self._words
         now = time.monotonic_ns()
         if number + 1 > words[_STEP]:

@@ -476,6 +476,7 @@ class RankMonitor:
             is_gone=self._is_gone,
             said_goodbye=call is not None and view.goodbye_call == call,
             has_left=call is not None and view.left_call == call,
+            is_awaited=self._witness.has_iterations,
             are_others_seen=self._are_others_seen(),
             suspicion=self.suspicions.confirmed,
             standstills=tuple(self._standstills),
@@ -606,9 +607,20 @@ class RankMonitor:
         return observation.has_left and not observation.said_goodbye
 
     def _represent(self) -> None:
-        """Represent a rank that left its call without a record in the store. Its process continues."""
+        """Represent a rank that left its call without a record in the store, or that SIGKILL has not ended. Its process
+        continues."""
         record = self._own_record
-        if record is None:
+        if self._watch.is_killed:
+            record = self._enrich(
+                InterruptionRecord(
+                    rank=self._initial_rank,
+                    interruption=Interruption.HARD_TIMEOUT,
+                    message=f"SIGKILL has not ended process {self._rank.pid} within {watch.UNENDED:g} s: it is stuck "
+                    "in the kernel, or the first process of its container",
+                    detector=Detector("monitor"),
+                )
+            )
+        elif record is None:
             record = self._enrich(
                 InterruptionRecord(
                     rank=self._initial_rank,

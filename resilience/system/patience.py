@@ -113,10 +113,15 @@ def ask(store: Any, operation: Callable[[], T], allowed: float = 0.0) -> T:
 
 
 def connect(factory: Callable[[], Any]) -> tuple[Any, list[Connection]]:
-    """Create a store. Return it and its client's connections, none if it has no server."""
+    """Create a store. Return it and its client's connections, none if it has no server.
+
+    The kernel probes them: a client that waits for a key for days learns that the store's host has lost its power."""
     store, opened = opened_by(factory)
     port = getattr(innermost(store), "port", None)
-    return store, [connection for connection in opened if connection.port == port]
+    connections = [connection for connection in opened if connection.port == port]
+    for connection in connections:
+        connection.keep_alive()
+    return store, connections
 
 
 def innermost(store: Any) -> Any:

@@ -26,7 +26,6 @@ def test_connection_that_is_kept_alive_is_probed_by_the_kernel() -> None:
     port, _server = serve()
     _client, connections = patience.connect(lambda: dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
     assert len(connections) == 1
-    connections[0].keep_alive()
     with socket.socket(fileno=os.dup(connections[0].fd)) as copy:
         assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60

@@ -232,7 +232,7 @@ class MonitorStore:
         deadline = time.monotonic() + limit
         while True:
             try:
-                return connect(self._factory, self._kwargs, self._notice)
+                return patience.connect(lambda: connect(self._factory, self._kwargs, self._notice))[0]
             except Exception as error:  # a user's factory may raise anything
                 if time.monotonic() >= deadline:
                     raise

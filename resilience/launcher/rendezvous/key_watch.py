@@ -105,8 +105,6 @@ class KeyWatch:
             try:
                 if client is None:
                     client, connections = patience.connect(self._connect)
-                    for connection in connections:
-                        connection.keep_alive()
                     chunk = WAIT_TCP if connections else WAIT_OTHER
                 while not wait(client, key, chunk, chunk) and key == self._key:
                     pass

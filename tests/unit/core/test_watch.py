@@ -18,6 +18,7 @@ from resilience.core.observation import Doing, Observation, Sign, Suspicion
 from resilience.core.silences import Silence
 from resilience.core.standstills import Standstill
 from resilience.core.watch import (
+    UNENDED,
     AskRestart,
     CaptureEvidence,
     Command,
@@ -758,6 +759,26 @@ def test_nothing_follows_the_kill_but_the_end(watcher: ModuleType) -> None:
     state = Watch(limits=limits_of(step=BOTH), kill_at=0.0, finding=Finding("step", "hard", 1.0, 1.0), is_killed=True)
     for seen in (in_function(step_at=0.0), in_function(agent_lost_at=0.0)):
         assert watcher.decide(state, seen, 1000.0) == Decision(state)
+
+
+def test_rank_that_sigkill_does_not_end_is_represented_once_if_others_wait_for_it(watcher: ModuleType) -> None:
+    finding = Finding("step", "hard", HARD, HARD)
+    state = Watch(limits=limits_of(step=BOTH), kill_at=START, finding=finding)
+    hung = in_function(step_at=0.0, is_awaited=True)
+    killed: Decision = watcher.decide(state, hung, START)
+    assert (killed.commands, killed.wake_at) == ((Kill(finding),), START + UNENDED)
+    early: Decision = watcher.decide(killed.state, hung, START + UNENDED - 0.01)
+    assert (early.commands, early.wake_at) == ((), START + UNENDED)
+    late: Decision = watcher.decide(killed.state, hung, START + UNENDED)
+    assert late.commands == (Represent(),)
+    for seen in (hung, msgspec.structs.replace(hung, agent_lost_at=START)):
+        assert watcher.decide(late.state, seen, START + 1000.0) == Decision(late.state)
+    gone = msgspec.structs.replace(hung, is_gone=True)
+    assert watcher.decide(killed.state, gone, START + UNENDED).commands == (StandIn(),)
+    assert watcher.decide(late.state, gone, START + 1000.0).commands == (Finish(),)
+    unawaited: Decision = watcher.decide(state, in_function(step_at=0.0), START)
+    assert (unawaited.commands, unawaited.wake_at) == ((Kill(finding),), None)
+    assert watcher.decide(unawaited.state, in_function(step_at=0.0), START + 1000.0) == Decision(unawaited.state)
 
 
 # -- what cannot be known ----------------------------------------------------------------------------------------

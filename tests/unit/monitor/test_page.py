@@ -413,6 +413,17 @@ def test_each_step_tells_by_how_much_the_number_rose() -> None:
     ]
 
 
+def test_step_of_any_integer_type_is_one() -> None:
+    torch = pytest.importorskip("torch")
+    page = Page.create()
+    rank, monitor = RankSide(page), MonitorSide(page)
+    for number in range(3):
+        rank.step(torch.tensor(number, dtype=torch.int32))
+    assert monitor.read().step == 2
+    entries, _ = monitor.drain()
+    assert [entry.rise for entry in entries] == [1, 1, 1]
+
+
 def test_each_higher_step_is_drained_once_with_the_time_since_the_one_before() -> None:
     rank, monitor = both_sides()
     for number in (3, 3, 2, 5):
