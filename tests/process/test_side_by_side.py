@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -269,6 +270,28 @@ def test_stdout_and_stderr_stay_apart(launch: Launch, launcher: str) -> None:
     assert job.wait() == 0
     assert job.shown == "out\n"
     assert "err" in job.errors.splitlines()
+
+
+@pytest.mark.parametrize("launcher", ONE_OF_LAUNCHERS)
+@pytest.mark.parametrize("tee", [(), ("--tee", "1")])
+def test_filters_of_duplicated_lines_hide_nothing_with_and_without_tee(
+    launch: Launch, tmp_path: Path, launcher: str, tee: tuple[str, ...]
+) -> None:
+    filters = ("--duplicate-stdout-filters", "apple", "--duplicate-stderr-filters", "apple")
+    logs = ("--log-dir", str(tmp_path / "logs")) if "--tee" in tee else ()
+    job = launch(launcher, "print('apple')\nprint('pear')", *filters, *tee, *logs)
+    assert job.wait() == 0
+    assert [line.rpartition(":")[2] for line in job.shown.splitlines()] == ["apple", "pear"]
+    duplicated = [path.read_text() for path in (tmp_path / "logs").rglob("filtered_stdout.log")]
+    assert [line.rpartition(":")[2] for line in duplicated] == (["apple\n"] if "--tee" in tee else [])
+
+
+def test_prefix_of_a_teed_line_names_role_rank_and_host_as_torchruns_since_2_14(launch: Launch, tmp_path: Path) -> None:
+    template = "${role_name} ${rank} ${local_rank} ${hostname}: "
+    logs = ("--tee", "1", "--log-dir", str(tmp_path / "logs"))
+    job = launch("ours", "print('apple')", *logs, TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)
+    assert job.wait() == 0
+    assert job.shown == f"default 0 0 {socket.gethostname()}: apple\n"
 
 
 @pytest.mark.parametrize("launcher", ONE_OF_LAUNCHERS)

@@ -123,6 +123,8 @@ class RunFolderLogs(LogsSpecs):
             stdouts={local: str(folder / f"{rank}.out") for local, rank in ranks.items()},
             stderrs={local: str(folder / f"{rank}.err") for local, rank in ranks.items()},
             error_files=errors,
+            filtered_stdout=os.devnull,  # torch duplicates lines of teed streams, and here are none
+            filtered_stderr=os.devnull,
         )
 
     def open(self, local_rank: int, rank: str, stdout: str, stderr: str) -> Streams:
