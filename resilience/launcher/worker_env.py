@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -110,9 +111,10 @@ def _prefixes(agent: Agent, group: WorkerGroup) -> dict[int, str] | None:
     template = agent._log_line_prefix_template
     if not template:
         return None
+    names = {"role_name": group.spec.role, "hostname": socket.gethostname()}  # torch knows the host's since 2.14
     return {
         worker.local_rank: Template(template).safe_substitute(
-            role_name=group.spec.role, rank=worker.global_rank, local_rank=worker.local_rank
+            names, rank=worker.global_rank, local_rank=worker.local_rank
         )
         for worker in group.workers
     }
