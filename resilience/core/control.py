@@ -41,24 +41,24 @@ class Request(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float) -> Call:
+def weigh(policy: Policy, least: int, nodes: Nodes, waited: float, limit: float | None) -> Call:
     """Return what the state of a cycle's nodes calls for.
 
     least: nodes that must be healthy under min-healthy; waited: seconds since the first node finished; limit: seconds
-    by which nodes may finish apart."""
+    by which nodes may finish apart, None if there is no limit."""
     if nodes.unhealthy and (policy == "any-failed" or nodes.all - nodes.unhealthy < least):
         return "restart"
     if nodes.is_over:
         return "completed"
-    if nodes.waiting and waited >= limit:
+    if nodes.waiting and limit is not None and waited >= limit:
         return "premature"
     return "go on"
 
 
-def is_premature(policy: Policy, apart: float, limit: float) -> bool:
-    """Return True if some workers of a node succeeded too long before the others: apart, limit in seconds. With
-    min-healthy, a Wrapper may have given up the other rank, so this returns False."""
-    return policy == "any-failed" and apart >= limit
+def is_premature(policy: Policy, apart: float, limit: float | None) -> bool:
+    """Return True if some workers of a node succeeded too long before the others: apart, limit in seconds. Without a
+    limit the others may run on. With min-healthy, a Wrapper may have given up the other rank, so this returns False."""
+    return policy == "any-failed" and limit is not None and apart >= limit
 
 
 def takes_newcomers(policy: Policy, nodes: Nodes) -> bool:

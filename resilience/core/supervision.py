@@ -32,12 +32,12 @@ from resilience.facts.in_words import count
 
 class Rules(msgspec.Struct, frozen=True):
     """The settings of a job. policy: what a failed worker means; budget: of restarts; apart: seconds by which nodes and
-    workers may finish apart (--exit-barrier-timeout); mode: `--on-sigterm`; grace: seconds for a checkpoint once the
-    job is asked to stop."""
+    workers may finish apart (--exit-barrier-timeout), None for no limit; mode: `--on-sigterm`; grace: seconds for a
+    checkpoint once the job is asked to stop."""
 
     policy: Policy
     budget: Budget
-    apart: Seconds = 300.0
+    apart: Seconds | None = None
     mode: Mode = "leave"
     grace: Seconds = 30.0
 
@@ -347,7 +347,7 @@ class Supervision:
         """Return the verdict on workers that succeeded long before the others."""
         detail = (
             f"premature completion: {workers} ended well, and others did not within "
-            f"{self.rules.apart:g} s (--exit-barrier-timeout)"
+            f"{self.rules.apart or 0.0:g} s (--exit-barrier-timeout)"
         )
         return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 

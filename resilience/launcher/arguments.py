@@ -98,9 +98,12 @@ class Options:
         default=256,
         metadata={"help": "MiB at which a worker's output file is rotated; one older file is kept; 0: never"},
     )
-    exit_barrier_timeout: float = dataclasses.field(
-        default=300.0,
-        metadata={"help": "seconds that the other workers may still run after the first one has completed"},
+    exit_barrier_timeout: float | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "seconds that the other workers may still run after the first one has completed; then the job "
+            "fails; default: no limit"
+        },
     )
     join_timeout: float = dataclasses.field(
         default=600.0,

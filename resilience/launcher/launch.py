@@ -154,7 +154,6 @@ def launch(command: Command) -> int:
             logs_specs(command, config, folder, drain),
             node,
             start_method=config.start_method,
-            exit_barrier_timeout=command.options.exit_barrier_timeout,
             log_line_prefix_template=config.log_line_prefix_template,
             shutdown_timeout=config.shutdown_timeout,
         )

@@ -198,7 +198,7 @@ def draw(seed: int) -> Schedule:
         ranks = tuple(rng.sample(range(nodes), nodes))
         if rng.random() < 0.2:  # two nodes were given one rank
             ranks = (ranks[-1], *ranks[1:])
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         comes=(0.0, *comes[1:]) if node_hosts_store else comes,
         terms=Terms(least, most, join_limit=60.0, last_call=3.0),
@@ -211,6 +211,8 @@ def draw(seed: int) -> Schedule:
         ranks=ranks,
         latency=rng.choice((0.1, 1.0, 1.0, 3.0)),
     )
+    apart = rng.choice((None, 30.0))  # drawn last, so a seed has the same faults as before there was a choice
+    return msgspec.structs.replace(schedule, rules=msgspec.structs.replace(schedule.rules, apart=apart))
 
 
 def _faults(rng: Random, nodes: int, node_hosts_store: bool) -> list[Fault]:

@@ -67,7 +67,8 @@ def agent(arguments: list[str]) -> None:
     a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the
     disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is
     started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their notes as
-    they end. UNPROBED: a monitor that does not answer for two minutes is kept."""
+    they end. UNPROBED: a monitor that does not answer for two minutes is kept. LONG: the first worker that has
+    completed did so a week ago."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
@@ -125,6 +126,10 @@ def agent(arguments: list[str]) -> None:
 
     if os.environ.get("LACKS") == "space":
         destinations.NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]
+
+    if "LONG" in os.environ:
+        apart = RunningWorkers.apart.fget  # type: ignore[attr-defined]
+        RunningWorkers.apart = property(lambda workers: apart(workers) and 604800.0)  # type: ignore[assignment]
 
     if "LATE" in os.environ:
         notes = RunningWorkers.notes

@@ -69,7 +69,16 @@ def test_failed_worker_starts_a_new_cycle_of_all(launch: Launch, how: str) -> No
     assert exits[1, 0].code == exits[1, 1].code == 0
 
 
-def test_exit_with_0_long_before_the_others_is_no_success(launch: Launch) -> None:
+def test_rank_may_go_on_after_the_others_have_completed_for_as_long_as_it_needs(launch: Launch) -> None:
+    script = "if rank: sys.exit()\nawait_file('go')\ntime.sleep(1.0)\nsay('exported')"
+    job = launch(script, per_agent=({"LONG": "yes"},))
+    job.await_record(events.WorkerExited)  # that of rank 1
+    (job.folder / "go").touch()
+    assert job.wait() == [0]
+    assert (job.folder / "exported.0.0").exists()
+
+
+def test_exit_with_0_long_before_the_others_is_no_success_if_there_is_a_limit(launch: Launch) -> None:
     job = launch(
         "if cycle == 0: raise ValueError('early')\nif rank: await_file('never')", "--exit-barrier-timeout", "0.2"
     )

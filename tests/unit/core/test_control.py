@@ -41,8 +41,8 @@ def nodes(all: str, ended: str = "", failed: str = "", lost: str = "") -> Facts:
     return Facts(frozenset(all), frozenset(ended), frozenset(failed), frozenset(lost))
 
 
-def call(policy: Policy, seen: Facts, least: int = 2, waited: float = 0.0) -> str:
-    return weigh(policy, least, seen.counted, waited, limit=300.0)
+def call(policy: Policy, seen: Facts, least: int = 2, waited: float = 0.0, limit: float | None = 300.0) -> str:
+    return weigh(policy, least, seen.counted, waited, limit)
 
 
 # -- policies -----------------------------------------------------------------------------------------
@@ -67,6 +67,7 @@ def test_worker_may_end_well_before_the_others_of_its_node_for_a_while(
 ) -> None:
     assert is_premature(policy, apart, 300.0) is said
     assert is_premature("min-healthy", apart, 300.0) is False  # its Wrapper may have given it up
+    assert is_premature(policy, 10**9, None) is False
 
 
 def test_node_that_failed_and_then_is_lost_counts_once() -> None:
@@ -86,6 +87,7 @@ def test_exit_with_0_is_premature_once_others_did_not_follow_in_time() -> None:
     assert call("any-failed", nodes("abc", ended="a"), waited=299.0) == "go on"
     assert call("any-failed", nodes("abc", ended="a"), waited=300.0) == "premature"
     assert call("any-failed", nodes("abc", ended="abc"), waited=301.0) == "completed"
+    assert call("any-failed", nodes("abc", ended="a"), waited=10**9, limit=None) == "go on"
 
 
 def test_node_whose_workers_all_failed_does_not_make_others_late() -> None:

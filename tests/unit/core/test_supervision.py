@@ -37,6 +37,7 @@ class Agent:
         has_seat: bool = True,
         back: str = "",
         has_begun: bool = True,
+        apart: float | None = None,
     ) -> None:
         """back: nodes that wait for the next cycle."""
         seats = tuple(NodeSeat(each, each, "here", 1) for each in NODES if has_seat or each != name)
@@ -48,7 +49,7 @@ class Agent:
             [Arrived(NodeSeat(each, each, "here", 1), known=4) for each in NODES if each in back],
         )
         self.emitted: list[events.Event] = []
-        self._supervision = Supervision(rendezvous, Rules("any-failed", Budget(3)), is_host)
+        self._supervision = Supervision(rendezvous, Rules("any-failed", Budget(3), apart), is_host)
         self._driver = Driver(store, lambda: False)
 
     def asked(self, *signals: int) -> CycleDecision | None:
@@ -290,8 +291,9 @@ def test_host_of_the_store_that_lost_it_ends_the_job() -> None:
     assert "cycle/5" in store.data
 
 
-def test_workers_of_a_node_that_end_long_before_its_others_end_the_job() -> None:
-    agent = Agent("a", Store(), 1)
+def test_workers_of_a_node_that_end_long_before_its_others_end_the_job_only_if_there_is_a_limit() -> None:
+    assert Agent("a", Store(), 1).look(WorkerStates(True, 10**9, (2,))) is None
+    agent = Agent("a", Store(), 1, apart=300.0)
     verdict = agent.look(WorkerStates(True, 300.0, (2,)))
     assert verdict is not None and verdict.outcome == "failed" and "rank 2" in verdict.detail
 
@@ -302,13 +304,21 @@ FOUR = msgspec.structs.replace(TERMS, most=4)
 REASON = CycleDecision("failed", "other", exit_code=1, detail="its workers cannot be started")
 
 
-def supervise(run: Run, *others: str, policy: Policy = "any-failed", most: int = 3, id: str = "own") -> Supervision:
-    """Return an agent that has a seat in cycle 0 beside these, for 10 s. most: restarts of the job."""
+def supervise(
+    run: Run,
+    *others: str,
+    policy: Policy = "any-failed",
+    most: int = 3,
+    id: str = "own",
+    apart: float | None = 30.0,
+) -> Supervision:
+    """Return an agent that has a seat in cycle 0 beside these, for 10 s. most: restarts of the job; apart: the limit
+    by which nodes may finish apart."""
     own = agent(run, id, FOUR)
     for other in others:
         run.counts(other)
     next_membership = Membership(cycle=0, seats=(seat(id), *map(seat, others)), by="leader")
-    found = Supervision(own, Rules(policy, Budget(most), apart=30.0), hosts_store=False)
+    found = Supervision(own, Rules(policy, Budget(most), apart), hosts_store=False)
     run.run(found.budget.open())
     run.run(own._log.write(Membership(), next_membership))
     own.membership, own.arrivals = next_membership, membership.begin(next_membership)
@@ -429,7 +439,16 @@ def test_node_that_waits_is_a_reason_for_a_new_cycle_unless_workers_help_themsel
         assert (None if verdict is None else verdict.again) == again
 
 
-def test_node_whose_workers_end_well_waits_for_the_others_and_not_for_ever() -> None:
+def test_node_whose_workers_end_well_waits_for_the_others_for_as_long_as_they_need() -> None:
+    run = Run()
+    own = supervise(run, "other", apart=None)
+    assert looks(run, own, 5_000.0, are_living=False) is None
+    run.falls_silent("other")
+    verdict = looks(run, own, 100.0, are_living=False)
+    assert verdict is not None and verdict.detail == "node other is lost"
+
+
+def test_node_whose_workers_end_well_waits_only_until_the_limit_if_there_is_one() -> None:
     run = Run()
     own = supervise(run, "other", policy="min-healthy")
     assert looks(run, own, 100.0) is None

@@ -193,8 +193,10 @@ def test_spare_of_which_the_whole_cycle_is_lost_gives_up_at_its_limit() -> None:
     assert verdict is not None and "node node2 found no place within 60 s" in verdict.detail
 
 
-def test_workers_that_end_long_before_the_others_end_the_job() -> None:
+def test_workers_that_end_long_before_the_others_end_the_job_only_if_there_is_a_limit() -> None:
     assert run(Hangs(1, 0), rules=HELPED).ends == ("failed",) * 3
+    unlimited = msgspec.structs.replace(HELPED, apart=None)
+    assert run(Hangs(1, 0), rules=unlimited).ends != ("failed",) * 3
 
 
 def test_failed_worker_and_lost_node_end_no_cycle_while_enough_nodes_are_healthy() -> None:
