@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from resilience.attribution.launch_incidents import WISHED
+from resilience.attribution.launch_incidents import WISHED, is_preempted
 from resilience.attribution.symptoms import category_of, gives_up, symptom
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
@@ -138,6 +138,9 @@ class Interruptions:
         """Count an iteration's interruptions. `counted` has the earlier iterations."""
         part = self._nodes.get(node, {}).get(place[:2], NodeCycle())
         distinct, entries = [], self._seen[node, place]
+        # Ranks leave by the exception of a handler of the signal that stops the job.
+        if self._last.get((node, place[:2])) == place and is_preempted([part]):
+            entries = [entry for entry in entries if entry.kind != Interruption.BASE_EXCEPTION.value]
         for entry in entries:
             death = (node, place[:2], entry.rank, entry.pid)
             if not entry.is_end or (death not in counted.deaths and not _is_launchers(entry, part)):

@@ -51,6 +51,7 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     within = {place: _cut_off(history, place) for place in places}
     taken = {key for keys in within.values() for key in keys}
     taken |= {key for key in iterations if (before := _given_up_after(history, key)) and before not in taken}
+    taken |= {key for key in iterations if _obeyed_a_signal(history, key)}
     incidents: list[Incident] = []
     makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
         (key, partial(_incident, history, key, incidents))
@@ -72,6 +73,19 @@ def _given_up_after(history: History, key: Place) -> Place | None:
     records = iterations[key].records
     has_given_up = records and all(gives_up(record) for record in records)
     return before if has_given_up and before in iterations and iterations[before].is_incident else None
+
+
+def _obeyed_a_signal(history: History, key: Place) -> bool:
+    """Return True if the ranks only left their last iteration in a cycle that a signal ended: the launcher forwards the
+    signal, and its handler in the program raises KeyboardInterrupt or SystemExit."""
+    records = history.iterations[key].records
+    is_last = (*key[:3], key[3] + 1) not in history.iterations
+    return (
+        is_last
+        and launch_incidents.is_preempted(history.cycles.parts(key[:2]).values())
+        and any(record.interruption is Interruption.BASE_EXCEPTION for record in records)
+        and all(record.interruption is Interruption.BASE_EXCEPTION or not symptom(record).is_own for record in records)
+    )
 
 
 def fold(records: Iterable[Record], offsets: Mapping[str, int] | None = None) -> tuple[Incident, ...]:

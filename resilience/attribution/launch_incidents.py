@@ -47,6 +47,11 @@ def is_incident(cycles: CycleHistory, place: Cycle) -> bool:
     return not is_wished and any(part.is_left(sighting.record, mover) for part in parts for sighting in part.seen)
 
 
+def is_preempted(parts: Iterable[NodeCycle]) -> bool:
+    """Return True if a signal to an agent ended a cycle."""
+    return any(part.ended is not None and part.ended.outcome == "preempted" for part in parts)
+
+
 def incident(history: History, place: Cycle, inside: Sequence[Iteration], before: Sequence[Incident]) -> Incident:
     """Return the incident of a cycle. inside: a Wrapper's iterations that belong to it, in order. before: earlier
     incidents."""

@@ -34,6 +34,11 @@ class CycleDecision(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return True if the cycle failed. The job had recovered from any failure of an earlier cycle."""
         return self.outcome in ("failed", "exhausted")
 
+    @property
+    def stop_signal(self) -> int | None:
+        """Return the number of the signal that asked an agent to stop, None if the cycle ends for another reason."""
+        return self.exit_code - 128 if self.outcome == "preempted" else None
+
 
 _read = reader(CycleDecision)
 

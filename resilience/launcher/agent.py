@@ -9,7 +9,6 @@ meeting of agents is in `rendezvous`, and the start of workers is in `workers`."
 from __future__ import annotations
 
 import select
-import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -173,7 +172,7 @@ class Agent(LocalElasticAgent):
             supervisor.look_after_drain()  # workers may still write
             return supervisor.is_urgent(verdict)
 
-        for ended in running.stop(signal.SIGTERM, limit, is_urgent):
+        for ended in running.stop(supervisor.signals.to_workers(verdict.stop_signal), limit, is_urgent):
             self._report_end(ended, expected=True)
         self.is_clean = verdict.outcome == "preempted" and running.ended_well
         if running.unkillable:

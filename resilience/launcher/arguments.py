@@ -121,12 +121,13 @@ class Options:
         },
     )
     stop_grace: float = dataclasses.field(
-        default=30.0, metadata={"help": "seconds between the stop request and SIGTERM, for a last checkpoint"}
+        default=30.0, metadata={"help": "seconds between the stop request and the signal, for a last checkpoint"}
     )
     term_timeout: float | None = dataclasses.field(
         default=None,
         metadata={
-            "help": "seconds between SIGTERM and SIGKILL when a signal stops the job; default: --shutdown-timeout"
+            "help": "seconds between the forwarded signal and SIGKILL when a signal stops the job; default: "
+            "--shutdown-timeout"
         },
     )
     same_failure_limit: int = dataclasses.field(

@@ -45,6 +45,15 @@ class Signals:
         Ctrl-C in `srun` reaches all agents, but not at the same time."""
         self._known = max(self._known, 1)
 
+    @staticmethod
+    def to_workers(number: int | None) -> int:
+        """Return the signal that ends this node's workers: the one that asked an agent to stop, SIGTERM if there is
+        none, or if it is ignored here and so by the workers too (SIGHUP under nohup, SIGINT in a shell's background).
+        """
+        if number is None or signal.getsignal(number) is signal.SIG_IGN:
+            return signal.SIGTERM
+        return number
+
     def wait(self, limit: float) -> None:
         """Wait for a signal that `take` has not returned, for at most `limit` seconds."""
         poll = select.poll()

@@ -296,8 +296,9 @@ say("up")
 while not resilience.stop_requested():
     time.sleep(0.005)
 """
-HEARS_SIGTERM = """
-signal.signal(signal.SIGTERM, lambda *_: say("terminated"))
+HEARS = """
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: say("terminated"))
 say("up")
 while True:
     time.sleep(1)
@@ -309,11 +310,11 @@ def test_second_ctrl_c_ends_the_time_for_a_checkpoint(launch: Launch) -> None:
     await_workers(job, "up", "saves", first=lambda: job.job.signal(0, signal.SIGINT))
     job.job.signal(0, signal.SIGINT)
     assert job.wait() == [128 + signal.SIGINT]
-    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
+    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGINT", "SIGINT"]
 
 
-def test_second_ctrl_c_kills_workers_that_do_not_heed_sigterm(launch: Launch) -> None:
-    job = launch(HEARS_SIGTERM, "--shutdown-timeout", "600")
+def test_second_ctrl_c_kills_workers_that_do_not_heed_the_first(launch: Launch) -> None:
+    job = launch(HEARS, "--shutdown-timeout", "600")
     await_workers(job, "up", "terminated", first=lambda: job.job.signal(0, signal.SIGINT))
     job.job.signal(0, signal.SIGINT)
     assert job.wait() == [128 + signal.SIGINT]

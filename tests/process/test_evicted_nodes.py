@@ -48,7 +48,7 @@ await_file("never", 600)
 def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
     begin = launcher(start, tmp_path)
 
-    def nodes(script: str, *options: str, nodes: str = "2:3", agents: int = 3, **more: str) -> Launched:
+    def nodes(script: str, *options: str, nodes: str = "2:3", agents: int = 3, **more: Any) -> Launched:
         job = begin(script, *options, nodes=nodes, agents=agents, nproc=1, conf=NO_NODE_IS_LOST, **more)
         for rank in range(int(nodes.rpartition(":")[2])):
             job.await_worker(f"up.0.{rank}")
@@ -140,7 +140,16 @@ def test_signal_to_one_agent_stops_the_whole_job(
     job.job.signal(2, number)
     assert job.wait() == [128 + number] * 3
     assert set(outcomes(job).values()) == {("preempted", 128 + number)}
+    assert {record.event.signal for record in job.of(events.WorkerExited)} == {number.name}  # on all nodes
     assert [len(each) for each in whys(job, 0, 1, 2)] == [1, 1, 1]
+
+
+def test_node_that_ignores_the_signal_ends_its_workers_by_sigterm(launch: Launch) -> None:
+    job = launch(UNTIL_GO, nodes="2:3", per_agent=({}, {"NOHUP": "yes"}, {}))
+    job.job.signal(0, signal.SIGHUP)
+    assert job.wait() == [128 + signal.SIGHUP] * 3
+    ends = {record.origin.node: record.event.signal for record in job.of(events.WorkerExited)}
+    assert ends == {"node0": "SIGHUP", "node1": "SIGTERM", "node2": "SIGHUP"}
 
 
 @pytest.mark.parametrize(

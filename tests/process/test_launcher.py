@@ -215,7 +215,7 @@ def test_workers_that_do_not_look_are_ended_without_waiting_for_the_grace(launch
         job.await_worker(f"up.0.{rank}")
     job.job.signal(0, signal.SIGINT)
     assert job.wait() == [128 + signal.SIGINT]
-    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGTERM", "SIGTERM"]
+    assert [record.event.signal for record in job.of(events.WorkerExited)] == ["SIGINT", "SIGINT"]
 
 
 def test_grace_is_over_when_it_is_over(launch: Launch) -> None:

@@ -110,6 +110,38 @@ def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_advised_in
     assert [(each.verdict.first, each.kind) for each in report(load(job.job.run)).incidents] == [(1, "terminated")]
 
 
+SAVES_ON_CTRL_C = """
+def misbehave(iteration):
+    try:
+        while True:
+            resilience.heartbeat()
+            time.sleep(0.005)
+    except KeyboardInterrupt:
+        if rank: time.sleep(1.0)
+        say(f"saved{iteration}")
+        (here / "go").touch()
+"""
+
+
+@pytest.mark.parametrize("policy", ["min-healthy", pytest.param("any-failed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", [SAVES_ON_CTRL_C + TRAIN, PLAIN], ids=["saves and returns", "has no handler"])
+def test_ctrl_c_reaches_the_wrapped_function_of_each_rank_and_is_a_preemption(
+    launch: Launch, script: str, policy: str
+) -> None:
+    job = launch(script, "--ft-restart-policy", policy, "--shutdown-timeout", "600")
+    for rank in range(2):
+        job.await_worker(f"iteration0.size2.0.{rank}")
+    job.job.signal(0, signal.SIGINT)
+    assert wait_for_all(job) == [128 + signal.SIGINT]
+    saved = {path.name for path in job.folder.glob("saved*")}
+    assert saved == (set() if script == PLAIN else {"saved0.0.0", "saved0.0.1"})
+    (ended,) = job.of(events.JobEnded)
+    assert (ended.event.outcome, ended.event.is_clean) == ("preempted", script != PLAIN)
+    assert all(record.event.expected for record in job.of(events.WorkerExited))
+    assert report(load(job.job.run)).incidents == ()
+    assert_agree(list(load(job.job.run).records))
+
+
 INTERRUPTED_IN_A_SECTION = """
 from resilience.fault_tolerance import RankMonitorClient
 client = RankMonitorClient()

@@ -545,6 +545,46 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(launch
     assert statuses == {"torchrun": 1, "ours": 143}
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGUSR1"])
+def test_signal_to_the_agent_is_forwarded_so_its_handler_in_a_worker_runs(launch: Launch, name: str) -> None:
+    script = """
+    def save(number, _):
+        say(f"saved {signal.Signals(number).name}")
+        sys.exit(0)
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, save)
+    say("up")
+    try:
+        await_file("never")
+    except KeyboardInterrupt:
+        say("saved SIGINT")
+    """
+    statuses = {}
+    for launcher in LAUNCHERS:
+        job = launch(launcher, script, "--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", nproc=2)
+        ready = "monitors" if launcher == "torchrun" else "up"
+        for rank in range(2):
+            job.said("up", rank)
+        job.said(ready)
+        job.job.signal(0, signal.Signals[name])
+        statuses[launcher] = job.wait()
+        assert sorted(path.name for path in job.place.glob("saved *")) == [f"saved {name}.0", f"saved {name}.1"]
+    assert statuses == {"torchrun": 1, "ours": 128 + signal.Signals[name]}
+    assert "preempted cleanly" in job.errors
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
+def test_forwarded_signal_without_a_handler_ends_the_workers_and_is_no_failure(launch: Launch, name: str) -> None:
+    job = launch("ours", "say('up')\nawait_file('never')", "--signals-to-handle", "SIGINT,SIGUSR1")
+    job.said("up")
+    job.job.signal(0, signal.Signals[name])
+    assert job.wait() == 128 + signal.Signals[name]
+    (ended,) = [record.event for record in job.job.of(events.WorkerExited)]
+    assert (ended.signal, ended.expected) == (name, True)
+    assert job.job.of(events.RankInterrupted) == job.job.of(events.IncidentJudged) == []
+
+
 def test_second_ctrl_c_kills_workers_that_survive_a_third_under_torchrun(launch: Launch) -> None:
     script = """
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -560,7 +600,7 @@ def test_second_ctrl_c_kills_workers_that_survive_a_third_under_torchrun(launch:
     for launcher in LAUNCHERS:
         job = launch(launcher, script, "--shutdown-timeout", "600")
         job.said("up")
-        heard = ("monitors", "SIGINT", "SIGTERM") if launcher == "torchrun" else ("up", "SIGTERM")
+        heard = ("monitors", "SIGINT", "SIGTERM") if launcher == "torchrun" else ("up", "SIGINT")
         for name in heard:
             job.said(name)
             job.job.signal(0, signal.SIGINT)
