@@ -164,7 +164,7 @@ def drop_groups() -> None:
     except Exception as error:
         raise RestartError(
             f"torch {sys.modules['torch'].__version__} keeps its process groups in an unknown way "
-            f"({error_in_words(error)}), so they could not be dropped; expected torch 2.6 to 2.15"
+            f"({error_in_words(error)}), so they could not be dropped; expected torch 2.12 to 2.15"
         ) from error
     aborting = group_aborts.forget()
     if held:

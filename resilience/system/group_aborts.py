@@ -136,7 +136,7 @@ def _abort(group: Any) -> None:
     if hasattr(group, "abort"):
         group.abort()
         return
-    for device in group._device_types:  # torch 2.6: only the backends have it
+    for device in group._device_types:  # a group without it: only the backends have it
         backend = group._get_backend(device)
         if hasattr(backend, "abort"):
             backend.abort()

@@ -77,7 +77,7 @@ def test_drop_takes_torchs_excepthook_back(start: Start) -> None:
 def test_drop_says_so_if_it_does_not_know_this_torch(start: Start) -> None:
     [message] = values(start(1, target(groups.refuse_unknown_torch)))
     assert "_update_default_pg" in message
-    assert "expected torch 2.6" in message
+    assert "expected torch 2.12" in message
 
 
 def test_process_may_end_while_groups_are_going(start: Start) -> None:

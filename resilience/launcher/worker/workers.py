@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from resilience.errors import LaunchError
 from resilience.launcher.output.destinations import RunFolderLogs
@@ -72,16 +71,8 @@ class Workers(SubprocessContext):
         Raises: OSError, LaunchError."""
         self._start()
         with starting():
-            for tail_log in self._tails():
+            for tail_log in self._tail_logs:
                 tail_log.start()
-
-    def _tails(self) -> Sequence[TailLog]:
-        """Return the threads that show teed output. Torch had two attributes for them before it had a list."""
-        tails: Sequence[TailLog] = vars(self).get("_tail_logs") or [
-            vars(self)["_stdout_tail"],
-            vars(self)["_stderr_tail"],
-        ]
-        return tails
 
     def _start(self) -> None:
         with contextlib.ExitStack() as streams_to_close:
