@@ -22,6 +22,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events import Event, EventSource, record
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -35,6 +36,7 @@ from resilience.core.group_ranks import worker_ranks
 from resilience.errors import LaunchError, StoreError
 from resilience.facts import events
 from resilience.launcher import worker_env
+from resilience.launcher.failed_workers import FailedWorker
 from resilience.launcher.output.destinations import RunFolderLogs
 from resilience.launcher.worker import worker_processes, workers
 from resilience.launcher.worker.worker_processes import EndedWorker, RunningWorkers
@@ -58,6 +60,9 @@ class Agent(LocalElasticAgent):
         )
         self.worker_open_files = descriptors.raise_limit()  # the agent itself needs several for each worker
         self.is_clean = False  # the job was preempted, and all workers here exited with status 0
+        self.failed: dict[
+            int, FailedWorker
+        ] = {}  # workers that failed here by themselves in the present cycle, by rank
         self._supervisor = supervisor
         self._running: RunningWorkers | None = None
         self._next_look_at = 0.0
@@ -141,6 +146,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         supervisor = self._supervisor
+        self.failed.clear()
         if isinstance(self._logs_specs, RunFolderLogs):
             self._logs_specs.cycle = supervisor.handler.cycle
         supervisor.warm_start.prepare(supervisor.signals.has_any)
@@ -152,6 +158,7 @@ class Agent(LocalElasticAgent):
             supervisor.reporter.emit(
                 events.WorkerStarted(worker.local_rank, worker.global_rank, worker.id, context.how, context.reason)
             )
+            record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
         worker_group.state = WorkerState.HEALTHY
         return dict(context.pids())
 
@@ -227,6 +234,9 @@ class Agent(LocalElasticAgent):
             self._report_end(end, expected=end not in failures)
         if not failures:
             return None
+        for end in failures:
+            if end.code:
+                self.failed[end.rank] = FailedWorker(end, self._running.files(end.local_rank)[2])
         stopping = self._supervisor.stopping
         is_cut_off = self._supervisor.is_cut_off  # then it has no time to wait
         if any(map(stopping.may_be_preemption, failures)) and not is_cut_off() and stopping.await_signal():
@@ -264,4 +274,12 @@ class Agent(LocalElasticAgent):
         if self.verdict.outcome == "completed":
             values = {worker.global_rank: None for worker in self._worker_group.workers}
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
-        return RunResult(state=WorkerState.FAILED)
+        failed = self.failed if self.verdict.is_failure else {}
+        return RunResult(state=WorkerState.FAILED, failures={rank: worker.failure() for rank, worker in failed.items()})
+
+    def event_of_end(self) -> Event:
+        """Return torchelastic's own event about the end of this agent. Unlike torch's, it has no traceback: the agent
+        ends in an orderly way, whatever ended the job."""
+        if self.verdict.exit_code == 0 or self.is_clean:
+            return self.get_event_succeeded()
+        return self._construct_event("FAILED", EventSource.AGENT, raw_error=self.verdict.detail)

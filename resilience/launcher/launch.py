@@ -34,6 +34,7 @@ from resilience.errors import ConfigurationError, DecodeError, StoreError, error
 from resilience.facts import events
 from resilience.facts.encoding import text
 from resilience.facts.identity import Job
+from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.masking import masked
 from resilience.launcher import telling
 from resilience.launcher.agent import Agent
@@ -41,6 +42,7 @@ from resilience.launcher.arguments import LARGEST, Command, Options
 from resilience.launcher.console import Console, note, say
 from resilience.launcher.cycle_supervisor import CycleSupervisor
 from resilience.launcher.event_reporter import NodeEvents
+from resilience.launcher.failed_workers import leave_error_file
 from resilience.launcher.known_limits import configuration_of, limits_of, refuse_unfit_timeouts
 from resilience.launcher.monitors import Monitors
 from resilience.launcher.output.destinations import (
@@ -163,7 +165,7 @@ def launch(command: Command) -> int:
             pass_on_output(drain, signals, agent.verdict.outcome == "preempted")
             console.losses(drain.losses())
         report_end(agent, node, console, folder)
-        elastic_events.record(elastic_event(agent), config.event_log_handler)
+        elastic_events.record(agent.event_of_end(), config.event_log_handler)
         node.over(agent.verdict)
         return agent.verdict.exit_code
 
@@ -210,15 +212,18 @@ def report_end(agent: Agent, node: CycleSupervisor, console: Console, folder: Pa
         console.completed(success(folder, node.restarts_used))
     else:
         failure, failures = node.failure_of(first), node.failures()
+        if verdict.is_failure:
+            tell_scheduler(agent, node, failure, sentence)
         if failure is not None and failure.node != node.name and not console.is_first:
             failure, failures, sentence = None, [], ""  # another node reports it
         console.last_words(summary(verdict, folder, failure, failures, agent.is_clean, node.has_left, sentence))
 
 
-def elastic_event(agent: Agent) -> elastic_events.Event:
-    """Return torchelastic's own event about the end of this agent."""
-    has_succeeded = agent.verdict.exit_code == 0 or agent.is_clean
-    return agent.get_event_succeeded() if has_succeeded else agent.get_event_failed()
+def tell_scheduler(agent: Agent, node: CycleSupervisor, failure: InterruptionRecord | None, sentence: str) -> None:
+    """Leave the job's error in the file that the scheduler named. The node of the failed rank does, or the node that
+    ended the job for another reason."""
+    if (agent.verdict.node if failure is None or failure.node is None else failure.node) == node.name:
+        leave_error_file(sentence or agent.verdict.detail, None if failure is None else agent.failed.get(failure.rank))
 
 
 def pass_on_output(drain: DrainProcess, signals: Signals, is_preempted: bool) -> bool:
@@ -276,6 +281,7 @@ def run(agent: Agent, node: CycleSupervisor) -> None:
         node.handler.leave("its configuration is wrong")  # if it is wrong on all nodes, they know already
         raise
     except Exception as error:
+        elastic_events.record(agent.get_event_failed(), agent.get_worker_group().spec.event_log_handler)
         node.failed(f"the agent of {node.name} failed: {error_in_words(error)}")
         raise
 

@@ -22,16 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with one_blas_thread():
         from resilience.launcher.arguments import parse
         from resilience.launcher.console import say
+        from resilience.launcher.failed_workers import leave_error_file
         from resilience.launcher.launch import launch
 
     try:
         return launch(parse(arguments))
-    except ConfigurationError as error:
-        say(str(error))
-        return WRONG_USE
     except ResilienceError as error:
         say(str(error))
-        return 1
+        leave_error_file(str(error))
+        return WRONG_USE if isinstance(error, ConfigurationError) else 1
 
 
 def _open_closed_streams() -> None:

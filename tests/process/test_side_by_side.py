@@ -425,6 +425,78 @@ def test_error_file_is_kept_and_the_last_message_has_its_error(launch: Launch, l
     assert f"{before}ValueError: a bad batch" in job.errors
 
 
+def test_launchers_own_error_file_has_the_failed_workers_error_as_under_torchruns_record(
+    launch: Launch, tmp_path: Path
+) -> None:
+    script = """
+    if rank == 0: await_file("never")
+    extra = {"py_callstack": "ValueError: a bad batch", "timestamp": "1790000000"}
+    error = {"message": {"message": "ValueError: a bad batch", "extraInfo": extra}}
+    pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(error))
+    sys.exit(3)
+    """
+    written = {}
+    for launcher in LAUNCHERS:
+        path = tmp_path / f"{launcher}.json"
+        job = launch(launcher, script, "--max-restarts", "0", nproc=2, TORCHELASTIC_ERROR_FILE=str(path))
+        assert job.wait() == 1
+        written[launcher] = json.loads(path.read_text())
+    assert written["ours"] == written["torchrun"]
+    assert written["ours"]["message"]["errorCode"] == 3
+
+
+@pytest.mark.parametrize("left", ["nothing", "text"])
+def test_launchers_own_error_file_has_the_verdict_if_no_worker_left_a_legible_one(
+    launch: Launch, tmp_path: Path, left: str
+) -> None:
+    path = tmp_path / "error.json"
+    script = "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('no JSON')\n" if left == "text" else ""
+    job = launch("ours", script + "sys.exit(3)", "--max-restarts", "0", TORCHELASTIC_ERROR_FILE=str(path))
+    assert job.wait() == 1
+    message = json.loads(path.read_text())["message"]
+    assert message["message"] == "rank 0 failed first (exit code 3)"
+    assert (message["errorCode"], message["extraInfo"]["timestamp"].isdecimal()) == (3, True)
+
+
+def test_launcher_that_cannot_start_leaves_its_error_in_its_own_error_file(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    assert launch("ours", "", "--nnodes", "a", TORCHELASTIC_ERROR_FILE=str(path)).wait() == 2
+    assert "--nnodes is 'a'" in json.loads(path.read_text())["message"]["message"]
+
+
+def elastic_events(job: Launched) -> list[tuple[object, ...]]:
+    """Return torchelastic's events about workers that a launcher has shown: state, rank, exit code, pid and error."""
+    lines = [line[line.index("{") :] for line in job.errors.splitlines() if '"source": "WORKER"' in line]
+    shown = []
+    for metadata in (json.loads(line)["metadata"] for line in lines):
+        more = json.loads(metadata["metadata"])
+        ends = more["exit_code"], more["worker_pid"]
+        shown.append((metadata["state"], metadata["global_rank"], *ends[0], *ends[1], metadata["raw_error"]))
+    return shown
+
+
+def test_torchs_events_have_the_start_of_a_worker_and_how_it_failed_as_under_torchrun(launch: Launch) -> None:
+    shown = {}
+    for launcher in LAUNCHERS:
+        script = "say('up', str(os.getpid()))\nsys.exit(3)"
+        job = launch(launcher, script, "--max-restarts", "0", "--event-log-handler", "console")
+        assert job.wait() == 1
+        pid = int(job.said("up"))
+        shown[launcher] = [tuple("PID" if value == pid else value for value in event) for event in elastic_events(job)]
+    assert shown["ours"] == shown["torchrun"]
+    assert [event[:4] for event in shown["ours"]] == [("START", 0, None, None), ("FAILED", 0, 3, "PID")]
+    assert "NoneType: None" not in job.errors
+
+
+def test_torchs_events_tell_the_worker_that_failed_from_those_that_were_stopped(launch: Launch) -> None:
+    script = "say('up')\nif rank == 0: await_file('never')\nawait_file('up.0')\nsys.exit(3 if restarts else 4)"
+    job = launch("ours", script, "--max-restarts", "1", "--event-log-handler", "console", nproc=2)
+    assert job.wait() == 1
+    states = [event[:3] for event in elastic_events(job)]
+    started = [("START", rank, None) for rank in range(2)]
+    assert states == [*started, *started, ("TERMINATED", 0, None), ("FAILED", 1, 3)]
+
+
 @pytest.mark.parametrize(
     "program",
     ["missing.py", *(pytest.param(each, marks=pytest.mark.slow) for each in ("broken.py", "-m missing"))],
