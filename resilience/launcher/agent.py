@@ -250,6 +250,7 @@ class Agent(LocalElasticAgent):
     def _decide_on_unkillable(self) -> CycleDecision | None:
         """Return the decision that follows if a hung worker survives SIGKILL."""
         assert self._running is not None
+        self._supervisor.kill_uninterruptible(self._running)
         unkillable = self._running.give_up(self._supervisor.witnesses.unkillable(self._running.pids()))
         return self._supervisor.after_failure(unkillable) if unkillable else None
 

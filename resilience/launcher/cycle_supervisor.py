@@ -32,8 +32,9 @@ from resilience.launcher.stopping import NodeSignals
 from resilience.launcher.warm_start import WarmStart
 from resilience.launcher.witnesses import LOOK, Witnesses
 from resilience.launcher.worker import program
-from resilience.launcher.worker.unkillable import in_words
+from resilience.launcher.worker.unkillable import Uninterruptible, in_words
 from resilience.system import processes
+from resilience.system.environment import UNINTERRUPTIBLE_LIMIT, uninterruptible_limit
 
 if TYPE_CHECKING:
     from resilience.launcher.arguments import Options
@@ -89,6 +90,7 @@ class CycleSupervisor:
         self._last_world_size = 0  # ranks of the last cycle
         self._warned: set[str] = set()  # checks whose last warning was reported
         self._unusable = ""  # why workers may not start here: processes that cannot be killed
+        self._uninterruptible = Uninterruptible(uninterruptible_limit())
         self.warm_start = WarmStart(reporter, zygote)
         self.witnesses = Witnesses(reporter, monitors, limits)
         self._supervision = Supervision(handler.rendezvous, rules_of(policy, spec, options), handler.is_host)
@@ -261,6 +263,17 @@ class CycleSupervisor:
         """Start no worker here again: processes that cannot be killed still hold devices, memory and files."""
         self._unusable = in_words(unkillable)
         self.reporter.emit(events.NodeUnhealthy("processes", self._unusable[:500]))
+
+    def kill_uninterruptible(self, running: RunningWorkers) -> None:
+        """Kill workers that wait in the kernel for longer than the user allows. If they do not end, they are given up,
+        and this node leaves."""
+        for pid in self._uninterruptible.exceeded(running.pids()):
+            if not self.witnesses.is_killed(pid):
+                place, limit = processes.waits_in(pid) or "the kernel", self._uninterruptible.limit
+                reason = f"in an uninterruptible wait in {place} for {limit:g} s ({UNINTERRUPTIBLE_LIMIT})"
+                self.reporter.emit(events.NodeWarned("processes", f"process {pid} is killed: {reason}"))
+                self.witnesses.killed(pid)
+                running.kill(pid)
 
     def request(self) -> CycleDecision | None:
         """Return the decision that a signal or a rank requests, once it stands. Raises: StoreError."""

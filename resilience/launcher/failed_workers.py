@@ -7,7 +7,6 @@ to the outer worker, and `environment.settings_of_a_launch` drops it."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import NamedTuple
@@ -15,11 +14,12 @@ from typing import NamedTuple
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
 from resilience.errors import error_in_words
+from resilience.facts.encoding import to_json
 from resilience.launcher.console import note
 from resilience.launcher.worker.worker_processes import EndedWorker
+from resilience.system import environment
 from resilience.system.background import READ_LIMIT, asked
 
-VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)  # torch's for a file that is not as expected
 
 
@@ -41,8 +41,8 @@ class FailedWorker(NamedTuple):
 def leave_error_file(message: str, failed: FailedWorker | None = None) -> None:
     """Write the launcher's own error file, if one is wanted: a copy of the failed worker's, else this message. Print a
     line if it cannot be written."""
-    path = os.environ.get(VARIABLE)
-    if not path:
+    path = environment.error_file()
+    if path is None:
         return
     try:
         if failed is not None and asked(lambda: _copy(failed), READ_LIMIT):
@@ -51,11 +51,11 @@ def leave_error_file(message: str, failed: FailedWorker | None = None) -> None:
         pass  # it is not JSON, or not as torch writes it
     code = 1 if failed is None else failed.ended.code
     extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
-    text = json.dumps({"message": {"message": message, "extraInfo": extra, "errorCode": code}})
+    text = to_json({"message": {"message": message, "extraInfo": extra, "errorCode": code}})
     try:
         asked(lambda: _write(path, text), READ_LIMIT)
     except OSError as error:
-        note(f"the error file {path} ({VARIABLE}) cannot be written: {error_in_words(error)}")
+        note(f"the error file {path} ({environment.ERROR_FILE}) cannot be written: {error_in_words(error)}")
 
 
 def _copy(failed: FailedWorker) -> bool:
@@ -66,6 +66,6 @@ def _copy(failed: FailedWorker) -> bool:
     return True
 
 
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
+def _write(path: str, text: bytes) -> None:
+    with open(path, "wb") as file:
         file.write(text)

@@ -245,6 +245,14 @@ class Witnesses:
         self._reporter.emit(events.RankInterrupted(record))
         return record
 
+    def is_killed(self, pid: int) -> bool:
+        """Return True if a worker is being killed for a hang."""
+        return pid in self._killed
+
+    def killed(self, pid: int) -> None:
+        """Note that the agent kills a worker that hangs in the kernel."""
+        self._killed.add(pid)
+
     def unkillable(self, pids: Sequence[int]) -> list[int]:
         """Return the workers among these that were killed for a hang and do not end."""
         return self._killed.survivors(pids)

@@ -576,6 +576,27 @@ class Launcher(msgspec.Struct, frozen=True):
         return cls(os.environ.get("RESILIENCE_RESTART_POLICY", ""), float(limit) if limit else None)
 
 
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def error_file() -> str | None:
+    """Return the file in which a scheduler looks for this process's own error, None if there is none."""
+    return os.environ.get(ERROR_FILE) or None
+
+
+UNINTERRUPTIBLE_LIMIT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+
+def uninterruptible_limit() -> float:
+    """Return torch's limit in seconds for a worker in an uninterruptible wait of the kernel. 0: none, also for a value
+    that is no positive number, as in torch (since 2.13)."""
+    try:
+        limit = float(os.environ.get(UNINTERRUPTIBLE_LIMIT) or 0.0)
+    except ValueError:
+        return 0.0
+    return limit if 0.0 < limit < float("inf") else 0.0
+
+
 def finished_flag_file() -> str | None:
     """Return the file whose existence means that there is nothing left to resume; None if it is not wanted.
 

@@ -78,6 +78,26 @@ def test_rank_may_go_on_after_the_others_have_completed_for_as_long_as_it_needs(
     assert (job.folder / "exported.0.0").exists()
 
 
+def test_worker_in_an_uninterruptible_wait_for_torchs_limit_is_killed_and_has_failed(launch: Launch) -> None:
+    script = """
+    import ctypes
+    if cycle == 0 and rank == 0:
+        libc = ctypes.PyDLL(None)
+        if libc.vfork() == 0:  # the parent waits in state D
+            libc.sleep(100)
+            libc._exit(0)
+    elif cycle == 0:
+        await_file("never")
+    """
+    job = launch(script, per_agent=({"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "1"},))
+    assert job.wait() == [0]
+    (warned,) = job.of(events.NodeWarned)
+    assert f"process {job.worker_pid(0)} is killed: in an uninterruptible wait" in warned.event.detail
+    assert "for 1 s (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)" in warned.event.detail
+    exits = {(r.origin.cycle, r.event.worker_rank): r.event for r in job.of(events.WorkerExited)}
+    assert (exits[0, 0].signal, exits[0, 0].expected, exits[0, 1].expected) == ("SIGKILL", False, True)
+
+
 def test_exit_with_0_long_before_the_others_is_no_success_if_there_is_a_limit(launch: Launch) -> None:
     job = launch(
         "if cycle == 0: raise ValueError('early')\nif rank: await_file('never')", "--exit-barrier-timeout", "0.2"

@@ -36,9 +36,9 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Callable[..., Launched]
         pytest.skip(why)
     begin = launcher(start, tmp_path)
 
-    def two(*options: str) -> Launched:
+    def two(*options: str, script: str = STUCK, **env: str) -> Launched:
         options = ("--shutdown-timeout", "1", *options)
-        return begin(STUCK, *options, nodes="1:2", agents=2, nproc=1, conf=NO_NODE_IS_LOST)
+        return begin(script, *options, nodes="1:2", agents=2, nproc=1, conf=NO_NODE_IS_LOST, **env)
 
     return two
 
@@ -75,4 +75,20 @@ def test_hung_unkillable_worker_does_not_block_the_other_node(launch: Callable[.
         job = launch("--ft-rank-heartbeat-timeout", "1")
         pid = job.await_record(events.WorkerStarted, "node1").event.worker_pid
         wait_for_the_rest(job, pid)
+    job.wait()
+
+
+def test_worker_that_waits_in_the_kernel_for_torchs_limit_is_killed_and_its_node_leaves(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """It sends no signal of progress, so no other limit applies."""
+    # FUSE waits in state S until a signal comes.
+    alarm = "    signal.signal(signal.SIGALRM, lambda *_: None)\n    signal.alarm(1)\n"
+    script = STUCK.replace("    client.send_heartbeat()\n", alarm)
+    with silent(tmp_path / "silent"):
+        job = launch(script=script, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT="1")
+        pid = job.await_record(events.WorkerStarted, "node1").event.worker_pid
+        wait_for_the_rest(job, pid)
+        warnings = [record.event for record in job.of(events.NodeWarned) if record.event.check == "processes"]
+        assert [f"process {pid} is killed: in an uninterruptible wait" in event.detail for event in warnings] == [True]
     job.wait()

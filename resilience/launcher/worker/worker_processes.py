@@ -183,6 +183,11 @@ class RunningWorkers:
         self._context.close(signal.SIGKILL, 0)
         return ended
 
+    def kill(self, pid: int) -> None:
+        """Kill the process group of a living worker."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
     def signal(self, number: int) -> None:
         """Send a signal to the process group of every living worker."""
         for local_rank in self.living:

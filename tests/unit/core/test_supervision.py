@@ -291,7 +291,7 @@ def test_host_of_the_store_that_lost_it_ends_the_job() -> None:
     assert "cycle/5" in store.data
 
 
-def test_workers_of_a_node_that_end_long_before_its_others_end_the_job_only_if_there_is_a_limit() -> None:
+def test_workers_that_end_long_before_the_others_of_their_node_end_the_job_if_there_is_a_limit() -> None:
     assert Agent("a", Store(), 1).look(WorkerStates(True, 10**9, (2,))) is None
     agent = Agent("a", Store(), 1, apart=300.0)
     verdict = agent.look(WorkerStates(True, 300.0, (2,)))
