@@ -1,7 +1,8 @@
 """Names and signatures of later releases of the compatible API that are not here: what to write instead.
 
 The API here is that of the releases 0.1 and 0.2, whose hooks take two arguments. Code written for 0.3 and later is
-refused when it is loaded or when the Wrapper is constructed, not in the middle of a restart."""
+refused when it is loaded or when the Wrapper is constructed. What a hook reads from its State is seen only when it runs:
+the error says what to write."""
 
 from __future__ import annotations
 
@@ -38,6 +39,14 @@ INSTEAD: dict[str, dict[str, str]] = {
         "dispatch_fault_injection": "call inject_fault",
     },
 }
+# Attributes of the State from release 0.3 on.
+OF_STATE = {
+    "fn_exception": "a finalize or health_check hook gets the exception as its second argument",
+    "mode": "write state.status",
+    "active_rank": "write state.rank; the active ranks are 0 to state.active_world_size - 1",
+    "freeze": "leave it out: hooks get the State itself and may change it",
+    "copy_from": "change the fields of the State, or return another State",
+}
 # What each hook is called with.
 _ARGUMENTS = {
     "initialize": "state",
@@ -53,9 +62,18 @@ _ARGUMENTS = {
 
 def missing(module: str, name: str) -> AttributeError:
     """Return the error for a name that the module lacks; it says what to write if a later release has the name."""
-    instead = INSTEAD.get(module.partition("inprocess")[2].removeprefix("."), {}).get(name)
-    reason = f": it is of nvidia-resiliency-ext 0.3 or later; {instead}" if instead else ""
-    return AttributeError(f"module {module!r} has no attribute {name!r}{reason}", name=name)
+    names = INSTEAD.get(module.partition("inprocess")[2].removeprefix("."), {})
+    return AttributeError(f"module {module!r} has no attribute {name!r}{_advice(names, name)}", name=name)
+
+
+def missing_in_state(state: object, name: str) -> AttributeError:
+    """Return the error for an attribute that a State lacks, with the same advice."""
+    sentence = f"{type(state).__name__!r} object has no attribute {name!r}{_advice(OF_STATE, name)}"
+    return AttributeError(sentence, name=name, obj=state)
+
+
+def _advice(names: dict[str, str], name: str) -> str:
+    return f": it is of nvidia-resiliency-ext 0.3 or later; {names[name]}" if name in names else ""
 
 
 def check_signature(option: str, hook: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilience.core.restart import ENTRY
 from resilience.facts.seats import Seat
-from resilience.inprocess.later_releases import missing
+from resilience.inprocess.later_releases import missing, missing_in_state
 from resilience.system.environment import rank_and_world_size
 
 
@@ -58,10 +58,17 @@ class State:
         if self.active_world_size == _UNSET:
             self.active_world_size = self.world_size
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            raise missing_in_state(self, name)
+
     @classmethod
     def from_environment(cls) -> State:
         """Return the state at the start of a call. Raises: ConfigurationError."""
         return cls()
+
+    from_env = from_environment  # its name from release 0.3 of the compatible API on
 
     @classmethod
     def from_seat(cls, seat: Seat, store: Any = None, initial_world_size: int | None = None) -> State:

@@ -74,7 +74,8 @@ class FindingsReceiver(Protocol):
         """Ask where the other ranks of the node are. `Suspicions.others_found` takes the answer, if one comes."""
 
     def started(self, origin: Origin) -> None:
-        """Note that the rank enters its function, or waits as a spare: an iteration has begun."""
+        """Note that an iteration has begun: the rank enters its function or waits as a spare, or the iteration was
+        interrupted. Called more than once for an iteration."""
 
     def hung_up(self) -> None:
         """Send remaining messages at once: the rank is about to stop listening."""
@@ -416,6 +417,8 @@ class RankMonitor:
                     self._forget_learned()
                 self._seated(record.origin.rank)
             case events.IterationEnded(outcome):
+                if outcome == "interrupted":  # perhaps in a hook before the function
+                    self._receiver.started(record.origin)
                 self._open.pop("iteration", None)
                 self._has_completed = outcome == "completed"
             case _:  # no other event matters here

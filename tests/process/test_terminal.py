@@ -319,6 +319,49 @@ def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, t
     assert job.text.count("resilience: hangs: after a step, heartbeat or section, 600 s ") == 1
 
 
+OF_A_LATER_RELEASE = """
+import os, time
+from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.initialize import Initialize
+
+def await_line(restart):  # the test has seen it
+    until = time.monotonic() + 100
+    while not os.path.exists(restart) and time.monotonic() < until:
+        time.sleep(0.01)
+
+class Prepare(Initialize):
+    def __call__(self, state):
+        if state.iteration:
+            await_line(str(state.iteration - 1))
+        if 0 < state.iteration < 3:
+            state.fn_exception
+        return state
+
+@Wrapper(initialize=Prepare())
+def train(call: CallWrapper = None):
+    if call.iteration == 0:
+        open("0", "w").close()
+        raise ValueError("bad batch")
+    await_line("3")
+
+train()
+"""
+
+
+def test_restart_that_fails_in_a_hook_before_the_function_is_one_line(terminal: Open, tmp_path: Path) -> None:
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job = terminal([sys.executable], OF_A_LATER_RELEASE, RESILIENCE_RUN_DIR="runs", **world)
+    for restart in (1, 2, 3):
+        let_end(tmp_path, f"restart {restart} in place", job)
+        (tmp_path / str(restart)).touch()
+    assert job.wait() == 0, job.text
+    first, *others = [line for line in job.lines if "in place: " in line]
+    assert first == "resilience: restart 1 in place: rank 0 failed first (ValueError: bad batch), 1 rank continues"
+    for restart, line in enumerate(others, 2):
+        assert line.startswith(f"resilience: restart {restart} in place: rank 0 failed first (AttributeError: "), line
+    assert len(others) == 2
+
+
 @pytest.mark.slow
 def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open, tmp_path: Path) -> None:
     script = WRAPPED.replace('raise ValueError("bad batch")', "os.kill(os.getpid(), signal.SIGKILL)")

@@ -101,6 +101,7 @@ class MonitorStore:
         self._is_begun = False
         self._folder = Path()
         self._line: RestartLine | None = None  # for the last restart
+        self._started_iteration: int | None = None
         self._is_representing = False
         self._are_others_seen = False
         self._witnessed_iteration: int | None = None  # the last iteration in which the other ranks were waited for
@@ -136,6 +137,9 @@ class MonitorStore:
         """Do nothing: monitors of a Wrapper have no channels to each other."""
 
     def started(self, origin: Origin) -> None:
+        if origin.iteration == self._started_iteration:
+            return
+        self._started_iteration = origin.iteration
         self._line = telling.of_restart(self._folder, origin, self._alert, self._emit, self._line) or self._line
 
     def hung_up(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 import resilience.inprocess as inprocess
 from resilience.errors import ConfigurationError, ConfigurationTypeError
-from resilience.inprocess.later_releases import INSTEAD
+from resilience.inprocess.later_releases import INSTEAD, OF_STATE
 from resilience.inprocess.state import State
 from resilience.inprocess.tools.inject_fault import Fault
 
@@ -45,6 +47,27 @@ def test_name_of_a_later_release_is_refused_with_what_to_write(module: str, name
 def test_name_of_no_release_is_just_missing(module: str) -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'no_such_name'$"):
         getattr(module_of(module), "no_such_name")  # noqa: B009  by name, as the others
+
+
+@pytest.mark.parametrize("name", OF_STATE)
+def test_hook_that_reads_a_later_attribute_of_the_state_is_told_what_to_write(name: str) -> None:
+    with pytest.raises(AttributeError, match=r"^'State' object has no .*0\.3 or later; ") as raised:
+        getattr(State(rank=0, world_size=1), name)
+    assert OF_STATE[name] in str(raised.value)
+    assert name in MIGRATION.read_text()
+
+
+def test_other_attributes_of_a_state_are_just_missing() -> None:
+    state = State(rank=0, world_size=1)
+    with pytest.raises(AttributeError, match=r"^'State' object has no attribute 'no_such_name'$"):
+        state.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+    assert copy.deepcopy(state) == pickle.loads(pickle.dumps(state)) == state
+
+
+def test_state_is_read_from_the_environment_under_the_later_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert State.from_env() == State(rank=3, world_size=8)
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)

@@ -965,6 +965,20 @@ def test_restart_is_announced_once_the_function_is_entered(monitor: Any) -> None
     assert monitor._receiver.started_by == [0]
 
 
+def test_restart_is_announced_although_a_hook_before_the_function_fails(monitor: Any) -> None:
+    for event in (events.IterationStarted(2, "active"), events.StageEnded("initialize", "failed", 0.1)):
+        monitor._take(of_rank(event))
+    assert monitor._receiver.started_by == []
+    monitor._take(of_rank(events.IterationEnded("interrupted", 0.1)))
+    assert monitor._receiver.started_by == [0]
+
+
+def test_restart_that_does_not_begin_is_not_announced(monitor: Any) -> None:
+    for event in (events.IterationStarted(2, "active"), events.IterationEnded("left", 0.1)):
+        monitor._take(of_rank(event))
+    assert monitor._receiver.started_by == []
+
+
 def test_state_of_this_rank_is_no_part_of_a_record_of_another_one(monitor: Any) -> None:
     for rank in (3, 5):
         monitor._take(of_rank(events.RankInterrupted(InterruptionRecord(rank, Interruption.EXCEPTION))))
