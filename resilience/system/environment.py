@@ -564,16 +564,25 @@ def settings_of_a_launch() -> Settings:
 
 class Launcher(msgspec.Struct, frozen=True):
     """How `resilience run` treats this job. policy: empty without it; shortest_limit: seconds of silence after which
-    its monitors end a rank that shows them signs of life, None for never."""
+    its monitors end a rank that shows them signs of life, None for never. nodes: number of agents; ranks_per_node:
+    on this node."""
 
     policy: str
     shortest_limit: float | None
+    nodes: int = 1
+    ranks_per_node: int = 1
 
     @classmethod
     def from_environment(cls) -> Launcher:
-        """Read RESILIENCE_RESTART_POLICY and RESILIENCE_SHORTEST_LIMIT, which the launcher sets."""
+        """Read RESILIENCE_RESTART_POLICY, RESILIENCE_SHORTEST_LIMIT, GROUP_WORLD_SIZE and LOCAL_WORLD_SIZE, which the
+        launcher sets."""
         limit = os.environ.get("RESILIENCE_SHORTEST_LIMIT", "")
-        return cls(os.environ.get("RESILIENCE_RESTART_POLICY", ""), float(limit) if limit else None)
+        return cls(
+            os.environ.get("RESILIENCE_RESTART_POLICY", ""),
+            float(limit) if limit else None,
+            _whole_number("GROUP_WORLD_SIZE") or 1,
+            _whole_number("LOCAL_WORLD_SIZE") or 1,
+        )
 
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

@@ -101,10 +101,9 @@ def test_killed_rank_under_any_failed_is_one_incident_and_the_user_is_advised_in
     go(job)
     assert wait_for_all(job) == [0]
     said = job.output(stream=2)
-    (line,) = [
-        line for line in said.splitlines() if "with --ft-restart-policy min-healthy the Wrapper continues" in line
-    ]
+    (line,) = [line for line in said.splitlines() if "--ft-restart-policy min-healthy" in line]
     assert "resilience: when a rank dies, this launcher starts all workers again" in line
+    assert "only with one agent for each rank" in line  # both ranks are on one node
     assert "Warning" not in said
     assert [(told.origin.initial_rank, told.origin.cycle) for told in job.of(events.ConfigurationAdvised)] == [(0, 0)]
     assert [(each.verdict.first, each.kind) for each in report(load(job.job.run)).incidents] == [(1, "terminated")]
