@@ -35,6 +35,7 @@ from resilience.system.render import (
 )
 
 LISTED = 12  # missing items and notes; the others are only counted
+LEAST_SERIES = 5  # consecutive incidents of the same failure from which on only the first and the last are shown
 BAR = 22
 NO_STEP = "rework unknown: no step reported"
 REWORK_UNKNOWN = "rework unknown: the step before or after the restart is not on record"
@@ -66,9 +67,12 @@ def report_lines(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
         yield ()
         moment = moments(condensed.started_wall_ns, condensed.last_wall_ns)
         yield from incident_table(condensed.incidents, width, moment)
-        for incident in condensed.incidents:
+        for entry in _folded(condensed.incidents):
             yield ()
-            yield from incident_lines(incident, width)
+            if isinstance(entry, Incident):
+                yield from incident_lines(entry, width)
+            else:
+                yield from field("…", f"{_more_like(entry)}; --incident N shows one, --json all", width, indent=0)
     if condensed.notes:
         yield ()
         yield (("Notes", "bold"),)
@@ -83,6 +87,21 @@ def report_lines(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
             place = missing.file + (f", line {missing.line}" if missing.line is not None else "")
             yield from field("-", f"{place}: {missing.what}", width, indent=2, gutter=2)
         yield from _rest(len(condensed.missing))
+
+
+def _folded(incidents: Iterable[Incident]) -> Iterator[Incident | list[Incident]]:
+    """Yield the incidents, but those between the first and the last of a series of the same failure as one list."""
+    series: list[Incident] = []
+    for incident in (*incidents, None):
+        if series and (incident is None or series[-1].number not in incident.same_as):
+            yield from series if len(series) < LEAST_SERIES else (series[0], series[1:-1], series[-1])
+            series = []
+        if incident is not None:
+            series.append(incident)
+
+
+def _more_like(folded: list[Incident]) -> str:
+    return f"{len(folded)} more of the same failure"
 
 
 def _rest(total: int) -> Iterator[Line]:
@@ -213,9 +232,12 @@ def _restarts(condensed: Report, width: int) -> Iterator[Line]:
 def incident_table(
     incidents: Iterable[Incident], width: int, moment: Callable[[int | None], str] = clock
 ) -> list[Line]:
-    """Return a table with one row per incident. moment: writes a time."""
+    """Return a table with one row per incident; a long series of the same failure has three. moment: writes a time."""
     rows = []
-    for incident in incidents:
+    for incident in _folded(incidents):
+        if not isinstance(incident, Incident):
+            rows.append(("…", "", "", "", _more_like(incident), "", ""))
+            continue
         rows.append(
             (
                 str(incident.number),
@@ -283,15 +305,19 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_
     yield from field("cost", _cost(incident), width)
     yield from field("done", "; ".join(incident.actions) or "no action recorded", width)
     if incident.same_as:
-        incidents = "incident" if len(incident.same_as) == 1 else "incidents"
-        numbers = ", ".join(map(str, incident.same_as))
-        yield from field("repeats", f"the same failure as {incidents} {numbers}", width, "yellow")
+        yield from field("repeats", f"the same failure as {_numbers(incident.same_as)}", width, "yellow")
     for number, advice in enumerate(incident.advice):
         yield from field("" if number else "next", advice, width, "green")
     if incident.status == "unfinished":
         yield from field(
             "", "the end of this restart is not recorded: it is under way, or was cut off", width, "yellow"
         )
+
+
+def _numbers(earlier: tuple[int, ...]) -> str:
+    if len(earlier) > LISTED:
+        return f"{len(earlier)} incidents from {earlier[0]} to {earlier[-1]}"
+    return f"{'incident' if len(earlier) == 1 else 'incidents'} {', '.join(map(str, earlier))}"
 
 
 def _title(incident: Incident) -> str:

@@ -183,6 +183,28 @@ def test_exception_without_a_message_is_its_type_and_repeats_are_counted(make: C
     assert "   repeats    the same failure as incidents 1, 2" in lines
 
 
+def test_long_series_of_the_same_failure_shows_its_first_and_last_and_counts_the_rest(
+    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make("run", [Fault("exception", 1, iteration, 13) for iteration in range(40)] + [Fault("kill", 0, 40, 20)])
+    lines = lines_of(folder)
+    numbers = [line.split()[0] for line in lines if re.match(r"\d+  \S", line)]
+    assert numbers == ["1", "40", "41"]
+    assert "…          38 more of the same failure; --incident N shows one, --json all" in lines
+    begin = lines.index("") + 1
+    assert [line.split()[0] for line in lines[begin : begin + 5]] == ["#", "1", "…", "40", "41"]
+    assert "   repeats    the same failure as 39 incidents from 1 to 39" in lines
+    assert main(["report", str(folder), "--incident", "20"]) == 0
+    assert "20  Exception on rank 1" in capsys.readouterr().out
+    assert main(["report", str(folder), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["incidents"]) == 41
+
+
+def test_short_series_of_the_same_failure_is_shown_as_a_whole(make: Callable[..., Path]) -> None:
+    folder = make("run", [Fault("exception", 1, iteration, 13) for iteration in range(4)])
+    assert [line[0] for line in lines_of(folder) if re.match(r"\d+  \S", line)] == ["1", "2", "3", "4"]
+
+
 def test_long_times_of_a_phase_do_not_run_together(make: Callable[..., Path]) -> None:
     found = report(load(make("run", [Fault("exception", 1, 0)])))
     phase = Phase("resume", Spread(30.5, 90.0, 2, 4))
