@@ -258,7 +258,9 @@ def times_figure(times: Times, unknown_rework: int = 0) -> str:
         f'<svg viewBox="0 0 {WIDTH} 22" preserveAspectRatio="none" class="bar" role="img" aria-label="Time by cause">'
         f"{''.join(parts)}</svg>"
     )
-    ettr = "" if times.ettr is None else f'<p class="dim">Effective training time ratio (ETTR): {times.ettr:.1%}</p>'
+    at_most = "at most " if unknown_rework else ""
+    ettr = f'<p class="dim">Effective training time ratio (ETTR): {at_most}{times.ettr or 0.0:.1%}</p>'
+    ettr = "" if times.ettr is None else ettr
     unknown = f'<p class="dim">Not in the table: {time_unknown_in_words(times)}</p>' if times.unknown_s else ""
     if unknown_rework:
         unknown += f'<p class="dim">Repeated steps of {count(unknown_rework, "incident")} unknown.</p>'

@@ -46,6 +46,7 @@ from resilience.report.sections import SectionSummary
 from resilience.report.terminal import (
     TIMES_UNKNOWN,
     as_of_in_words,
+    at_most_in_words,
     incident_lines,
     report_lines,
     unknown_in_words,
@@ -88,6 +89,7 @@ class ReportPage:
             script=script,
             headline=_headline(condensed, now_ns),
             most_links=MOST_LINKS,
+            at_most=at_most_in_words(condensed.unknown_rework),
             detailed={incident.number for incident in condensed.incidents[:MOST_DETAILED]},
             about=f"{', '.join(condensed.functions)} · {world} on "
             f"{_ranks_or(condensed.nodes)} · from {date(condensed.started_wall_ns)} to {date(condensed.last_wall_ns)}",
@@ -158,6 +160,7 @@ def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
     cost = "" if condensed.lost_s is None or not condensed.incidents else f", {seconds(condensed.lost_s)} lost"
     cost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
     ettr = None if condensed.times is None else condensed.times.ettr
+    at_most = at_most_in_words(condensed.unknown_rework)
     kinds = _kinds(condensed.incidents)
     return {
         # A lost rank is not bad in itself: others may have completed the job without it.
@@ -166,7 +169,7 @@ def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
         "missing": incomplete_in_words(condensed.completeness),
         "as_of": as_of_in_words(condensed, now_ns),
         "incidents": incidents_text + cost,
-        "share": "" if ettr is None else f"; {ettr:.1%} of the time was productive",
+        "share": "" if ettr is None else f"; {at_most}{ettr:.1%} of the time was productive",
         "kinds": kinds[:HEAD],
         "more_kinds": len(kinds) - HEAD,
     }

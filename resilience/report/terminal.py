@@ -173,6 +173,11 @@ def rework_unknown_in_words(incidents: int) -> str:
     return f"rework of {count(incidents, 'incident')} unknown"
 
 
+def at_most_in_words(unknown_rework: int) -> str:
+    """Return what precedes a productive share: unknown rework counts as productive."""
+    return "at most " if unknown_rework else ""
+
+
 def as_of_in_words(condensed: Report, now_ns: int) -> str:
     """Return the time of the last record if the end of the run is not recorded, else "". now_ns: UTC."""
     if condensed.is_ended or condensed.last_wall_ns is None:
@@ -200,7 +205,8 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
     known = [f"{name} {seconds(value)}" for name, value in lost.items() if value >= 0.0005]
     unknown = [rework_unknown_in_words(condensed.unknown_rework)] if condensed.unknown_rework else []
     parts = ", ".join(known + unknown)
-    text = f"{100 * spent.ettr:.1f} % of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
+    share = f"{at_most_in_words(condensed.unknown_rework)}{100 * spent.ettr:.1f} %"
+    text = f"{share} of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
     if spent.unknown_s >= WORTH * spent.total_s:
         text += f"; {time_unknown_in_words(spent)}"
     if not condensed.completeness.is_whole:
@@ -212,7 +218,7 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
             best_answers[answer.kind] = answer
     if best_answers:
         changes = "; ".join(
-            f"{100 * candidate.ettr:.1f} % with {what_if_in_words(candidate)}, if {candidate.assumes}"
+            f"{at_most_in_words(condensed.unknown_rework)}{100 * candidate.ettr:.1f} % with {what_if_in_words(candidate)}, if {candidate.assumes}"
             for candidate in best_answers.values()
         )
         yield from field("what if", changes, width, indent=2)

@@ -169,6 +169,17 @@ def test_rework_is_said_to_be_unknown_where_no_step_is_reported(
     assert ('repeated steps</td><td class="n">unknown</td>' in page.read_text()) is not signs
 
 
+def test_productive_share_is_an_upper_bound_if_rework_is_unknown(make: Callable[..., Path]) -> None:
+    condensed = report(load(make("run", [Fault("hang", 1, 0, 13)])))
+    assert condensed.what_ifs
+    shares = []
+    for unknown in (0, 1):
+        changed = msgspec.structs.replace(condensed, unknown_rework=unknown)
+        text = unwrapped(" ".join(plain(line) for line in report_lines(changed, WIDTH, 0)))
+        shares.append(re.findall(r"(at most )?\d+\.\d % (?:of|with)", text))
+    assert shares[0] and not any(shares[0]) and all(shares[1])
+
+
 def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
