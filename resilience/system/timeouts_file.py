@@ -14,6 +14,7 @@ from resilience.calibration.differences import advice, differences, harmless, se
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding
+from resilience.facts.deadlines import parse_name
 from resilience.facts.configuration import Configuration
 from resilience.facts.events import TimeoutsLoaded
 from resilience.facts.limits import Limits
@@ -21,7 +22,7 @@ from resilience.system import files
 
 NAME = "timeouts.yaml"
 AUTO = "auto"
-MOST_REFUSED = 3  # most unfitting files to name
+MOST_REFUSED = 3  # most unfitting files, or deadlines without a limit, to name
 HEAD = "# Written by `resilience calibrate`. Durations in seconds. What the entries mean: docs/calibration.md\n"
 
 
@@ -104,14 +105,22 @@ def learned(
             option="timeouts",
             value=source,
         )
-    note = harmless(unequal)
-    limits = in_force(timeouts, base, margin, is_equal=not note)
-    event = TimeoutsLoaded(
-        str(path), len(limits.learned), True, is_shadow, note and f"it fits, with differences: {note}"
-    )
+    unlike = harmless(unequal)
+    limits = in_force(timeouts, base, margin, is_equal=not unlike)
+    notes = [f"it fits, with differences: {unlike}"] if unlike else []
+    notes += [] if limits.learned else [_without_effect(timeouts)]
+    event = TimeoutsLoaded(str(path), len(limits.learned), True, is_shadow, "; ".join(notes))
     if is_shadow:
         return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, rule=None)), event
     return limits, event
+
+
+def _without_effect(timeouts: Timeouts) -> str:
+    """Return why no limit of a file is in force, and what applies."""
+    deadlines = {name: known for name, known in timeouts.deadlines.items() if parse_name(name)[1] is None}
+    refused = [f"{name}: {known.reason}" for name, known in deadlines.items() if known.timeout_s is None]
+    reason = "it holds no limit" if len(refused) == len(deadlines) else "its limits are also set by hand"
+    return f"{reason}; configured or default limits apply" + "".join(f"; {text}" for text in refused[:MOST_REFUSED])
 
 
 def _mismatch(timeouts: Timeouts, now: Configuration) -> str:

@@ -50,9 +50,11 @@ class StandardLog:
                 self._failure = self._first = ""
             case events.ConfigurationAdvised(advice):
                 show(advice)
-            case events.HangsWatched() if (
-                not Launcher.from_environment().policy
-            ):  # otherwise our launcher has printed it
+            case events.TimeoutsLoaded() | events.HangsWatched() if Launcher.from_environment().policy:
+                pass  # our launcher has printed it
+            case events.TimeoutsLoaded(source, note=note) if note:
+                show(f"RESILIENCE_TIMEOUTS={source}: {note}")
+            case events.HangsWatched():
                 show(watched_in_words(record.event))
         return True
 

@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.calibration.fitting import MONTH
@@ -141,3 +142,28 @@ def test_target_that_is_no_number_above_0_is_named(tmp_path: Path, entry: str, w
     with pytest.raises(ConfigurationError) as refused:
         timeouts_file.read(path)
     assert str(refused.value) == f"{path}: {what} is {value!r}, expected a finite number above 0"
+
+
+BASE = Limits()
+
+
+@pytest.mark.parametrize(
+    ("limit", "base", "why"),
+    [
+        (None, BASE, "it holds no limit; configured or default limits apply; work: 13 durations, at least 30 are needed"),
+        (5.0, msgspec.structs.replace(BASE, sections={"work": Limit(9.0, 9.0)}), "its limits are also set by hand; conf"),
+        (5.0, BASE, ""),
+    ],
+)
+def test_file_without_a_limit_that_holds_is_said_to_have_none(
+    tmp_path: Path, limit: float | None, base: Limits, why: str
+) -> None:
+    path = tmp_path / timeouts_file.NAME
+    configuration = Configuration("train.py", world_size=4)
+    work = Deadline(limit, "insufficient", "13 durations, at least 30 are needed", 1e-6)
+    start = Deadline(1.0, "provisional", "1 start observed", 1e-6)  # holds only together with the limit of later ones
+    known = {"work": work, "work.first": start}
+    timeouts_file.write(path, Timeouts(SCHEMA, configuration, "", 1.0, 1.0, 4, known))
+    _, event = timeouts_file.learned(str(path), tmp_path, base, configuration, is_shadow=False)
+    assert event.deadlines == (not why)
+    assert event.note.startswith(why) and bool(event.note) == bool(why)

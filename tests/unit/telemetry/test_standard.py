@@ -26,3 +26,16 @@ def test_first_record_names_the_rank_that_failed_only_if_it_shows_its_own_fault(
     for event in (seen, events.IterationEnded("interrupted", 1.0)):
         log.take(Record(0, 5, 5, origin, event))
     assert caplog.messages == [f"rank 0 restarts after iteration 2: {reason}"]
+
+
+@pytest.mark.parametrize("policy", ["", "any-failed"])
+def test_wrapper_says_what_is_known_of_its_file_of_limits_unless_the_launcher_has(
+    policy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RESILIENCE_RESTART_POLICY", policy)
+    monkeypatch.delenv("RESILIENCE_QUIET", raising=False)
+    origin = Origin("job", "node", "rank", 7, initial_rank=0)
+    for note in ("", "it holds no limit"):
+        StandardLog().take(Record(0, 5, 5, origin, events.TimeoutsLoaded("limits.yaml", 0, True, False, note)))
+    said = "" if policy else "resilience: RESILIENCE_TIMEOUTS=limits.yaml: it holds no limit\n"
+    assert capsys.readouterr().err == said
