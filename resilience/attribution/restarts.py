@@ -1,4 +1,5 @@
-"""How many restarts did a job have, and how long did they take?  Counts each rank that came back, each time."""
+"""How many restarts did a job have, and how long did they take?  Counts the restarts of the job, and each rank that came
+back, each time."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ from collections import defaultdict
 import msgspec
 
 from resilience.history.history import History
-from resilience.history.phases import Layer
+from resilience.history.phases import Layer, RankRestart
 
 
 class RestartTimes(msgspec.Struct, frozen=True):
-    """The restarts of one layer that are over. ranks: one for each rank and restart. median_s, p95_s, max_s: from the
-    detection of the fault to the rank's first progress; p95_s: the least duration that 95 % do not exceed."""
+    """The restarts of one layer that are over. restarts: of the job. ranks: one for each rank and restart. median_s,
+    p95_s, max_s: from the detection of the fault to the rank's first progress; p95_s: the least duration that 95 % do
+    not exceed."""
 
     layer: Layer
+    restarts: int
     ranks: int
     median_s: float
     p95_s: float
@@ -25,13 +28,15 @@ class RestartTimes(msgspec.Struct, frozen=True):
 
 def restart_times(history: History) -> tuple[RestartTimes, ...]:
     """Return the restarts in place, then those by the launcher; a layer without any is left out."""
-    by_layer: defaultdict[Layer, list[float]] = defaultdict(list)
+    by_layer: defaultdict[Layer, list[RankRestart]] = defaultdict(list)
     for restart in history.restarts():
-        by_layer[restart.layer].append(restart.duration_s)
-    return tuple(_times(layer, sorted(seconds)) for layer, seconds in sorted(by_layer.items()))
+        by_layer[restart.layer].append(restart)
+    return tuple(_times(layer, restarts) for layer, restarts in sorted(by_layer.items()))
 
 
-def _times(layer: Layer, ascending: list[float]) -> RestartTimes:
+def _times(layer: Layer, restarts: list[RankRestart]) -> RestartTimes:
+    ascending = sorted(restart.duration_s for restart in restarts)
+    of_job = len({restart.place for restart in restarts})
     ranks = len(ascending)
     p95_s = ascending[math.ceil(0.95 * ranks) - 1]
-    return RestartTimes(layer, ranks, statistics.median(ascending), p95_s, ascending[-1])
+    return RestartTimes(layer, of_job, ranks, statistics.median(ascending), p95_s, ascending[-1])

@@ -209,7 +209,8 @@ def report_end(agent: Agent, node: CycleSupervisor, console: Console, folder: Pa
         )
     reporter.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
     if verdict.outcome == "completed":
-        console.completed(success(folder, node.restarts_used))
+        in_place = telling.restarts_in_place(folder, reporter.origin) if console.is_first else 0
+        console.completed(success(folder, node.restarts_used, in_place))
     else:
         failure, failures = node.failure_of(first), node.failures()
         if verdict.is_failure:

@@ -41,9 +41,13 @@ def summary(
     return "\n".join(lines)
 
 
-def success(folder: Path, restarts: int) -> str:
-    """Return the last message of a launcher whose job completed."""
-    after = f" after {count(restarts, 'restart')} by the launcher" if restarts else ""
+def success(folder: Path, restarts: int, in_place: int = 0) -> str:
+    """Return the last message of a launcher whose job completed. restarts: by the launcher. in_place: since the last of
+    them."""
+    parts = [f"{count(restarts, 'restart')} by the launcher"] if restarts else []
+    if in_place:
+        parts.append(f"{in_place} in place since" if restarts else f"{count(in_place, 'restart')} in place")
+    after = f" after {' and '.join(parts)}" if parts else ""
     return "\n".join([f"resilience run: completed{after}; to see what happened:", *_command(folder)])
 
 
@@ -76,6 +80,12 @@ def _failure(record: InterruptionRecord, sentence: str) -> list[str]:
         if frame is not None:
             lines.append(f"  at {frame.file}:{frame.line} in {frame.function}")
     if record.log_tail and record.interruption is not Interruption.EXCEPTION:
-        lines.append(f"  its last lines (of {len(record.log_tail)}):")
+        lines.append(f"  {_last_lines_in_words(len(record.log_tail))}:")
         lines += [f"    {as_people_read(line)}" for line in record.log_tail[-LINES:]]
     return lines
+
+
+def _last_lines_in_words(lines: int) -> str:
+    if lines == 1:
+        return "last line of its output"
+    return f"last {min(lines, LINES)} lines of its output"

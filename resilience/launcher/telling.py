@@ -6,7 +6,9 @@ also an event, so that every view uses the same words."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +16,16 @@ from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.errors import error_in_words
 from resilience.facts import events
-from resilience.facts.identity import Origin
+from resilience.facts.identity import Origin, owner_of
 from resilience.facts.interruptions import InterruptionRecord
-from resilience.facts.records import Record
+from resilience.facts.records import Record, beginnings
 from resilience.system.call_with_timeout import returns_within
 from resilience.telemetry import restart_lines
+from resilience.telemetry.recording import RecordTail
 
+_NO_CALLS = beginnings(*(kind for kind in events.CATALOGUE if kind not in (events.CallStarted, events.CallEnded)))
+COUNT_LIMIT = 2.0  # seconds for the number of restarts in place; the ranks' monitors may still write
+LOOK_EVERY = 0.05
 LAST_LIMIT = 10.0  # seconds for the last message; only a disk or a host that hangs takes all of them
 
 
@@ -68,6 +74,39 @@ def first_failure(
     except Exception as error:  # the edge to the analysis: the job has ended all the same
         emit(events.AnalysisFailed(error_in_words(error)))
     return next(iter(culprit_records), None), next(iter(sentences), "")
+
+
+def restarts_in_place(folder: Path, origin: Origin) -> int:
+    """Return how often a Wrapper restarted its function in the agent's present cycle, as far as the records of this
+    node's ranks show it in time. origin: of the agent."""
+    counts = [0]
+
+    def work() -> None:
+        until = time.monotonic() + COUNT_LIMIT
+        tails = [
+            RecordTail(path, without=_NO_CALLS)
+            for path in (folder / "records").glob("*.jsonl")
+            if owner_of(path.stem).node == origin.node and owner_of(path.stem).rank is not None
+        ]
+        open_calls = dict.fromkeys(range(len(tails)), 0)
+        restarts = dict(open_calls)
+        while True:
+            for rank, tail in enumerate(tails):
+                while added := tail.added():
+                    for record in added:
+                        if (record.origin.attempt, record.origin.cycle) == (origin.attempt, origin.cycle):
+                            open_calls[rank] += isinstance(record.event, events.CallStarted)
+                            if isinstance(record.event, events.CallEnded):
+                                open_calls[rank] -= 1
+                                restarts[rank] += record.event.iterations - 1
+            counts.append(max(restarts.values(), default=0))
+            if not any(open_calls.values()) or time.monotonic() >= until:
+                return
+            time.sleep(LOOK_EVERY)
+
+    with contextlib.suppress(Exception):  # the edge to the disk: the job has ended all the same
+        returns_within(COUNT_LIMIT, work, "resilience-restarts-in-place")
+    return counts[-1]
 
 
 def _incident(folder: Path, attempt: int, cycle: int, hurry: threading.Event) -> Incident | None:

@@ -225,14 +225,15 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
 
 
 def _restarts(condensed: Report, width: int) -> Iterator[Line]:
-    """Yield how often ranks were restarted, and how fast."""
+    """Yield how often the job was restarted, and how fast its ranks came back."""
     layers = {"inprocess": "in place", "launcher": "by the launcher"}
     parts = [
-        f"{took.ranks} {layers[took.layer]}, median {seconds(took.median_s)}, 95 % within {seconds(took.p95_s)}"
+        f"{took.restarts} {layers[took.layer]} ({count(took.ranks, 'rank restart')}, median {seconds(took.median_s)}, 95 % "
+        f"within {seconds(took.p95_s)})"
         for took in condensed.restarts
     ]
     if parts:
-        yield from field("restarts", f"of ranks: {'; '.join(parts)}", width, indent=2)
+        yield from field("restarts", "; ".join(parts), width, indent=2)
 
 
 def incident_table(

@@ -362,6 +362,13 @@ def test_restart_that_fails_in_a_hook_before_the_function_is_one_line(terminal: 
     assert len(others) == 2
 
 
+def test_wrapper_under_our_launcher_ends_with_its_restarts_in_place(terminal: Open, tmp_path: Path) -> None:
+    job = terminal([*OURS, "--nproc-per-node", "2"], WRAPPED)
+    let_end(tmp_path, "restart 1 in place", job)
+    assert job.wait() == 0, job.text
+    assert "resilience run: completed after 1 restart in place; to see what happened:" in job.lines
+
+
 @pytest.mark.slow
 def test_ranks_that_torchrun_starts_again_are_one_line(terminal: Open, tmp_path: Path) -> None:
     script = WRAPPED.replace('raise ValueError("bad batch")', "os.kill(os.getpid(), signal.SIGKILL)")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.core.cycle import CycleDecision
 from resilience.facts.events import CycleOutcome
 from resilience.facts.interruptions import Interruption, InterruptionRecord
-from resilience.launcher.summary import summary
+from resilience.launcher.summary import success, summary
 
 RUN = Path("/runs/job")
 EARLIER = InterruptionRecord(3, Interruption.TERMINATED, "process 77 ended (SIGKILL)", node="a")
@@ -44,3 +45,27 @@ def test_node_that_leaves_does_not_say_that_the_job_continues_because_it_may_be_
 ) -> None:
     first, *_ = summary(verdict, RUN, has_left=True).splitlines()
     assert first == f"resilience run: this node leaves the job: {verdict.detail}"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "in_place", "how"),
+    [
+        (0, 0, "completed; "),
+        (0, 1, "completed after 1 restart in place; "),
+        (2, 0, "completed after 2 restarts by the launcher; "),
+        (1, 3, "completed after 1 restart by the launcher and 3 in place since; "),
+    ],
+)
+def test_restarts_of_both_layers_are_counted(restarts: int, in_place: int, how: str) -> None:
+    assert success(RUN, restarts, in_place).startswith(f"resilience run: {how}to see what happened:")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"), [(1, "last line of its output:"), (3, "last 3 lines of its output:"), (20, "last 10 lines of ")]
+)
+def test_output_of_a_failed_rank_is_introduced_by_the_number_of_lines_that_follow(lines: int, words: str) -> None:
+    tail = tuple(f"line {number}" for number in range(lines))
+    record = msgspec.structs.replace(EARLIER, log_tail=tail)
+    text = summary(CycleDecision("failed", "a"), RUN, record)
+    assert f"  {words}" in text
+    assert text.count("    line ") == min(lines, 10)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.launcher import telling
 from resilience.system import call_with_timeout
+from tests.support import record_streams
 from tests.support.launch_streams import Fault, launched
 
 
@@ -50,3 +52,15 @@ def test_verdict_is_recorded_by_one_node_and_said_on_all(tmp_path: Path) -> None
     assert answers[0] == answers[1]
     assert "rank 1 failed first" in answers[0][1]
     assert [type(event) for event in emitted] == [events.IncidentJudged]
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_restarts_in_place_are_those_of_the_calls_of_this_cycle(tmp_path: Path, restarts: int) -> None:
+    faults = [record_streams.Fault("exception", 1, iteration, 13) for iteration in range(restarts)]
+    stream = record_streams.job(faults)
+    folder = stream.write(tmp_path / "run")
+    node = next(iter(stream.files.values()))[0].origin.node
+    origin = Origin("job", node, "agent", 1)
+    assert telling.restarts_in_place(folder, origin) == restarts
+    assert telling.restarts_in_place(folder, msgspec.structs.replace(origin, cycle=1)) == 0
+    assert telling.restarts_in_place(tmp_path / "gone", origin) == 0

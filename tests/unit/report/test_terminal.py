@@ -169,6 +169,13 @@ def test_rework_is_said_to_be_unknown_where_no_step_is_reported(
     assert ('repeated steps</td><td class="n">unknown</td>' in page.read_text()) is not signs
 
 
+def test_restarts_of_the_job_come_before_those_of_its_ranks(make: Callable[..., Path], tmp_path: Path) -> None:
+    text = unwrapped(" ".join(lines_of(make("run", [Fault("exception", 1, iteration, 13) for iteration in range(2)]))))
+    assert re.search(r"restarts +2 in place \(8 rank restarts, median [\d.]+ m?s, 95 % within [\d.]+ m?s\)", text)
+    folder = launch_streams.launched([launch_streams.Fault("kill", 1)]).write(tmp_path / "runs" / "launched")
+    assert re.search(r"restarts +1 by the launcher \(\d rank restarts, ", unwrapped(" ".join(lines_of(folder))))
+
+
 def test_productive_share_is_an_upper_bound_if_rework_is_unknown(make: Callable[..., Path]) -> None:
     condensed = report(load(make("run", [Fault("hang", 1, 0, 13)])))
     assert condensed.what_ifs
