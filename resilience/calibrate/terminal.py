@@ -21,8 +21,8 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
     output: list[Line] = [
         (
             (
-                f"at most {timeouts.target_false_alarms:g} false alarms of the whole job in "
-                f"{timeouts.horizon_s / 86400:g} d at {count(timeouts.ranks, 'rank')}",
+                f"target: at most {_counted(timeouts.target_false_alarms, 'false alarm')} per "
+                f"{_counted(timeouts.horizon_s / 86400, 'day')} in the whole job ({count(timeouts.ranks, 'rank')})",
                 "bold",
             ),
         ),
@@ -30,7 +30,7 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
     ]
     has_previous = any(deadline.previous_timeout_s is not None for deadline in timeouts.deadlines.values())
     rows = [_row(name, deadline)[: None if has_previous else -1] for name, deadline in timeouts.deadlines.items()]
-    header = ("deadline", "n/runs", "median", "max", "timeout", "status", "rate", "count", "old")
+    header = ("deadline", "n/runs", "median", "max", "limit", "status", "rate", "count", "old")
     output += table(header[: None if has_previous else -1], rows, width, 0)
     output += [(), *(((f"  {line}", "dim"),) for line in wrap(f"{FOOTNOTE}{_unexcluded_share(timeouts)}", width - 2))]
     for name, deadline in timeouts.deadlines.items():
@@ -49,6 +49,10 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
             *(((f"    {line}", ""),) for line in wrapped[1:]),
         ]
     return output
+
+
+def _counted(number: float, word: str) -> str:
+    return f"{number:g} {word}{'' if number == 1 else 's'}"
 
 
 def _unexcluded_share(timeouts: Timeouts) -> str:

@@ -93,7 +93,8 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide: int, *others: int) -> list[Line]:
-    """Return a table. wide: the column that is shortened first if the line is too narrow; others: the next ones."""
+    """Return a table. wide: the column that is shortened first if the line is too narrow; others: the next ones.
+    Cells that differ are shortened so that they still do, if the middle of them is all that is left out."""
     rows = [tuple(map(printable_line, row)) for row in rows]
     sizes = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     excess = sum(sizes) + 2 * len(sizes) - width
@@ -101,17 +102,31 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, wide
         cut_off = min(max(0, excess), max(0, sizes[column] - NARROWEST_COLUMN))
         sizes[column] -= cut_off
         excess -= cut_off
+    columns = [_cut_column(column, size) for column, size in zip(zip(header, *rows, strict=True), sizes, strict=True)]
     lines: list[Line] = []
-    for row in (header, *rows):
-        cells = [cut(cell, size).ljust(size) for cell, size in zip(row, sizes, strict=True)]
-        lines.append((("  " + "  ".join(cells).rstrip(), "dim" if row is header else ""),))
+    for number, cells in enumerate(zip(*columns, strict=True)):
+        lines.append((("  " + "  ".join(cells).rstrip(), "" if number else "dim"),))
     return lines
+
+
+def _cut_column(cells: Sequence[str], size: int) -> list[str]:
+    shortened = [cut(cell, size) for cell in cells]
+    if len(set(shortened)) < len(set(cells)):
+        shortened = [cut_middle(cell, size) for cell in cells]
+    return [cell.ljust(size) for cell in shortened]
 
 
 def cut(text: str, size: int) -> str:
     """Shorten a text to `size` characters, with an ellipsis."""
     text = printable(text)
     return text if len(text) <= size else text[: max(0, size - 1)] + "…"
+
+
+def cut_middle(text: str, size: int) -> str:
+    """Shorten a text to `size` characters, with an ellipsis in its middle."""
+    text = printable(text)
+    head = (size - 1) // 2
+    return text if len(text) <= size else f"{text[:head]}…{text[len(text) - (size - 1 - head) :]}"
 
 
 def cut_line(line: Line, width_left: int) -> Line:

@@ -468,7 +468,7 @@ def test_one_incident_can_be_shown_alone(make: Callable[..., Path], capsys: pyte
         (["report", "nowhere"], "nowhere does not exist; runs in .*:\n  .*/mine"),
         (["report", "."], "is not a run folder: it has no records/; runs in"),
         (["report", "mine", "--incident", "3"], "--incident 3: .* has incidents 1 to 1"),
-        (["reprot"], "unknown command 'reprot'; did you mean 'report'\\?"),
+        (["reprot"], "unknown command 'reprot'; did you mean 'report'\\? The commands are: run, .*completion"),
         (["xyz"], "unknown command 'xyz'; the commands are: .*report"),
     ],
 )
@@ -507,6 +507,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {verb} " in text for verb in VERBS)
+    assert max(map(len, text.splitlines())) <= WIDTH
     assert main([]) == 2
     assert main(["--version"]) == 0
 
@@ -591,6 +592,14 @@ def test_table_shortens_the_next_columns_if_the_wide_one_is_not_enough() -> None
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("  1  2026-11-23 04:26:24  hang, killed  ranks ")
     assert "12 min 05 s" in lines[1] and lines[1].endswith("310")
+
+
+def test_names_that_differ_stay_different_in_a_table_that_is_too_narrow() -> None:
+    names = ("out_of_section.first", "out_of_section.first.iteration", "out_of_section.first.cycle")
+    _, *rows = [plain(line) for line in table(("deadline", "max"), [(name, "1.2 s" * 4) for name in names], 42, 0)]
+    shown = [row.split()[0] for row in rows]
+    assert len(set(shown)) == 3 and shown[1].startswith("out_of") and shown[1].endswith("ation")
+    assert max(map(len, rows)) <= 42
 
 
 def test_narrow_column_is_not_widened_in_a_table_that_does_not_fit() -> None:
