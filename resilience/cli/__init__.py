@@ -27,7 +27,7 @@ VERBS = {
     "logs": "merge the logs of ranks, monitors and agents into one timeline",
     "report": "show what broke in a run, where, since when, and what it cost",
     "incidents": "group the incidents of many runs by fault: count, place, cost",
-    "trace": "show which rank a restart waited for; export spans to trace viewers",
+    "trace": "show which rank a restart waited for; export spans to viewers",
     "status": "show the state of a job now: ranks, steps, open sections, restarts",
     "dashboards": "write dashboards, rules and alerts for Prometheus and Grafana",
     "completion": "print a shell completion script for bash or zsh",
@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = arguments[0]
     if verb not in VERBS:
         close = difflib.get_close_matches(verb, VERBS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the commands are: {', '.join(VERBS)}"
-        return _wrong(f"resilience: unknown command {verb!r}; {hint}")
+        hint = f"did you mean {close[0]!r}? The" if close else "the"
+        return _wrong(f"resilience: unknown command {verb!r}; {hint} commands are: {', '.join(VERBS)}")
     module = importlib.import_module(f"resilience.cli.{verb}")
     if verb == "run":
         return _called(verb, lambda: module.main(arguments[1:]), writes_file=True)

@@ -39,11 +39,14 @@ complete -o default -F _resilience resilience
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.description = "Print a shell script that completes the commands, options and runs of `resilience`."
+    parser.description = "Print a shell script that completes commands, options and runs."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter  # a wrapped path cannot be copied
     parser.epilog = (
-        "bash: resilience completion bash > ~/.local/share/bash-completion/completions/resilience\n"
-        "zsh:  resilience completion zsh > ~/.resilience.zsh, and source that file in ~/.zshrc\n"
+        "bash:\n"
+        "  resilience completion bash \\\n"
+        "    > ~/.local/share/bash-completion/completions/resilience\n"
+        "zsh, and source that file in ~/.zshrc:\n"
+        "  resilience completion zsh > ~/.resilience.zsh\n"
         "Repeat this after an upgrade."
     )
     parser.add_argument("shell", choices=SHELLS, help="shell to print the script for")

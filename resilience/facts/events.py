@@ -58,7 +58,7 @@ class CallStarted(Event, frozen=True, tag="call.started"):
 
 
 class ConfigurationAdvised(Event, frozen=True, tag="configuration.advised"):
-    """Two settings of this job conflict. Rank 0 records this once per job."""
+    """Two settings of this job conflict, or one does not exist. Rank 0 records this once per job."""
 
     level: ClassVar[Level] = "warning"
     advice: str

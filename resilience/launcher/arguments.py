@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -196,7 +197,8 @@ class Options:
 
 
 class Command:
-    """A parsed command line: torchrun's namespace, our options, the monitors' limits."""
+    """A parsed command line: torchrun's namespace, our options, the monitors' limits. config_notes: what the user should
+    know about the file of the limits."""
 
     def __init__(self, namespace: argparse.Namespace) -> None:
         self.torchrun = namespace
@@ -212,7 +214,10 @@ class Command:
                 "--timeouts-shadow has no effect without --timeouts or RESILIENCE_TIMEOUTS; name the limits to try"
             )
         _check_event_log(namespace.event_log_handler)
-        self.config = _config(namespace)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.config = _config(namespace)
+        self.config_notes = tuple(str(warning.message) for warning in caught)
         script = namespace.training_script
         is_value = script.lower() in (*YES_OR_NO, *NOTHING) and has_switch(namespace)
         if is_value and not os.path.exists(script):
@@ -262,6 +267,7 @@ def parser() -> argparse.ArgumentParser:
     torchrun_parser._positionals.title = "what to run"
     # The default applies only if neither the flag nor its variable is set.
     torchrun_parser.set_defaults(max_restarts=torchrun_default("MAX_RESTARTS") or MAX_RESTARTS)
+    _show_default(torchrun_parser, "--max-restarts")
     own_group = torchrun_parser.add_argument_group("resilience's options")
     for field in dataclasses.fields(Options):
         _add(own_group, field)
@@ -282,6 +288,12 @@ def parser() -> argparse.ArgumentParser:
         torchrun_parser, [*own_group._group_actions, *limit_group._group_actions, *foreign_group._group_actions]
     )
     return torchrun_parser
+
+
+def _show_default(torchrun_parser: argparse.ArgumentParser, option: str) -> None:
+    """Show the default of an option of torchrun that differs from torchrun's own."""
+    action = torchrun_parser._option_string_actions[option]
+    action.help = f"{(action.help or '').rstrip('. ')}; default %(default)s"
 
 
 def _abbreviate_only_torchruns(torchrun_parser: argparse.ArgumentParser, ours: list[argparse.Action]) -> None:

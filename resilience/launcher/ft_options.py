@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from resilience.errors import ConfigurationError
+from resilience.monitor.unknown_settings import ACCEPTED, HEALTH, OFF
 
 Kind = Literal["alias", "accepted", "refused"]
 Form = Literal["value", "switch", "flag"]
-OFF = ("false", "0", "no")  # values that switch off a yes-or-no option of ft_launcher
 STACKED = "--ft-param-"  # prefix of settings in 0.2 to 0.4
 
 
@@ -44,7 +44,6 @@ def _whole_seconds(seconds: str) -> int:
         raise argparse.ArgumentTypeError(f"is {seconds!r}, expected seconds") from error
 
 
-HEALTH = "pass `--health-check` a command that checks it; each node runs it before each cycle"
 OUTPUT = "the run folder (`--run-dir`) keeps the output of each worker and cycle; `resilience logs` merges it"
 ATTRIBUTION = "a log attribution service is out of scope; `resilience report` names the rank that failed first"
 ONE_AT_A_TIME = "workers start after all workers of the previous cycle have exited, which frees their device memory"
@@ -84,12 +83,12 @@ TABLE = (
     OptionGroup(
         ("--ft-restart-check-interval", STACKED + "restart-check-interval"),
         "accepted",
-        "nothing polls at intervals: a monitor wakes when a limit is due",
+        ACCEPTED["restart_check_interval"],
     ),
     OptionGroup(
         ("--ft-skip-section-response",),
         "accepted",
-        "a heartbeat or section is a write to shared memory; wrong use raises an error immediately",
+        ACCEPTED["skip_section_response"],
     ),
     OptionGroup(
         ("--ft-gpu-memory-reclaim-timeout", "--ft-gpu-memory-tolerance-mb", "--ft-gpu-memory-poll-interval"),

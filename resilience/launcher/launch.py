@@ -71,6 +71,7 @@ from resilience.system.environment import (
     agent_node_name,
     infrastructure_rank,
     settings_of_a_launch,
+    unknown_variables,
 )
 from resilience.system.processes import become_subreaper
 from resilience.telemetry.elastic import bridged
@@ -88,6 +89,8 @@ def launch(command: Command) -> int:
     """Run this node's part of the job; return the exit status."""
     settings = settings_of_a_launch()
     is_quiet = be_quiet(command.options.quiet or settings.quiet)
+    for line in (*command.config_notes, *unknown_variables()):
+        note(line)
     with contextlib.ExitStack() as cleanup:
         become_subreaper()
         zygote = None if command.options.cold else start_zygote(command.options.preload)

@@ -20,7 +20,7 @@ from resilience.errors import ConfigurationError, ConfigurationTypeError, Decode
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT
 from resilience.facts.limits import Limit, Limits, Rule
-from resilience.monitor.unknown_settings import names_unknown
+from resilience.monitor.unknown_settings import hint_at, names_unknown, without_settings_of_others
 from resilience.system.environment import Settings, variable
 
 SECTION = "fault_tolerance"  # the key of a YAML file
@@ -268,14 +268,19 @@ class FaultToleranceConfig:
         """Return the settings, with these in place of the defaults. A warning names unknown settings.
 
         ignore_not_recognized: False raises an error instead. Raises: ConfigurationError."""
-        unknown = sorted(set(kwargs) - set(FIELDS))
+        return cls._from(kwargs, ignore_not_recognized, SECTION)
+
+    @classmethod
+    def _from(cls, settings: Mapping[str, Any], ignore_not_recognized: bool, source: str) -> FaultToleranceConfig:
+        settings = without_settings_of_others(settings)
+        unknown = sorted(set(settings) - set(FIELDS))
         if unknown:
-            message = f"not recognized: {', '.join(unknown)}; there are {', '.join(FIELDS)}"
+            message = f"not recognized: {', '.join(unknown)}; {hint_at(unknown, FIELDS)}"
             if not ignore_not_recognized:
                 raise ConfigurationError(message, unknown=unknown)
-            warnings.warn(f"settings of {SECTION} are ignored: {message}", stacklevel=2)
+            warnings.warn(f"settings of {source} are ignored: {message}", stacklevel=3)
         config = cls()
-        for name, value in kwargs.items():
+        for name, value in settings.items():
             if name in FIELDS:
                 setattr(config, name, value)
         return config
@@ -287,7 +292,7 @@ class FaultToleranceConfig:
         Raises: ConfigurationError if there is no such mapping or several, or if it is not valid; OSError."""
         values = _read_section(Path(cfg_path))
         try:
-            return cls.from_kwargs(ignore_not_recognized, **values)
+            return cls._from(values, ignore_not_recognized, f"{SECTION} in {cfg_path}")
         except ConfigurationError as error:
             raise type(error)(f"{cfg_path}: {error}", **vars(error)) from error
 

@@ -6,6 +6,7 @@ set for every rank. The reader of a setting decides its effect."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -345,14 +346,30 @@ def _signal_number(text: str) -> int:
     return signal.Signals[name] + int(offset or 0)
 
 
+# Reasons of Python and msgspec that only repeat the expected form, in their own words.
+_WORDS_OF_A_PARSER = re.compile(r"Expected [^<>]*, got .*|could not convert .*")
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield a line for each RESILIENCE_ variable that is neither a setting nor set by the launcher."""
+    settings = [_variable(field) for field in msgspec.structs.fields(Settings) if _meta(field) is not None]
+    known = {*settings, *(PREFIX + name for name in _WORKER_VARIABLES)}
+    for name in sorted(os.environ if environment is None else environment):
+        if name.startswith(PREFIX) and name not in known:
+            similar = difflib.get_close_matches(name, settings, 1, 0.8)
+            hint = f"did you mean {similar[0]}?" if similar else "docs/settings.md lists the variables"
+            yield f"there is no variable {encoding.text(name)}, so it has no effect; {hint}"
+
+
 def _invalid_setting(
     field: msgspec.structs.FieldInfo, variable: str, value: object, error: Exception
 ) -> ConfigurationError:
     meta = _meta(field)
     form = "" if meta is None else f", expected {cast('dict[str, str]', meta.extra)['form']}"
     reason = str(error).replace("`", "")
+    reason = "" if form and _WORDS_OF_A_PARSER.match(reason) else f" ({reason})"
     return ConfigurationError(
-        f"{variable} is {value!r}{form} ({reason}); correct the variable, or unset it for the default",
+        f"{variable} is {value!r}{form}{reason}; correct the variable, or unset it for the default",
         option=variable,
         value=value,
     )

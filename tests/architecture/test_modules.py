@@ -115,7 +115,6 @@ SHORT = {
     "resilience/logs/notes.py": "words of the view; the command only prints them",
     "resilience/monitor/collectives.py": "one question, of the loop and of the evidence",
     "resilience/monitor/oom.py": "one question, without the loop that asks it",
-    "resilience/monitor/unknown_settings.py": "a decorator that knows nothing of the settings",
     "resilience/report/log_lines.py": "the one part of the page that reads files",
     "resilience/run_folder/rank_ranges.py": "one notation, of several commands",
     "resilience/run_folder/stamps.py": "one file format",

@@ -54,6 +54,7 @@ from resilience.system.environment import (
     has_agent,
     launched_folder,
     node_name,
+    unknown_variables,
 )
 from resilience.system.interrupt import Swallow
 from resilience.system.patience import Patience
@@ -203,9 +204,11 @@ class Session:
         if state.initial_rank == 0:
             self.emit(*([] if loaded is None else [loaded]))
             if (cycle, number) == (0, 0):
-                if not Launcher.from_environment().policy:  # our launcher has printed it
+                launcher = Launcher.from_environment()
+                lines = list(launcher_check.advice(launcher, wrapper.hard_timeout.total_seconds()))
+                if not launcher.policy:  # our launcher has printed it
                     standard.show(f"records in {folder}")
-                lines = launcher_check.advice(Launcher.from_environment(), wrapper.hard_timeout.total_seconds())
+                    lines += unknown_variables()
                 self.emit(*map(events.ConfigurationAdvised, lines))
                 self.emit(watched(limits, in_wrapper=True))
         self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)

@@ -27,6 +27,7 @@ def test_help_shows_the_options_of_a_command(verb: str, capsys: pytest.CaptureFi
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert texts[0].startswith(f"usage: resilience {verb}")
+    assert max(map(len, texts[0].splitlines())) <= 80
 
 
 def test_help_alone_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:

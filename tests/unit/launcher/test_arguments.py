@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from resilience.errors import ConfigurationError
-from resilience.launcher.arguments import parse
+from resilience.launcher.arguments import parse, parser
 
 
 @pytest.mark.parametrize("own", ["--timeout", "--same", "--ft", "--cold", "--rank", "--max-restart"])
@@ -82,3 +84,18 @@ def test_empty_value_is_refused_and_does_not_mean_the_variable(monkeypatch: pyte
 def test_empty_calibration_key_replaces_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESILIENCE_CALIBRATION_KEY", "model")
     assert parse(["--calibration-key=", "train.py"]).options.calibration_key == ""
+
+
+def test_key_of_a_file_that_is_no_setting_is_a_note_with_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text("fault_tolerance: {step_timeouts: 3, restart_check_interval: 60.0}")
+    (line,) = parse(["--ft-cfg-path", str(path), "train.py"]).config_notes
+    assert f"in {path} are ignored: not recognized: step_timeouts; did you mean step_timeout?" in line
+    assert parse(["train.py"]).config_notes == ()
+
+
+def test_help_shows_the_number_of_restarts_that_differs_from_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(parser().format_help().split())
+    assert "worker group restarts before failing; default 10" in text
+    monkeypatch.setenv("PET_MAX_RESTARTS", "7")
+    assert "worker group restarts before failing; default 7" in " ".join(parser().format_help().split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import dataclasses
 import pickle
 import signal
@@ -255,8 +256,10 @@ def test_setting_that_there_is_not_cannot_be_set() -> None:
 
 
 def test_unknown_keyword_is_named_with_what_to_write() -> None:
-    with pytest.raises(ConfigurationTypeError, match=r"no setting restart_check_interval; .*from_kwargs ignores"):
-        FaultToleranceConfig(restart_check_interval=60.0)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationTypeError, match=r"no setting other; there are .*from_kwargs ignores"):
+        FaultToleranceConfig(other=60.0)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationTypeError, match=r"no setting step_timeouts; did you mean step_timeout\?"):
+        FaultToleranceConfig(step_timeouts=60.0)  # type: ignore[call-arg]
     config = FaultToleranceConfig(safety_factor=3.0)
     assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
 
@@ -268,9 +271,39 @@ def test_settings_without_a_value_are_not_given() -> None:
 
 def test_unknown_keys_are_named_in_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, "fault_tolerance: {step_timeout: 3, stepp: 1, other: 2}")
-    with pytest.warns(UserWarning, match="not recognized: other, stepp"):
+    with pytest.warns(UserWarning, match="not recognized: other, stepp") as caught:
         config = FaultToleranceConfig.from_yaml_file(path)
+    assert f"in {path} are ignored" in str(caught[0].message)
     assert config == FaultToleranceConfig(step_timeout=3)
+
+
+HARMLESS = {
+    "restart_check_interval": 60.0,
+    "skip_section_response": True,
+    "enable_nic_monitor": False,
+    "pci_topo_file": None,
+    "link_down_path_template": None,
+}
+
+
+@pytest.mark.filterwarnings("error")
+def test_settings_that_only_the_compatible_api_has_are_accepted_where_their_flags_are(tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps({"fault_tolerance": HARMLESS}))
+    assert FaultToleranceConfig(**HARMLESS) == FaultToleranceConfig()  # type: ignore[arg-type]
+    assert FaultToleranceConfig.from_kwargs(ignore_not_recognized=False, **HARMLESS) == FaultToleranceConfig()
+    assert FaultToleranceConfig.from_yaml_file(path) == FaultToleranceConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("enable_nic_monitor", True), ("pci_topo_file", "topo.xml"), ("link_down_path_template", "/sys/x")]
+)
+def test_settings_of_the_compatible_api_that_are_not_here_are_refused_with_what_to_do(
+    name: str, value: object, tmp_path: Path
+) -> None:
+    path = written(tmp_path, json.dumps({"fault_tolerance": {name: value}}))
+    for make in (lambda: FaultToleranceConfig(**{name: value}), lambda: FaultToleranceConfig.from_yaml_file(path)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=f"{name} is a setting of .*`--health-check`"):
+            make()
 
 
 def test_unknown_keys_are_an_error_where_they_are_not_ignored(tmp_path: Path) -> None:

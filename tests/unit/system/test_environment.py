@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 
@@ -25,7 +26,9 @@ from resilience.system.environment import (
     scoped_environment,
     settings_of_a_launch,
     settings_table,
+    unknown_variables,
 )
+from tests.support.server import ROOT
 
 
 def test_without_variables_the_defaults_hold() -> None:
@@ -265,3 +268,32 @@ def test_callers_variables_come_back_also_after_an_error(monkeypatch: pytest.Mon
     assert os.environ["RANK"] == "5"
     assert "MASTER_PORT" not in os.environ
     assert os.environ["UNRELATED"] == "after"
+
+
+# -- variables that do not exist -----------------------------------------------------------------------
+
+
+def test_misspelt_variable_is_named_with_the_nearest_one() -> None:
+    texts = {"RESILIENCE_SETP_TIMEOUT": "5", "RESILIENCE_MY_OWN": "x", "RESILIENCES": "", "PATH": "/bin"}
+    own, misspelt = unknown_variables(texts)
+    assert misspelt == (
+        "there is no variable RESILIENCE_SETP_TIMEOUT, so it has no effect; did you mean RESILIENCE_STEP_TIMEOUT?"
+    )
+    assert own.startswith("there is no variable RESILIENCE_MY_OWN, ") and "docs/settings.md" in own
+
+
+def test_variables_of_the_pages_and_of_the_package_exist() -> None:
+    files = [*(ROOT / "resilience").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*")]
+    texts = [path.read_text() for path in files if path.is_file() and "changes" not in path.parts]
+    names = {name for text in texts for name in re.findall(r"\bRESILIENCE_[A-Z][A-Z_]*[A-Z]\b", text)}
+    assert len(names) > 20
+    assert list(unknown_variables(dict.fromkeys(names, "1"))) == []
+
+
+@pytest.mark.parametrize(("variable", "text"), [("DETECT_HANGS", "maybe"), ("STEP_TIMEOUT", "soon")])
+def test_unusable_value_is_refused_in_the_words_of_a_user(variable: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Settings.from_environment({f"RESILIENCE_{variable}": text})
+    message = str(raised.value)
+    assert message.startswith(f"RESILIENCE_{variable} is {text!r}, expected ")
+    assert not re.search("bool|str|float", message)
