@@ -21,7 +21,8 @@ def note(event: events.Event) -> str | None:
     match event:
         case events.HangsWatched():
             # A Wrapper under the launcher has limits of its own.
-            return watched_in_words(event, "hangs in the wrapped function" if event.in_wrapper else "hangs")
+            where = " in the wrapped function" if event.in_wrapper else ""
+            return watched_in_words(event, f"hang detection{where}")
         case events.HangSuspected():
             where = f"in section {event.kind!r}" if event.kind else "outside sections"
             limit = f"a rank is ended there after {seconds(event.allowed_s)}"

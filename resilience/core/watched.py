@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from resilience.core.hang_kind import WORDS
 from resilience.core.silences import FACTOR, START
 from resilience.core.watch import defaults
-from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, parse_limit
 from resilience.facts.events import HangSuspected, HangsWatched, TimeoutsUnlearned
 from resilience.facts.in_words import count, seconds
 from resilience.facts.limits import NO_LIMIT, Limit, Limits
@@ -24,22 +24,19 @@ def watched(limits: Limits, in_wrapper: bool = False) -> HangsWatched:
     return HangsWatched(dict(_set(limits)), first, least, in_wrapper)
 
 
-def watched_in_words(event: HangsWatched, subject: str = "hangs") -> str:
+def watched_in_words(event: HangsWatched, subject: str = "hang detection") -> str:
     """Return one line: which limits are in force, or that there are none. subject: how the line begins."""
     limits = [f"{name} {limit:g} s" for name, limit in event.limits.items()]
     more = f" and {len(limits) - MOST} more" if len(limits) > MOST else ""
     shown = ", ".join(limits[:MOST]) + more
     if event.first_s is None:
-        watched_limits = (
-            f"only these limits are in force: {shown}" if limits else "not detected, because no limit is set"
-        )
-        return f"{subject}: {watched_limits}; the detection of hangs is switched off"
-    later = f"later {FACTOR:g} times its longest, at least {event.least_s:g} s"
+        return f"{subject}: off; {f'only these limits are in force: {shown}' if limits else 'no limit is set'}"
     line = (
-        f"{subject}: after a step, heartbeat or section, {event.first_s:g} s of silence end a rank "
-        f"({START * event.first_s:g} s until the second), {later}"
+        f"{subject}: once a rank has reported progress, {event.first_s:g} s without another report end it "
+        f"({START * event.first_s:g} s before the second report); once its usual pauses are known, {FACTOR:g} × the "
+        f"longest, at least {event.least_s:g} s"
     )
-    return f"{line}; set: {shown}" if limits else line
+    return f"{line}; limits that are set: {shown}" if limits else line
 
 
 def unlearned_in_words(event: TimeoutsUnlearned) -> str:
@@ -63,6 +60,31 @@ def suspicion_in_words(rank: int, event: HangSuspected) -> str:
         f"it is ended after {seconds(event.allowed_s)}; if it is healthy, set {LONGER} "
         f"or {OFF}"
     )
+
+
+_NOT_IN_TIME = {
+    STEP: "no new step",
+    HEARTBEAT: "no new heartbeat",
+    INITIAL_HEARTBEAT: "no first heartbeat",
+    OUT_OF_SECTION: "no section opened",
+    "ping": "no new ping",
+    "watchdog": "no Python code run by the main thread",
+}
+
+
+def exceeded_in_words(limit: str, allowed_s: float) -> str:
+    """Return what did not happen in time, for the limit that a rank exceeded."""
+    target = parse_limit(limit)
+    match target.kind:
+        case "section":
+            event = f"section {target.name!r} not left"
+        case "hook":
+            event = f"hook {target.name} not over"
+        case "silence":
+            event = "no sign of progress" + (f" in section {target.name!r}" if target.name else "")
+        case _:
+            event = _NOT_IN_TIME.get(limit, f"no sign of life ({limit})")
+    return f"{event} within the {seconds(allowed_s)} limit"
 
 
 def _set(limits: Limits) -> Iterator[tuple[str, float]]:

@@ -26,6 +26,7 @@ from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.pace import Pace
 from resilience.core.standstills import NOTICEABLE, Standstill, longest, longest_sleep
 from resilience.core.watch import Decision, Finding, Watch, decide
+from resilience.core.watched import exceeded_in_words
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, events, tracebacks
 from resilience.facts.identity import FileOwner, Job, Origin
@@ -584,12 +585,13 @@ class RankMonitor:
         status = self._exit_status()
         self.emit(events.RankExited(goodbye=False, code=status.code, signal=status.signal, noticed_by=self._noticed_by))
         finding = self._watch.finding
-        cause = "" if finding is None else f" after {_cause(finding)}"
+        cause = "" if finding is None else f": {_cause(finding)}"
+        end = "killed" if finding is not None and status.signal == "SIGKILL" else "ended"
         record = self._enrich(
             InterruptionRecord(
                 rank=self._initial_rank,
                 interruption=Interruption.TERMINATED,
-                message=f"process {self._rank.pid} ended ({_status_text(status)}){cause}",
+                message=f"process {self._rank.pid} {end} ({_status_text(status)}){cause}",
                 exit=status,
                 detector=Detector("exit"),
                 stacks=() if self._dump is None else self._dump.last_words(),
@@ -787,7 +789,7 @@ def silence_in_words(finding: Finding) -> str:
 def _cause(finding: Finding) -> str:
     if finding.limit == watch.AGENT_LOST:
         return "its agent was lost"
-    return f"{finding.limit} had exceeded {seconds(finding.allowed)}"
+    return exceeded_in_words(finding.limit, finding.allowed)
 
 
 def _status_text(status: Exit) -> str:

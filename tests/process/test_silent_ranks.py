@@ -168,11 +168,11 @@ def test_terminal_says_what_is_watched_and_warns_before_a_rank_is_ended(launch: 
     (job.folder / "line").touch()
     assert job.wait() == [0]
     said = job.output(stream=2)
-    starts = said.index("4 s of silence end a rank (24 s until the second)")
+    starts = said.index("4 s without another report end it (24 s before the second report)")
     warns = said.index("rank 1 has been silent in section 'save'")
     ends = said.index("rank 1 failed first (hung: silence:save limit 4 s")
     assert starts < warns < ends
-    assert said.count("hangs: ") == 1  # not again in the second cycle
+    assert said.count("hang detection: ") == 1  # not again in the second cycle
 
 
 @pytest.mark.parametrize(

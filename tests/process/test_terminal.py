@@ -120,7 +120,7 @@ class Terminal:
     def lines(self) -> list[str]:
         """Ours: those that begin with `resilience`, and the command on a line of its own."""
         found = (re.search(r"(resilience( run)?: .*|  resilience report .*)$", line) for line in self.text.split("\n"))
-        return [line[0] for line in found if line is not None and "hangs: " not in line[0]]
+        return [line[0] for line in found if line is not None and "hang detection: " not in line[0]]
 
     def close(self) -> None:
         if self.child.poll() is None:
@@ -316,7 +316,7 @@ def test_wrapper_under_torchrun_says_start_restart_and_command(terminal: Open, t
         "resilience: completed after 1 restart in place; to see what happened:",
         f"  resilience report {run}",
     ]
-    assert job.text.count("resilience: hangs: after a step, heartbeat or section, 600 s ") == 1
+    assert job.text.count("resilience: hang detection: once a rank has reported progress, 600 s ") == 1
 
 
 OF_A_LATER_RELEASE = """
@@ -463,7 +463,10 @@ def test_ranks_in_a_plain_environment_say_start_limits_restart_and_command_once(
         f"  resilience report {run}",
     ]
     assert (
-        "".join(rank.text for rank in ranks).count("resilience: hangs: after a step, heartbeat or section, 600 s ") == 1
+        "".join(rank.text for rank in ranks).count(
+            "resilience: hang detection: once a rank has reported progress, 600 s "
+        )
+        == 1
     )
 
 

@@ -19,7 +19,7 @@ from resilience.system.environment import has_agent, is_quiet, torchrun_restarts
 from resilience.telemetry.restart_lines import Emit, Hurry, Make, RestartLine, incident
 
 UNKNOWN = "the records do not show which rank failed first"
-BEHIND = "which rank failed first was not looked up, because the job has restarted again"
+BEHIND = "first failing rank not determined (the job restarted again)"
 
 
 def of_restart(

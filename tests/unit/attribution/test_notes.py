@@ -27,5 +27,5 @@ def test_note_on_a_rank_that_was_kept_says_what_it_waited_for(store: str, where:
 
 def test_notes_on_the_limits_of_a_wrapper_and_of_its_launcher_are_told_apart() -> None:
     launchers, wrappers = (notes.note(events.HangsWatched({}, 600.0, 60.0, where)) for where in (False, True))
-    assert launchers is not None and launchers.startswith("hangs: after")
-    assert wrappers is not None and wrappers.startswith("hangs in the wrapped function: after")
+    assert launchers is not None and launchers.startswith("hang detection: once a rank")
+    assert wrappers is not None and wrappers.startswith("hang detection in the wrapped function: once")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from resilience.core.watched import MOST, suspicion_in_words, watched, watched_in_words
+from resilience.core.watched import MOST, exceeded_in_words, suspicion_in_words, watched, watched_in_words
 from resilience.facts.events import HangSuspected
 from resilience.facts.limits import Learned, Limit, Limits, Rule
 
 
 def test_no_limit_and_no_rule_is_said_plainly() -> None:
     line = watched_in_words(watched(Limits()))
-    assert line == "hangs: not detected, because no limit is set; the detection of hangs is switched off"
+    assert line == "hang detection: off; no limit is set"
 
 
 def test_limits_are_named_by_what_they_hold_for() -> None:
@@ -24,8 +25,8 @@ def test_rule_is_named_with_its_limits() -> None:
     assert (event.first_s, event.least_s) == (300.0, 30.0)
     line = watched_in_words(event)
     assert line == (
-        "hangs: after a step, heartbeat or section, 300 s of silence end a rank (1800 s until the second), "
-        "later 10 times its longest, at least 30 s"
+        "hang detection: once a rank has reported progress, 300 s without another report end it (1800 s before the "
+        "second report); once its usual pauses are known, 10 × the longest, at least 30 s"
     )
 
 
@@ -38,12 +39,12 @@ def test_default_limits_are_not_named_as_set() -> None:
     assert watched(msgspec.structs.replace(limits, defaults=())).limits.keys() == {"heartbeat", "first heartbeat"}
 
 
-def test_line_of_a_launch_without_options_has_two_lines_of_80_columns() -> None:
+def test_line_of_a_launch_without_options_has_three_lines_of_80_columns() -> None:
     by_default = ("heartbeat", "initial_heartbeat")
     limits = Limits(
         rule=Rule(), heartbeat=Limit(hard=2700.0), initial_heartbeat=Limit(hard=3600.0), defaults=by_default
     )
-    assert len("resilience run: " + watched_in_words(watched(limits))) <= 2 * 80
+    assert len("resilience run: " + watched_in_words(watched(limits))) <= 3 * 80
 
 
 def test_line_names_a_few_limits_and_counts_the_others() -> None:
@@ -55,3 +56,22 @@ def test_line_names_a_few_limits_and_counts_the_others() -> None:
 def test_suspicion_without_a_stack_says_who_and_for_how_long() -> None:
     line = suspicion_in_words(3, HangSuspected("", 75.2, 0.5, 600.0, False))
     assert line.startswith("rank 3 has been silent for 1 min 15 s, the longest silence before was 500 ms; it is")
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("step", "no new step within the 3 s limit"),
+        ("heartbeat", "no new heartbeat within the 3 s limit"),
+        ("initial_heartbeat", "no first heartbeat within the 3 s limit"),
+        ("out_of_section", "no section opened within the 3 s limit"),
+        ("section:data", "section 'data' not left within the 3 s limit"),
+        ("hook:initialize", "hook initialize not over within the 3 s limit"),
+        ("silence", "no sign of progress within the 3 s limit"),
+        ("silence:data", "no sign of progress in section 'data' within the 3 s limit"),
+        ("watchdog", "no Python code run by the main thread within the 3 s limit"),
+        ("leave", "no sign of life (leave) within the 3 s limit"),
+    ],
+)
+def test_exceeded_limit_is_worded_as_what_did_not_happen(limit: str, words: str) -> None:
+    assert exceeded_in_words(limit, 3.0) == words

@@ -126,7 +126,9 @@ def test_what_is_watched_for_hangs_is_reported_once_after_the_first_line(pipe: t
     told.append(events.CycleStarted("membership", 1, 10))
     first, line, second = shown(pipe, met(0), *map(record, told))
     assert first.startswith("resilience run: 16 ranks") and "after a change of nodes" in second
-    assert line.startswith("resilience run: hangs: after a step, heartbeat or section, 600 s of silence end a rank")
+    assert line.startswith(
+        "resilience run: hang detection: once a rank has reported progress, 600 s without another report end it"
+    )
     assert line.endswith("set: step 9 s")
 
 

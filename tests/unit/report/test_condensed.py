@@ -167,7 +167,7 @@ def test_notes_tell_once_what_is_worth_knowing_of_which_ranks() -> None:
             "a hang was suspected in section 'save', where no limit is set; a rank is ended there after 10 min 00 s",
             (0,),
         ),
-        Note("hangs: only these limits are in force: step 9 s; the detection of hangs is switched off", (0,)),
+        Note("hang detection: off; only these limits are in force: step 9 s", (0,)),
         Note("the abort hook raised: ValueError: no", (1,)),
         Note("metrics are served at http://x: port 9 is taken", (1,)),
         Note("a rank waited in a collective in train: longer than ever before (1.5 s); limit 9 s", (1,)),
