@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError, TimeoutError
 from resilience.facts.in_words import count
+from resilience.inprocess.later_releases import advises
 from resilience.inprocess.state import State
 from resilience.system import checkpoint_writers, collectives, group_aborts
 
@@ -50,6 +51,10 @@ class AbortTorchDistributed(Abort):
     Takes milliseconds on gloo. Waits for the abort of every accelerator group, at most RESILIENCE_ABORT_WAIT, and
     reports each one as an event (`abort.group`). The groups themselves are dropped once the main thread has left the
     function. Does nothing if torch.distributed was not used."""
+
+    @advises
+    def __init__(self) -> None:
+        pass
 
     def __call__(self, state: State) -> State:
         collectives.cut_gloo_sockets()

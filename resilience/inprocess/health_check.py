@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from resilience.errors import FaultCounterExceeded, TimeoutError, error_in_words
 from resilience.facts.in_words import count
 from resilience.inprocess._runtime import options
 from resilience.inprocess._runtime.failure import left_communication_call
+from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.system.environment import local_rank
 from resilience.system.health import cuda
@@ -79,3 +81,9 @@ class FaultCounter(HealthCheck):
 
 
 __all__ = ["CudaHealthCheck", "FaultCounter", "FaultCounterExceeded", "HealthCheck"]
+
+
+if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+    def __getattr__(name: str) -> object:
+        raise missing(__name__, name)

@@ -1,15 +1,19 @@
 """Names and signatures of later releases of the compatible API that are not here: what to write instead.
 
 The API here is that of the releases 0.1 and 0.2, whose hooks take two arguments. Code written for 0.3 and later is
-refused when it is loaded or when the Wrapper is constructed. What a hook reads from its State is seen only when it runs:
-the error says what to write."""
+refused when it is loaded or when the Wrapper is constructed. What a hook reads from its State is seen only when it
+runs: the error says what to write."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 from resilience.errors import ConfigurationTypeError
+
+P = ParamSpec("P")
 
 _LEVELS = (
     "write Compose(ShiftRanks(), FilterGroupedByKey(key_or_fn, condition)) for the groups that leave as a whole, and "
@@ -32,6 +36,14 @@ INSTEAD: dict[str, dict[str, str]] = {
         "ActiveWorldSizeDivisibleBy": "write rank_filter=rank_filter.WorldSizeDivisibleBy(n)",
     },
     "rank_filter": {"ActiveWorldSizeDivisibleBy": "write WorldSizeDivisibleBy"},
+    "health_check": {
+        "ChainedGPUHealthCheck": "write CudaHealthCheck(), composed with checks of your own; `resilience run` checks "
+        "NVIDIA devices too",
+    },
+    "nested_restarter": {
+        "NestedRestarterCallback": "write a hook of your own; one report shows the restarts of both layers",
+        "NestedRestarterLogger": "leave it out: one report shows the restarts of both layers",
+    },
     "tools.inject_fault": {
         "maybe_raise_workload_exception": _RAISE,
         "clear_workload_exception": _RAISE,
@@ -46,6 +58,11 @@ OF_STATE = {
     "active_rank": "write state.rank; the active ranks are 0 to state.active_world_size - 1",
     "freeze": "leave it out: hooks get the State itself and may change it",
     "copy_from": "change the fields of the State, or return another State",
+}
+# Parameters of classes that are here.
+PARAMETERS = {
+    "torch_fr_trace_path": "leave it out: the records have each rank's last collectives",
+    "monitor_process_pidfile": "leave it out: the record monitor.started has the pid of each rank's monitor",
 }
 # What each hook is called with.
 _ARGUMENTS = {
@@ -96,3 +113,17 @@ def check_signature(option: str, hook: Any) -> None:
             ) from None
         except ValueError:  # a callable without a signature, such as one written in C
             pass
+
+
+def advises(construct: Callable[P, None]) -> Callable[P, None]:
+    """Return a constructor that refuses parameters of later releases with what to write instead."""
+
+    @functools.wraps(construct)
+    def constructor(*values: P.args, **options: P.kwargs) -> None:
+        for name in PARAMETERS.keys() & options.keys():
+            raise ConfigurationTypeError(
+                f"there is no parameter {name!r}{_advice(PARAMETERS, name)}", option=name, value=options[name]
+            )
+        construct(*values, **options)
+
+    return constructor

@@ -5,9 +5,12 @@ There each of them writes a line for the launcher's log. Here they do nothing: t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from resilience.inprocess.abort import Abort
 from resilience.inprocess.completion import Completion
 from resilience.inprocess.initialize import Initialize
+from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.terminate import Terminate
 
@@ -36,3 +39,9 @@ class NestedRestarterFinalized(_NoReport, Completion):
 
 class NestedRestarterAborted(_NoReport, Terminate):
     """For `terminate`; without effect."""
+
+
+if not TYPE_CHECKING:  # a type checker reports names that are not here
+
+    def __getattr__(name: str) -> object:
+        raise missing(__name__, name)

@@ -22,7 +22,7 @@ from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
-from resilience.inprocess.later_releases import check_signature, missing
+from resilience.inprocess.later_releases import advises, check_signature, missing
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
 from resilience.inprocess.rank_filter import RankFilter
 from resilience.inprocess.store import TCPStore
@@ -93,6 +93,7 @@ class Wrapper:
     heartbeat_interval: accepted for code written for later releases, without effect.
     Raises: ConfigurationError (a ValueError), ConfigurationTypeError (also a TypeError)."""
 
+    @advises
     def __init__(
         self,
         *,

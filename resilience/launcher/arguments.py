@@ -197,8 +197,8 @@ class Options:
 
 
 class Command:
-    """A parsed command line: torchrun's namespace, our options, the monitors' limits. config_notes: what the user should
-    know about the file of the limits."""
+    """A parsed command line: torchrun's namespace, our options, the monitors' limits. config_notes: what the user
+    should know about the file of the limits."""
 
     def __init__(self, namespace: argparse.Namespace) -> None:
         self.torchrun = namespace

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -74,6 +74,12 @@ class RankMonitorClient:
         self.section_timeouts = SectionTimeouts()
         self._link: connect.WorkerLink | None = None
         self._announced_ns = 0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            advice = "; read RANK, LOCAL_RANK and WORLD_SIZE from the environment" if name == "rank_info" else ""
+            raise AttributeError(f"'RankMonitorClient' object has no attribute {name!r}{advice}", name=name, obj=self)
 
     @property
     def is_initialized(self) -> bool:

@@ -19,7 +19,8 @@ OFF = ("false", "0", "no")  # values that switch off a yes-or-no setting
 HEALTH = "pass `--health-check` a command that checks it; each node runs it before each cycle"
 ACCEPTED = {
     "restart_check_interval": "nothing polls at intervals: a monitor wakes when a limit is due",
-    "skip_section_response": "a heartbeat or section is a write to shared memory; wrong use raises an error immediately",
+    "skip_section_response": "a heartbeat or section is a write to shared memory; wrong use raises an error "
+    "immediately",
 }
 """Settings of the compatible API for which nothing needs to be done, with the reason."""
 
@@ -34,7 +35,9 @@ def without_settings_of_others(settings: Mapping[str, Any]) -> dict[str, Any]:
         value = settings.get(name)
         if value is not None and str(value).lower() not in OFF:
             raise ConfigurationError(
-                f"{name} is a setting of nvidia-resiliency-ext that is not supported: {HEALTH}", option=name, value=value
+                f"{name} is a setting of nvidia-resiliency-ext that is not supported: {HEALTH}",
+                option=name,
+                value=value,
             )
     return {name: value for name, value in settings.items() if name not in ACCEPTED and name not in REFUSED}
 
@@ -44,7 +47,7 @@ def hint_at(unknown: Iterable[str], names: Iterable[str]) -> str:
     names = list(names)
     similar = [difflib.get_close_matches(name, names, 1, 0.8) for name in unknown]
     if all(similar):
-        return f"did you mean {', '.join(match for match, in similar)}?"
+        return f"did you mean {', '.join(match for (match,) in similar)}?"
     return f"there are {', '.join(names)}"
 
 

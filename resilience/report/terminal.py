@@ -217,8 +217,9 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
         if answer.saved_s >= WORTH * spent.total_s:
             best_answers[answer.kind] = answer
     if best_answers:
+        at_most = at_most_in_words(condensed.unknown_rework)
         changes = "; ".join(
-            f"{at_most_in_words(condensed.unknown_rework)}{100 * candidate.ettr:.1f} % with {what_if_in_words(candidate)}, if {candidate.assumes}"
+            f"{at_most}{100 * candidate.ettr:.1f} % with {what_if_in_words(candidate)}, if {candidate.assumes}"
             for candidate in best_answers.values()
         )
         yield from field("what if", changes, width, indent=2)
@@ -228,8 +229,8 @@ def _restarts(condensed: Report, width: int) -> Iterator[Line]:
     """Yield how often the job was restarted, and how fast its ranks came back."""
     layers = {"inprocess": "in place", "launcher": "by the launcher"}
     parts = [
-        f"{took.restarts} {layers[took.layer]} ({count(took.ranks, 'rank restart')}, median {seconds(took.median_s)}, 95 % "
-        f"within {seconds(took.p95_s)})"
+        f"{took.restarts} {layers[took.layer]} ({count(took.ranks, 'rank restart')}, "
+        f"median {seconds(took.median_s)}, 95 % within {seconds(took.p95_s)})"
         for took in condensed.restarts
     ]
     if parts:

@@ -14,8 +14,8 @@ from resilience.calibration.differences import advice, differences, harmless, se
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding
-from resilience.facts.deadlines import parse_name
 from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import parse_name
 from resilience.facts.events import TimeoutsLoaded
 from resilience.facts.limits import Limits
 from resilience.system import files

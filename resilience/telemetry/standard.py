@@ -56,6 +56,8 @@ class StandardLog:
                 show(f"RESILIENCE_TIMEOUTS={source}: {note}")
             case events.HangsWatched():
                 show(watched_in_words(record.event))
+            case _:  # no other event matters here
+                pass
         return True
 
     def _sentence(self, record: Record) -> str:

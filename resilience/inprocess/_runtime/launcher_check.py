@@ -1,8 +1,8 @@
 """Do this job's launcher and its Wrapper fit together?  If not, the job gets advice; nothing changes.
 
 The Wrapper restarts ranks in place; the launcher replaces processes. If the launcher starts all workers again when one
-dies, nothing is left for the Wrapper to do. With min-healthy it does so only if too few nodes are healthy, and a node is
-healthy as long as all of its ranks live. If the launcher's monitors have shorter limits than the Wrapper, they kill
+dies, nothing is left for the Wrapper to do. With min-healthy it does so only if too few nodes are healthy, and a node
+is healthy as long as all of its ranks live. If the launcher's monitors have shorter limits than the Wrapper, they kill
 a rank that the Wrapper would still restart."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _way_to_continue(launcher: Launcher) -> str:
         )
     if launcher.nodes == 1:
         return (
-            "the Wrapper can continue without that rank only with one agent for each rank (--nproc-per-node 1, --nnodes "
-            "MIN:MAX) and --ft-restart-policy min-healthy"
+            "the Wrapper can continue without that rank only with one agent for each rank (--nproc-per-node 1, "
+            "--nnodes MIN:MAX) and --ft-restart-policy min-healthy"
         )
     return (
         "with --ft-restart-policy min-healthy the Wrapper continues without that rank's node, down to the minimum of "

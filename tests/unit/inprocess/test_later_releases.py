@@ -13,6 +13,7 @@ import pytest
 
 import resilience.inprocess as inprocess
 from resilience.errors import ConfigurationError, ConfigurationTypeError
+from resilience.fault_tolerance import RankMonitorClient
 from resilience.inprocess.later_releases import INSTEAD, OF_STATE
 from resilience.inprocess.state import State
 from resilience.inprocess.tools.inject_fault import Fault
@@ -73,6 +74,24 @@ def test_state_is_read_from_the_environment_under_the_later_name_too(monkeypatch
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_migration_page_names_what_is_refused(module: str, name: str) -> None:
     assert name in MIGRATION.read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(inprocess.Wrapper, "monitor_process_pidfile"), (inprocess.abort.AbortTorchDistributed, "torch_fr_trace_path")],
+)
+def test_parameter_of_a_later_release_is_refused_with_what_to_write(kind: Any, name: str) -> None:
+    with pytest.raises(ConfigurationTypeError, match=rf"no parameter '{name}': it is of .*; leave it out: "):
+        kind(**{name: "/tmp/x"})
+    assert name in MIGRATION.read_text()
+    with pytest.raises(TypeError, match="no_such_name"):
+        kind(no_such_name=1)
+
+
+def test_client_that_is_asked_for_its_rank_says_where_to_read_it() -> None:
+    with pytest.raises(AttributeError, match="'rank_info'; read RANK, LOCAL_RANK and WORLD_SIZE from the environment"):
+        RankMonitorClient().rank_info  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(RankMonitorClient(), "no_such_name")
 
 
 @pytest.mark.parametrize("option", ["finalize", "health_check", "rank_assignment"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import dataclasses
+import json
 import pickle
 import signal
 from pathlib import Path
@@ -295,7 +295,8 @@ def test_settings_that_only_the_compatible_api_has_are_accepted_where_their_flag
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("enable_nic_monitor", True), ("pci_topo_file", "topo.xml"), ("link_down_path_template", "/sys/x")]
+    ("name", "value"),
+    [("enable_nic_monitor", True), ("pci_topo_file", "topo.xml"), ("link_down_path_template", "/sys/x")],
 )
 def test_settings_of_the_compatible_api_that_are_not_here_are_refused_with_what_to_do(
     name: str, value: object, tmp_path: Path

@@ -150,8 +150,8 @@ BASE = Limits()
 @pytest.mark.parametrize(
     ("limit", "base", "why"),
     [
-        (None, BASE, "it holds no limit; configured or default limits apply; work: 13 durations, at least 30 are needed"),
-        (5.0, msgspec.structs.replace(BASE, sections={"work": Limit(9.0, 9.0)}), "its limits are also set by hand; conf"),
+        (None, BASE, "it holds no limit; configured or default limits apply; work: 13 durations, at least 30 are need"),
+        (5.0, msgspec.structs.replace(BASE, sections={"work": Limit(9.0, 9.0)}), "its limits are also set by hand; "),
         (5.0, BASE, ""),
     ],
 )
