@@ -1,5 +1,6 @@
-"""How many restarts did a job have, and how long did they take?  Counts the restarts of the job, and each rank that
-came back, each time."""
+"""How many restarts did a job have, and how long did they take?
+
+Counts the restarts of the job, and each rank that came back, each time."""
 
 from __future__ import annotations
 

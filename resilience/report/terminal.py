@@ -324,8 +324,9 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_
 
 def _numbers(earlier: tuple[int, ...]) -> str:
     if len(earlier) > LISTED:
-        return f"{len(earlier)} incidents from {earlier[0]} to {earlier[-1]}"
-    return f"{'incident' if len(earlier) == 1 else 'incidents'} {', '.join(map(str, earlier))}"
+        return f"{count(len(earlier), 'incident')} from {earlier[0]} to {earlier[-1]}"
+    incidents = "incident" if len(earlier) == 1 else "incidents"
+    return f"{incidents} {', '.join(map(str, earlier))}"
 
 
 def _title(incident: Incident) -> str:
