@@ -13,6 +13,7 @@ from resilience.attribution.cost import Times, times
 from resilience.attribution.incidents import incidents_of
 from resilience.attribution.symptoms import symptom
 from resilience.attribution.waterfall import waterfall
+from resilience.facts.in_words import count as number_of
 from resilience.facts.in_words import seconds as in_words
 from resilience.facts.records import Record, to_line
 from resilience.history.cycles import restarts_of
@@ -144,7 +145,7 @@ def assert_same_page(told: Report, spent: Times, page: str) -> None:
     for each in told.restarts:
         words = "in place" if each.layer == "inprocess" else "by the launcher"
         quantiles = f"median {in_words(each.median_s)}, 95 % within {in_words(each.p95_s)}"
-        assert f"{each.ranks} {words}, {quantiles}" in page
+        assert f"{each.restarts} {words} ({number_of(each.ranks, 'rank restart')}, {quantiles})" in page
     if told.times is not None and told.times.ettr is not None:
         assert told.times.ettr == spent.ettr
         assert f"{spent.ettr:.1%} of the time was productive" in page

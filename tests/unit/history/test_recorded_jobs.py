@@ -19,6 +19,7 @@ from resilience.attribution.culprits import NAMED
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.cli import main
 from resilience.facts import events
+from resilience.facts.in_words import count as number_of
 from resilience.facts.in_words import seconds as in_words
 from resilience.facts.records import Record
 from resilience.history.history import History
@@ -380,7 +381,7 @@ def test_terminal_shows_the_times_that_were_counted(job: Recorded, capsys: pytes
     for layer, words in (("inprocess", "in place"), ("launcher", "by the launcher")):
         if (times := job.counted["times"][layer]) is not None:
             quantiles = f"median {in_words(times['median'])}, 95 % within {in_words(times['p95'])}"
-            assert f"{times['ranks']} {words}, {quantiles}" in text
+            assert re.search(rf"\d+ {words} \({number_of(times['ranks'], 'rank restart')}, {quantiles}\)", text)
 
 
 def test_second_attempt_is_a_run_of_its_own(tmp_path: Path) -> None:
