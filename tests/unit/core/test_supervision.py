@@ -292,7 +292,6 @@ def test_host_of_the_store_that_lost_it_ends_the_job() -> None:
 
 
 def test_workers_that_end_long_before_the_others_of_their_node_end_the_job_if_there_is_a_limit() -> None:
-    assert Agent("a", Store(), 1).look(WorkerStates(True, 10**9, (2,))) is None
     agent = Agent("a", Store(), 1, apart=300.0)
     verdict = agent.look(WorkerStates(True, 300.0, (2,)))
     assert verdict is not None and verdict.outcome == "failed" and "rank 2" in verdict.detail
@@ -437,6 +436,12 @@ def test_node_that_waits_is_a_reason_for_a_new_cycle_unless_workers_help_themsel
         run.writes(Arrived(seat("new")))
         verdict = looks(run, own, 20.0)
         assert (None if verdict is None else verdict.again) == again
+
+
+def test_worker_may_run_on_after_the_others_of_its_node_for_as_long_as_it_needs() -> None:
+    run = Run()
+    own = supervise(run, apart=None)
+    assert run.run(own.look(WorkerStates(True, 10.0**9, (1,)))) is None
 
 
 def test_node_whose_workers_end_well_waits_for_the_others_for_as_long_as_they_need() -> None:
