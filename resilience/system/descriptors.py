@@ -38,6 +38,20 @@ def close_others(kept: Collection[int] = ()) -> None:
                 os.close(int(name))
 
 
+def release_others(kept: Collection[int]) -> None:
+    """Let every other descriptor, except the standard streams, refer to /dev/null. For a forked process that goes on
+    with its parent's objects.
+
+    The parent's files, locks and connections then end when the parent closes them. A closed number would be given to a
+    file opened later, and an object that still has the number, such as a handler of the program's log, would write
+    into that one."""
+    numbers = {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in numbers - {null}:  # at most one was free: the listing's own
+        os.dup2(null, number, inheritable=False)
+    os.close(null)
+
+
 def are_scarce() -> bool:
     """Return True if so few descriptors are left that only the job may have them, and telemetry may not."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -19,3 +19,22 @@ def test_process_keeps_its_streams_and_what_it_names_and_nothing_else() -> None:
 
     with child(body) as process:
         assert process.hear() == (True, False, False, True)
+
+
+def test_forked_process_lets_go_of_its_parents_files_and_their_numbers_reach_no_other_file() -> None:
+    read, write = os.pipe()
+
+    def body(line: Connection) -> None:
+        kept = os.dup(line.fileno())
+        descriptors.release_others((kept, line.fileno()))
+        opened, other_end = os.pipe()
+        os.write(write, b"of an object that knows only its number")
+        line.send((os.fstat(kept).st_ino == os.fstat(line.fileno()).st_ino, write in (opened, other_end)))
+        line.recv()
+
+    with child(body) as process:
+        assert process.hear() == (True, False)
+        os.close(write)
+        assert os.read(read, 100) == b""  # the process, which still runs, does not hold the pipe
+        process.tell()
+    os.close(read)

@@ -270,6 +270,7 @@ def _fork_again(
             os._exit(0)
         for fd in (*rank_fds, write):
             os.close(fd)
+        descriptors.release_others((page.fd, channel.fileno(), dump.fd))  # what an executed monitor is passed
         _become_monitor(plan, page, channel, dump)
         code = 0
     except BaseException as error:  # the last chance to print the error before the process ends
