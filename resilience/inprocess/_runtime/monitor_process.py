@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
 
 import msgspec
 
@@ -297,8 +297,8 @@ def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason
         plan_file.write(pickled.getbuffer())
         plan_file.seek(0)
         read = plan_file.fileno()
-        command = [sys.executable, "-m", "resilience.inprocess._runtime.monitor_process", str(read), *map(str, fds)]
-        between = [sys.executable, "-S", "-c", _BETWEEN, *command]
+        monitor = [sys.executable, "-c", _MONITOR, str(read), *map(str, fds)]
+        between = [sys.executable, "-S", "-c", _BETWEEN, *monitor]
         with processes.job_signals_blocked():  # as for a forked monitor
             monitor_pid = subprocess.run(
                 between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
@@ -316,15 +316,31 @@ class _Pickler(pickle.Pickler):
             raise TypeError(f"{value.__qualname__} is defined in the script itself, not in a module that it imports")
 
 
+# `-c` and `-m` look for modules in the working directory first, where any name may be that of the program's own file.
+# The directory stays the same: the path of a store's file may be relative to it.
+_WITHOUT_WORKING_DIRECTORY = """
+import sys
+sys.path = [path for path in sys.path if path]
+"""
+
 # Its one child becomes the monitor, which does not need the pipe to the rank.
-_BETWEEN = """
-import os, sys
+_BETWEEN = f"""{_WITHOUT_WORKING_DIRECTORY}
+import os
 pid = os.fork()
 if pid:
     os.write(1, str(pid).encode())
 else:
     os.dup2(0, 1)
     os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+# The package may be in a folder that only the script has put on its path.
+_MONITOR = f"""{_WITHOUT_WORKING_DIRECTORY}
+import os, pickle
+plan_file = os.fdopen(int(sys.argv[1]), "rb")
+sys.path[:] = pickle.load(plan_file)
+from resilience.inprocess._runtime.monitor_process import become_executed
+become_executed(plan_file, *map(int, sys.argv[2:]))
 """
 
 
@@ -398,18 +414,13 @@ def shortened(record: Record) -> Record:
     return record
 
 
-def _main(arguments: list[str]) -> None:
-    read, page_fd, channel_fd, dump_fd = map(int, arguments)
+def become_executed(plan_file: BinaryIO, page_fd: int, channel_fd: int, dump_fd: int) -> None:
+    """Be the monitor in a fresh process. plan_file: at the pickled plan; the rank's module path came before it."""
     channel = Channel(socket.socket(fileno=channel_fd))
     try:
-        with os.fdopen(read, "rb") as plan_file:
-            sys.path[:] = pickle.load(plan_file)
+        with plan_file:
             plan: Plan = pickle.load(plan_file)
     except Exception as error:  # of a user's module, which is imported here
         channel.send(messages.encode(messages.Ready(f"it cannot load the wrapper's hooks: {error_in_words(error)}")))
         raise
     _become_monitor(plan, Page.attach(page_fd), channel, stacks.Dump(dump_fd))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])
