@@ -365,6 +365,9 @@ class Interrupter:
         return self._looks >= BLOCKED_LOOKS
 
     def _new_exception(self) -> BaseException:
+        # The function has installed handlers too, and may get their signals while it cleans up. Not that of Ctrl-C:
+        # asyncio gives it back only if it is still its own, and it raises KeyboardInterrupt.
+        self._others.guard(self.signal_number, signal.SIGINT)
         self._stop_stepping()
         self._seen = self._stepping_since = self._fragile_since = None
         self._is_held_back = False

@@ -4,7 +4,10 @@ One that raises there would cost the rank: torch's handler of SIGCHLD raises an 
 that was lost, mostly when the error of another call has just reported it and the restart has begun. So for the duration
 of a call handlers are guarded. In the program's own code, in its function or a hook, a guarded handler does what it
 did. In our code the exception is dropped and reported, and the handler is called again as soon as the function runs, at
-the latest when the call is over."""
+the latest when the call is over.
+
+A handler that ends its rank (SystemExit, say) raises a BaseException. It is marked, so that it is not taken for the
+interruption if the rank cleans up after one: in a preemption, the first rank to exit interrupts the others."""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from resilience.facts.interruptions import Frame
 from resilience.system.frames import is_ours, is_standard, is_torch, stack_of_traceback
 from resilience.system.processes import signal_name
 
+_MARK = "_left_signal_handler"
+
 
 class Deferred(NamedTuple):
     """A signal whose handler raised in our code. error: the exception's type and text; stack: where it was raised."""
@@ -32,8 +37,7 @@ class Deferred(NamedTuple):
 class ProgramHandlers:
     """Guards the handlers of this process. Belongs to the main thread.
 
-    is_in_function: whether the main thread runs the program's function. our_number: of the signal whose handler is
-    ours."""
+    is_in_function: whether the main thread runs the program's function."""
 
     def __init__(self, is_in_function: Callable[[], bool]) -> None:
         self._is_in_function = is_in_function
@@ -41,9 +45,9 @@ class ProgramHandlers:
         self._to_call: dict[int, Any] = {}  # handlers, by signal
         self._unreported: dict[int, Deferred] = {}
 
-    def guard(self, our_number: int) -> None:
-        """Guard the handlers that are there now. Raises: what one that is not guarded yet raises meanwhile; call it
-        again then."""
+    def guard(self, *others: int) -> None:
+        """Guard the handlers that are there now. others: signals whose handlers are left as they are, ours for one.
+        Raises: what one that is not guarded yet raises meanwhile; call it again then."""
         self._pid = os.getpid()
         for number in signal.valid_signals():
             handler: Any = signal.getsignal(number)
@@ -51,7 +55,7 @@ class ProgramHandlers:
                 if handler.owner is self:
                     continue
                 handler = handler.handler  # of an earlier call: the program has kept it, and set it again
-            is_programs = callable(handler) and handler is not signal.default_int_handler and number != our_number
+            is_programs = callable(handler) and handler is not signal.default_int_handler and number not in others
             if is_programs:
                 signal.signal(number, _Guarded(self, handler))
 
@@ -106,3 +110,12 @@ class _Guarded:
             if not self.owner.must_put_off(frame):
                 raise
             self.owner.put_off(number, self.handler, error)
+        except BaseException as error:
+            vars(error)[_MARK] = True  # on the exception: a reference to it would keep the function's frames alive
+            raise
+
+
+def is_from_signal(error: BaseException) -> bool:
+    """Return True for Ctrl-C, and for a BaseException that left a guarded handler. What user code makes of it has no
+    mark."""
+    return isinstance(error, KeyboardInterrupt) or _MARK in vars(error)

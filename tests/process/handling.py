@@ -15,6 +15,7 @@ from typing import Any
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.finalize import Finalize
+from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
 from tests.support import signs
 
@@ -131,5 +132,80 @@ def handler_gives_its_signal_back() -> int:
             call._release_watcher = once(signal.SIGUSR1)  # type: ignore[method-assign]
             raise ValueError("the first fault")
         return call.iteration
+
+    return function()
+
+
+def _exit(_: int, frame: FrameType | None) -> None:
+    sys.exit(143)
+
+
+def _clean_up_until(number: int, set_handler_in: str) -> None:
+    """Wait for the interruption, then be signalled in the middle of cleaning up. The handler of SIGTERM exits."""
+    if number == signal.SIGTERM and set_handler_in == "call":
+        signal.signal(number, _exit)
+    try:
+        signs.show("waiting", 1)
+        while True:
+            time.sleep(0.005)
+    finally:
+        os.kill(os.getpid(), number)
+        time.sleep(60.0)
+
+
+class BeginSignalled(Initialize):
+    """In iteration 0, rank 1 is signalled while it leaves this hook for an interruption."""
+
+    def __init__(self, is_due: bool, number: int) -> None:
+        self._is_due = is_due
+        self._number = number
+
+    def __call__(self, state: State) -> State:
+        if self._is_due and state.iteration == 0 and state.initial_rank == 1:
+            _clean_up_until(self._number, "program")
+        return state
+
+
+def signalled_in_cleanup(signal_name: str, set_handler_in: str, place: str) -> tuple[int, int]:
+    """Rank 0 fails in iteration 0. It interrupts rank 1, which is signalled while it cleans up in `place`, the function
+    or a hook. Returns: the iteration in which this rank completed,
+    and the number of ranks in it."""
+    number, rank = signal.Signals[signal_name], os.environ["RANK"]
+    if number == signal.SIGTERM and set_handler_in == "program":
+        signal.signal(number, _exit)
+
+    @Wrapper(
+        initialize=BeginSignalled(place == "hook", number),
+        soft_timeout=timedelta(seconds=30),
+        hard_timeout=timedelta(seconds=90),
+    )
+    def function(call: CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        if call.iteration == 0 and rank == "0":
+            signs.await_sign(signs.Path.cwd(), "waiting", 1)
+            raise ValueError("the first fault")
+        if call.iteration == 0:
+            _clean_up_until(number, set_handler_in)
+        return call.iteration, int(os.environ["WORLD_SIZE"])
+
+    return function()
+
+
+def exits_when_interrupted() -> tuple[int, int]:
+    """Rank 0 fails in iteration 0. Rank 1 turns the interruption into an exit of its own: it restarts nevertheless."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        if call.iteration == 0 and os.environ["RANK"] == "0":
+            signs.await_sign(signs.Path.cwd(), "waiting", 1)
+            raise ValueError("the first fault")
+        try:
+            while call.iteration == 0:
+                signs.show("waiting", 1)
+                time.sleep(0.005)
+        except BaseException:
+            sys.exit(1)
+        return call.iteration, int(os.environ["WORLD_SIZE"])
 
     return function()

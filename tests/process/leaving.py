@@ -30,9 +30,20 @@ from resilience.system import processes, store
 
 PACKAGE = str(Path(resilience.__file__).parent)
 LEAVER = "1"
-KINDS = ("fatal", "waiting", "departing", "initialize", "finalize", "health_check", "discarded", "completed")
-"""Why rank 1 leaves: an exception in the function, in the wait for completion, in the departure of a completed call,
-or in a hook; the rank assignment; or nothing, and it completes."""
+KINDS = (
+    "fatal",
+    "signalled",
+    "waiting",
+    "departing",
+    "initialize",
+    "finalize",
+    "health_check",
+    "discarded",
+    "completed",
+)
+"""Why rank 1 leaves: an exception in the function; a signal while it cleans up after rank 0 has failed; an exception in
+the wait for completion, in the departure of a completed call, or in a hook; the rank assignment; or nothing, and it
+completes."""
 
 
 class First(BaseException):
@@ -187,6 +198,8 @@ def leave_at_each(kind: str, what: str, stride: int = 1, first: int = 1) -> Any:
             return _leave(kind, call)
         if leaves and kind == "discarded" and call.iteration == 0:
             raise ValueError("all restart")
+        if leaves and kind == "signalled" and call.state.world_size == 2:  # again if rank 1 was not in its function
+            raise ValueError("all restart")
         while leaves and kind not in ("completed", "departing") and call.iteration == 0:
             time.sleep(0.005)
         if not leaves and is_leaver:
@@ -235,8 +248,13 @@ def _leave(kind: str, call: Any) -> str:
     if kind == "completed":
         _wire.arm()
         return "done"
-    while True:  # rank 0 ends it
-        time.sleep(0.005)
+    signal.signal(signal.SIGUSR1, _leave_now)
+    try:
+        while True:  # rank 0 ends it
+            time.sleep(0.005)
+    finally:
+        if kind == "signalled":
+            signal.raise_signal(signal.SIGUSR1)
 
 
 def end_at(at: int, comes: str) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from resilience.attribution.incidents import fold
 from resilience.facts import events
+from resilience.facts.interruptions import Interruption
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
 
@@ -58,6 +60,39 @@ def test_handler_that_has_given_its_signal_back_costs_no_rank_when_it_is_called_
     job = start(1, "tests.process.handling:handler_gives_its_signal_back")
     (rank,) = job.wait()
     assert rank.value == 2  # it was called again in iteration 1
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "set_handler_in", "place", "error"),
+    [
+        ("SIGTERM", "program", "function", "SystemExit"),
+        ("SIGTERM", "call", "function", "SystemExit"),
+        ("SIGTERM", "program", "hook", "SystemExit"),
+        ("SIGINT", "program", "function", "KeyboardInterrupt"),
+    ],
+)
+def test_signal_that_ends_a_rank_while_it_cleans_up_after_an_interruption_is_not_lost(
+    start: Start, signal_name: str, set_handler_in: str, place: str, error: str
+) -> None:
+    target = "tests.process.handling:signalled_in_cleanup"
+    job = start(2, target, signal_name=signal_name, set_handler_in=set_handler_in, place=place)
+    others, signalled = job.wait(120.0)
+    assert others.value == (1, 1)
+    assert signalled.type == error
+    (record,) = [record.event.record for record in job.of(events.RankInterrupted, rank=1)]
+    assert record.exception is not None
+    assert (record.exception.type, record.interruption, record.origin) == (error, Interruption.BASE_EXCEPTION, "own")
+    (left,) = [record.event for record in job.of(events.RankLeft)]
+    assert left.error.startswith(error)
+    assert [ended.event.outcome for ended in job.of(events.CallEnded, rank=1)] == ["left"]
+    (incident,) = fold(job.records())
+    ended_by = "hook_failed" if place == "hook" else "left"
+    assert [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] == [(0, "exception"), (1, ended_by)]
+
+
+def test_exit_that_user_code_makes_of_an_interruption_restarts_the_rank(start: Start) -> None:
+    job = start(2, "tests.process.handling:exits_when_interrupted")
+    assert [rank.value for rank in job.wait()] == [(1, 2), (1, 2)]
 
 
 def test_handler_that_raises_while_an_error_is_printed_hides_it_from_nobody(launch: Callable[..., Launched]) -> None:

@@ -468,8 +468,12 @@ class CallWrapper:
         self._reporter.left_function(self._watcher.is_interrupted, failed=False)
         return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
 
-    def _was_interrupted(self, error: BaseException) -> bool:  # user code may have changed the exception's type
-        return self._watcher.is_interrupted and self._interrupter.arrived and not isinstance(error, LeftInChild)
+    def _was_interrupted(self, error: BaseException) -> bool:
+        """Return True if an interruption led to `error`. User code may have changed its type. A signal that ends this
+        rank while it cleans up is no interruption."""
+        if isinstance(error, LeftInChild) or failure.ends_rank_by_signal(error):
+            return False
+        return self._watcher.is_interrupted and self._interrupter.arrived
 
     def _failed(self, error: BaseException, stage: str, origin: FaultOrigin = "own") -> Result:
         """Report an exception that left a stage, and return the stage's result."""

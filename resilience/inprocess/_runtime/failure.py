@@ -31,6 +31,7 @@ from resilience.facts.interruptions import (
 )
 from resilience.system.environment import rank_and_world_size
 from resilience.system.frames import MAX_FRAMES, current_frames, is_wrapper, places_of, stack_of_traceback
+from resilience.system.signal_handlers import is_from_signal
 
 if TYPE_CHECKING:
     from resilience.inprocess.state import State
@@ -104,6 +105,11 @@ def restarts_all(error: BaseException) -> bool:
     return isinstance(error, (Exception, RankShouldRestart)) or _checkpoint_failures(error) is not None
 
 
+def ends_rank_by_signal(error: BaseException) -> bool:
+    """Return True if a signal ends this rank: Ctrl-C, or a handler of the program raised SystemExit or the like."""
+    return is_from_signal(error) and not restarts_all(error)
+
+
 def own_cause(error: BaseException | None, origin: FaultOrigin) -> Exception | None:
     """Return the exception for the hooks: this rank's own failure, the cause of a user's RankShouldRestart, or this
     rank's failure to save."""
@@ -119,7 +125,10 @@ def origin_of(error: BaseException, is_cutting: bool) -> FaultOrigin:
     exception left the function.
 
     A CheckpointException names the failed ranks, and reaches all ranks after the failure. On a named rank it is that
-    rank's own fault, even if another rank reported it first. On the other ranks it is a consequence."""
+    rank's own fault, even if another rank reported it first. On the other ranks it is a consequence. No abort sends a
+    signal that ends a rank."""
+    if ends_rank_by_signal(error):
+        return "own"
     failures = _checkpoint_failures(error)
     if failures is not None:
         named = failures.get(rank_and_world_size()[0])
