@@ -329,22 +329,87 @@ class UnsavedTensor:
         raise ValueError("cannot be saved")
 
 
-def leave_modes_on() -> tuple[bool, bool, str]:
+def leave_modes_on() -> tuple[dict[str, Any], dict[str, Any]]:
     """Fail inside torch's modes, as if an interruption had kept each context manager from leaving its own. Returns
-    what of them the next iteration meets: gradients, autocast, the device of a new tensor."""
+    the modes before the call and those that the next iteration meets."""
+    torch.set_default_device("cpu")  # an inner default device takes its place on torch's stack
+    before = modes_of_torch()
 
     @Wrapper()
-    def function(call: CallWrapper | None = None) -> tuple[bool, bool, str]:
+    def function(call: CallWrapper | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         assert call is not None
         if call.iteration == 0:
-            torch.no_grad().__enter__()
-            torch.autocast("cpu").__enter__()
-            torch.device("meta").__enter__()
-            FakeTensorMode().__enter__()
+            enter_modes()
             raise ValueError("by schedule")
-        return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), str(torch.ones(1).device)
+        return before, modes_of_torch()
 
     return function()
+
+
+def enter_modes() -> None:
+    torch.no_grad().__enter__()
+    torch.autocast("cpu", dtype=torch.float16, cache_enabled=False).__enter__()
+    torch.device("meta").__enter__()
+    FakeTensorMode().__enter__()
+    torch.autograd.graph.saved_tensors_hooks(repr, repr).__enter__()
+    torch.autograd.set_multithreading_enabled(False)
+    torch.autograd.forward_ad.dual_level().__enter__()
+    torch.autograd.forward_ad._set_fwd_grad_enabled(False)
+    torch._C._functorch._grad_increment_nesting()
+
+
+def modes_of_torch() -> dict[str, Any]:
+    """Return what user code sees of torch's modes."""
+    weight = torch.ones(1, requires_grad=True)
+    torch.autocast_increment_nesting()
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "forward gradients": torch._C._is_fwd_grad_enabled(),
+        "threads of backward": torch._C._is_multithreading_enabled(),
+        "dual level": torch.autograd.forward_ad._current_level,
+        "derivative": torch.func.grad(lambda value: (value * value).sum())(weight).tolist(),
+        "saved": str((weight * weight).grad_fn._saved_self),  # type: ignore[union-attr]
+        "transforms": torch._C._functorch.get_dynamic_layer_stack_depth(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast type": str(torch.get_autocast_dtype("cpu")),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "autocast nesting": torch.autocast_decrement_nesting(),
+        "device": str(torch.ones(1).device),
+        "default device": str(torch.get_default_device()),
+        "CUDA": torch.cuda.is_initialized(),
+    }
+
+
+def train_after_autocast_was_left_on() -> tuple[list[float], list[float]]:
+    """Fail inside autocast, as if an interruption had kept it from being left. Returns the losses of the same training
+    before the call and in the next iteration."""
+    before = losses_under_autocast()
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> tuple[list[float], list[float]]:
+        assert call is not None
+        if call.iteration == 0:
+            torch.autocast("cpu").__enter__()
+            raise ValueError("by schedule")
+        return before, losses_under_autocast()
+
+    return function()
+
+
+def losses_under_autocast() -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = torch.randn(64, 16)
+    losses = []
+    for _ in range(4):
+        with torch.autocast("cpu"):
+            loss = (model(data).float() - data.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def wait_behind_an_expired_receive() -> int:

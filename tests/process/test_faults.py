@@ -98,7 +98,16 @@ def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: 
 
 def test_modes_of_torch_that_a_failure_left_on_are_off_when_the_function_starts_again(start: Start) -> None:
     job = start(2, "tests.process.jobs:leave_modes_on")
-    assert [rank.value for rank in job.wait()] == [(True, False, "cpu")] * 2
+    for rank in job.wait():
+        before, after = rank.value
+        assert after == before
+
+
+def test_training_does_not_use_old_weights_after_a_failure_that_left_autocast_on(start: Start) -> None:
+    (rank,) = start(1, "tests.process.jobs:train_after_autocast_was_left_on").wait()
+    before, after = rank.value
+    assert after == before
+    assert len(set(before)) == len(before)  # it learns
 
 
 def test_rank_that_waits_behind_a_receive_that_gloo_has_forgotten_restarts_with_the_others(start: Start) -> None:
