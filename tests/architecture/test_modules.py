@@ -127,7 +127,6 @@ SHORT = {
     "resilience/system/health/cuda.py": "a health check, beside those of other parts of a node",
     "resilience/system/libraries.py": "the dynamic linker's list, by ctypes",
     "resilience/system/native_threads.py": "a reader of /proc, for processes that are about to fork",
-    "resilience/system/torch_modes.py": "private parts of torch, in one place for each new version",
     "resilience/telemetry/progress.py": "a function that another layer fills in",
 }
 

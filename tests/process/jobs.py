@@ -335,7 +335,7 @@ def leave_modes_on() -> tuple[dict[str, Any], dict[str, Any]]:
     torch.set_default_device("cpu")  # an inner default device takes its place on torch's stack
     before = modes_of_torch()
 
-    @Wrapper()
+    @Wrapper(initialize=RetryController(max_iterations=2))
     def function(call: CallWrapper | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         assert call is not None
         if call.iteration == 0:
