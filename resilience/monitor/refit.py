@@ -29,14 +29,17 @@ from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
 MOST_RUNS = 5  # the newest
 _BETWEEN = "\0"  # separates run and deadline in a name that ranks exchange; occurs in neither
 _WHOLE_RUN = "\0"  # in place of a deadline: the run's milliseconds, in bucket 0
+_RANKS = "\0ranks"  # in place of a deadline: the number of ranks that exchange, in bucket 0
 
 
 def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str, float]:
     """Return the limits of sections for which a rate can be stated, in seconds; "out_of_section" is one of them.
 
-    selected: sections, by default all. A collective of the default group: all ranks call it."""
+    selected: sections, by default all. ranks: of the job, in each of which a false alarm restarts all. A collective of
+    the default group: all ranks call it. Without a group, the limits are those of this rank's durations."""
     states = _own_histograms(rank)
     rank_buckets: dict[str, Counter[int]] = defaultdict(Counter)
+    rank_buckets[_exchanged("", _RANKS)][0] = 1
     for state in states:  # a rank that moved has one for each node of a run
         for name, series in state.deadlines.items():
             if name == OUT_OF_SECTION or section_of(name) is not None:
@@ -44,20 +47,21 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
         rank_buckets[_exchanged(state.header.run, _WHOLE_RUN)][0] += int(1000 * state.seconds)
     sums = rank_reductions.sums_over_ranks(rank_buckets, LARGEST_BUCKET + 1)
     summed = {_run_and_deadline(exchanged): buckets for exchanged, buckets in sums.items()}
+    members = summed["", _RANKS][0]
     milliseconds = sum(buckets.get(0, 0) for (_, name), buckets in summed.items() if name == _WHOLE_RUN)
-    seconds = milliseconds / 1000 / max(1, ranks)
+    seconds = milliseconds / 1000 / members
     if seconds <= 0.0:
         return {}
     by_section: dict[str, dict[str, dict[int, int]]] = defaultdict(dict)
     for (run, name), buckets in summed.items():
-        if name not in ("", _WHOLE_RUN) and (selected is None or section_of(name) in (*selected, None)):
+        if name not in (_WHOLE_RUN, _RANKS) and (selected is None or section_of(name) in (*selected, None)):
             by_section[name][run] = buckets
     fitted: dict[str, float] = {}
     for name, runs in sorted(by_section.items()):
-        pool = _pool([runs[run] for run in sorted(runs, key=_begun)], ranks)
-        every = seconds / max(1.0, pool.n / max(1, ranks))
+        pool = _pool([runs[run] for run in sorted(runs, key=_begun)], members)
+        every = seconds / max(1.0, pool.n / members)
         p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
-        answer = fit_pool(pool, p, per_occurrence=max(1, ranks))
+        answer = fit_pool(pool, p, per_occurrence=members)
         if answer.status == "ok" and answer.timeout_s is not None:
             fitted[section_of(name) or name] = answer.timeout_s
     return fitted

@@ -5,6 +5,7 @@ The script is tests/fixtures/count.py; which rank was struck is known from the p
 from __future__ import annotations
 
 import json
+import re
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from resilience.attribution.restarts import restart_times
 from resilience.cli import main
 from resilience.facts import events
+from resilience.facts.in_words import count as number_of
 from resilience.facts.in_words import seconds as in_words
 from resilience.facts.interruptions import ExceptionInfo, Interruption, InterruptionRecord
 from resilience.facts.records import Record
@@ -89,7 +91,7 @@ def test_page_has_the_numbers_of_the_script(
     for layer, words in (("inprocess", "in place"), ("launcher", "by the launcher")):
         if (times := recorded.times.get(layer)) is not None:
             quantiles = f"median {in_words(times['median'])}, 95 % within {in_words(times['p95'])}"
-            assert f"{times['ranks']} {words}, {quantiles}" in page
+            assert re.search(rf"\d+ {words} \({number_of(times['ranks'], 'rank restart')}, {quantiles}\)", page)
     share = plain["times"]["ettr"]
     assert ("of the time was productive" in page) == (share is not None)
     assert share is None or f"{share:.1%} of the time was productive" in page
