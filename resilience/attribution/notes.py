@@ -60,6 +60,8 @@ def note(event: events.Event) -> str | None:
             return f"node {event.silent_node} fell silent for {seconds(event.silent_for_s)}"
         case events.CallStarted(monitor="executed"):
             return f"the monitor was started as a fresh process: {event.monitor_reason}"
+        case events.CallStarted(monitor_reason=reason) if reason:
+            return f"the monitor was forked, which costs memory: {reason}"
         case events.NodeUnhealthy():
             return f"a node was unhealthy: {event.check}: {event.detail}"
         case events.NodeWarned():

@@ -53,12 +53,14 @@ class CallStarted(Event, frozen=True, tag="call.started"):
     python_version: str
     hostname: str
     monitor: Literal["forked", "executed"]
-    monitor_reason: str = ""  # why the monitor was executed instead of forked
+    monitor_reason: str = ""  # why the monitor was executed instead of forked, or should have been
     monitor_start_s: Seconds = 0.0
 
 
 class ConfigurationAdvised(Event, frozen=True, tag="configuration.advised"):
-    """Two settings of this job conflict, or one does not exist. Rank 0 records this once per job."""
+    """Two settings of this job conflict, one does not exist, or one costs more than another would.
+
+    Rank 0 records this once per job."""
 
     level: ClassVar[Level] = "warning"
     advice: str

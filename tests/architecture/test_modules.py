@@ -95,6 +95,7 @@ SHORT = {
     "resilience/fault_tolerance/rank_monitor_server.py": "a module of the compatible API",
     "resilience/history/completeness.py": "one kind of fact, beside the history",
     "resilience/history/places.py": "where records and verdicts belong, for the fold and for the views",
+    "resilience/inprocess/_runtime/fork_safety.py": "two questions about a process, before its monitor starts",
     "resilience/inprocess/_runtime/forked.py": "one hazard: user code that forks",
     "resilience/inprocess/_runtime/job_description.py": "the content of one file",
     "resilience/inprocess/_runtime/launcher_check.py": "advice: needs no session",

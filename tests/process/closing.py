@@ -1,4 +1,4 @@
-"""Functions that close what their program opened before the call: what the ranks of `test_monitor_starts` run."""
+"""Functions that give back what their program took before the call: what the ranks of `test_monitor_starts` run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.store import TCPStore
 
+HELD = 1280 << 20  # bytes; more than a forked monitor may keep
 LIMIT = 30.0  # seconds for a helper to read the end of its input
 
 
@@ -44,3 +47,20 @@ def close_what_was_open_before() -> list[str]:
             return function(helper)
         finally:
             helper.kill()
+
+
+def free_what_was_loaded_before(are_hooks_sent: bool) -> int:
+    """Answers how many bytes the monitor holds when the function has freed HELD bytes that its program held before the
+    call. are_hooks_sent: a monitor that is a fresh process can get the hooks."""
+    hooks: dict[str, Any] = {} if are_hooks_sent else {"store_factory": lambda **named: TCPStore(**named)}
+    loaded = [bytearray(b"\1") * HELD]
+
+    @Wrapper(**hooks)
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        loaded.clear()
+        status = Path(f"/proc/{call._session._monitor.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) << 10
+
+    return function()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience.facts import events
+from tests.process.closing import HELD
 from tests.support.account import Account
 from tests.support.ranks import Job
 from tests.support.server import ROOT
@@ -93,3 +94,22 @@ def test_executed_monitor_finds_a_package_that_only_the_script_can_find(tmp_path
     library.mkdir()
     (library / "resilience").symlink_to(ROOT / "resilience")
     assert run_beside_a_thread(tmp_path, library) == {str(library / "resilience" / "__init__.py")}
+
+
+def test_memory_that_the_function_frees_is_free_although_it_was_held_before_the_call(start: Start) -> None:
+    job = start(1, "tests.process.closing:free_what_was_loaded_before", are_hooks_sent=True)
+    (rank,) = job.wait()
+    assert rank.value < HELD, rank.error
+    (call,) = [record.event for record in job.of(events.CallStarted)]
+    assert (call.monitor, "GiB of memory" in call.monitor_reason) == ("executed", True)
+    assert not job.of(events.ConfigurationAdvised)
+
+
+def test_monitor_of_a_large_process_is_forked_with_advice_if_its_hooks_cannot_be_sent(start: Start) -> None:
+    job = start(1, "tests.process.closing:free_what_was_loaded_before", are_hooks_sent=False)
+    (rank,) = job.wait()
+    assert rank.value > HELD, rank.error
+    (call,) = [record.event for record in job.of(events.CallStarted)]
+    assert (call.monitor, "GiB of memory" in call.monitor_reason) == ("forked", True)
+    (advised,) = [record.event for record in job.of(events.ConfigurationAdvised)]
+    assert "store_factory" in advised.advice

@@ -2,8 +2,9 @@
 
 The monitor is forked if that is safe: before the store, process groups and CUDA, from a process with one thread.
 It then costs milliseconds and shares the imported torch copy-on-write. If the process already has other threads
-or CUDA, a forked child could inherit a lock that is never released. The monitor is then executed as a fresh
-interpreter, which has to import what the store factory needs; the records say why, and what it cost.
+or CUDA, a forked child could inherit a lock that is never released. If it holds much memory, a forked child would keep
+what the rank frees. The monitor is then executed as a fresh interpreter, which has to import what the store factory
+needs; the records say why, and what it cost.
 
 A monitor belongs to one call and ends with it. A process in between starts it and ends at once, so the monitor is
 not a child of the rank: it leaves no zombie there, and no `wait` of user code returns it."""
@@ -30,20 +31,12 @@ from resilience.errors import ConfigurationError, DecodeError, MonitorError, err
 from resilience.facts.events import RankInterrupted
 from resilience.facts.printable import printable
 from resilience.facts.records import Record
+from resilience.inprocess._runtime.fork_safety import why_not_fork, why_rather_not_fork
 from resilience.inprocess._runtime.monitor_store import MonitorStore
 from resilience.monitor import messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.server import RankMonitor
-from resilience.system import (
-    background,
-    collective_calls,
-    descriptors,
-    native_threads,
-    processes,
-    stacks,
-    terminal,
-    titles,
-)
+from resilience.system import collective_calls, descriptors, processes, stacks, terminal, titles
 from resilience.system.background import WRITER
 from resilience.system.channel import Channel, ChannelClosed, close_all, pair
 from resilience.telemetry import standard
@@ -91,6 +84,11 @@ class Handle:
         self._channel = channel
         self._is_ready = threading.Event()
         self.error = ""  # why the monitor could not create the store
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Return the reason for which the monitor should not have been forked, if it was all the same."""
+        return (self.reason,) if self.how == "forked" and self.reason else ()
 
     def send(self, message: messages.FromRank) -> bool:
         """Send without blocking. A full or closed channel drops the message and counts it."""
@@ -191,10 +189,10 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     rank_side = RankSide(page)
     rank_side.lock_life()
     dump = stacks.arm()
-    reason = why_not_fork()
     try:
-        pid = _execute(plan, page, theirs, dump, reason) if reason else _fork(plan, page, theirs, ours, dump)
-        how: StartMethod = "executed" if reason else "forked"
+        pickled, reason = _plan_to_send(plan)
+        pid = _fork(plan, page, theirs, ours, dump) if pickled is None else _execute(pickled, page, theirs, dump)
+        how: StartMethod = "forked" if pickled is None else "executed"
         return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
     except BaseException:
         rank_side.close()
@@ -222,21 +220,35 @@ def await_earlier(limit: float) -> None:
             return
 
 
-def why_not_fork() -> str:
-    """Return the reason why a forked monitor could inherit a held lock, empty if it cannot."""
-    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    # These two are ours, and wait in the kernel.
-    unsafe_threads = [name for name in names if name not in (stacks.THREAD, background.THREAD)]
-    if unsafe_threads:
-        return f"the process has other threads: {', '.join(unsafe_threads[:3])}"
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return "CUDA is initialised"
-    # OpenBLAS's pool survives a fork and carries the process's own name; others name their threads. From 3.14 on Python
-    # names its own, which are known by now.
-    known = [thread.native_id for thread in threading.enumerate() if thread.native_id is not None]
-    native = sorted(set(native_threads.others(known)) - {native_threads.process_name()})
-    return f"the process has native threads: {', '.join(native[:3])}" if native else ""
+def _plan_to_send(plan: Plan) -> tuple[bytes | None, str]:
+    """Return the pickled plan for an executed monitor, None for a forked one, and the reason not to fork, if any.
+
+    Raises: ConfigurationError if the monitor must not be forked and cannot be executed."""
+    need = why_not_fork()
+    reason = need or why_rather_not_fork()
+    if not reason:
+        return None, ""
+    try:
+        return _pickled(plan), reason
+    except Exception as error:  # pickle raises nearly anything
+        refusal = (
+            "the wrapper's store_factory, store_kwargs, rank_assignment or rank_filter cannot be sent to a fresh "
+            f"process: {error}. Use functions and classes of a module for them"
+        )
+        if need:
+            raise ConfigurationError(
+                f"the monitor has to be a fresh process ({need}), and {refusal}, or call the wrapped function before "
+                "starting threads or CUDA"
+            ) from error
+        return None, f"{reason}; {refusal}"
+
+
+def _pickled(plan: Plan) -> bytes:
+    """Raises: nearly anything."""
+    pickled = io.BytesIO()
+    pickle.dump(sys.path, pickled)  # a script's folder is on it
+    _Pickler(pickled).dump(plan)
+    return pickled.getvalue()
 
 
 def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
@@ -280,21 +292,11 @@ def _fork_again(
         os._exit(code)
 
 
-def _execute(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, reason: str) -> int:
-    pickled = io.BytesIO()
-    try:
-        pickle.dump(sys.path, pickled)  # a script's folder is on it
-        _Pickler(pickled).dump(plan)
-    except Exception as error:  # pickle raises nearly anything
-        raise ConfigurationError(
-            f"the monitor has to be a fresh process ({reason}), and the wrapper's store_factory, store_kwargs, "
-            f"rank_assignment or rank_filter cannot be sent to it: {error}. Use functions and classes of a module for "
-            "them, or call the wrapped function before starting threads or CUDA"
-        ) from error
+def _execute(pickled: bytes, page: Page, channel: Channel, dump: stacks.Dump) -> int:
     fds = (page.fd, channel.fileno(), dump.fd)
     # Not a pipe, which would block here if the plan is large and the monitor slow.
     with os.fdopen(os.memfd_create("resilience-plan"), "w+b") as plan_file:
-        plan_file.write(pickled.getbuffer())
+        plan_file.write(pickled)
         plan_file.seek(0)
         read = plan_file.fileno()
         monitor = [sys.executable, "-c", _MONITOR, str(read), *map(str, fds)]

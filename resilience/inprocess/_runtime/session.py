@@ -209,7 +209,7 @@ class Session:
                 if not launcher.policy:  # our launcher has printed it
                     standard.show(f"records in {folder}")
                     lines += unknown_variables()
-                self.emit(*map(events.ConfigurationAdvised, lines))
+                self.emit(*map(events.ConfigurationAdvised, (*lines, *self._monitor.advice)))
                 self.emit(watched(limits, in_wrapper=True))
         self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         supervision.announce(self.store, self.node, self._member)

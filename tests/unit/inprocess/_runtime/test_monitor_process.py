@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from resilience.inprocess._runtime import monitor_process
+from resilience.inprocess._runtime import fork_safety, monitor_process
 from resilience.monitor import messages
 from resilience.system import native_threads
 from resilience.system.channel import pair
@@ -30,7 +30,7 @@ def test_native_threads_prevent_a_fork_if_they_may_hold_a_lock(
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
     monkeypatch.setattr(native_threads, "process_name", lambda: "python")
     monkeypatch.setattr(native_threads, "others", lambda known: [name])
-    assert monitor_process.why_not_fork() == reason
+    assert fork_safety.why_not_fork() == reason
 
 
 def test_line_that_cannot_be_shown_does_not_end_the_thread_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
