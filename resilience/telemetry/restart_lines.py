@@ -29,7 +29,8 @@ FIRST_LOOK = 0.3  # seconds after the restart, which keeps processors busy until
 LOOK_EVERY = 0.2
 LIMIT = 2.0  # seconds after the restart to wait for all ranks' records; those of other nodes may never arrive
 FINISH_LIMIT = 0.5  # seconds for a line that must be printed immediately
-LAST_BYTES = 64 << 10  # read from each file; a restart leaves a few KB
+LAST_BYTES = 64 << 10  # read from each file of a large job; a restart leaves a few KB
+ALL_BYTES = 4 << 20  # read from the files of a small job together: it may restart 50 times a second
 MOST_FILES = 512
 MOST_MARKS = 32  # of barriers in one file: 512 nodes with so many are compared in 0.2 s
 
@@ -132,8 +133,10 @@ class _Files:
         self._wanted = wanted
 
     def read(self, paths: Iterable[Path]) -> None:
+        paths = list(paths)
+        last_bytes = max(LAST_BYTES, ALL_BYTES // max(1, len(paths)))
         for path in paths:
-            added = self._tails.setdefault(path, RecordTail(path, LAST_BYTES)).added()
+            added = self._tails.setdefault(path, RecordTail(path, last_bytes)).added()
             self._marks[path] = [*self._marks.get(path, ()), *marks_of(added)][-MOST_MARKS:]
             self.records.setdefault(path, []).extend(filter(self._wanted, added))
 

@@ -28,6 +28,18 @@ def told(folder: Path, is_in_a_hurry: bool = True) -> Incident | None:
     return restart_lines.incident(folder, lambda _: True, lambda _: True, lambda found: next(iter(found), None), hurry)
 
 
+def told_of(folder: Path, iteration: int) -> Incident | None:
+    hurry = threading.Event()
+    hurry.set()
+    return restart_lines.incident(
+        folder,
+        lambda _: True,
+        lambda _: True,
+        lambda found: next((entry for entry in found if entry.iteration == iteration), None),
+        hurry,
+    )
+
+
 @pytest.mark.parametrize("kind", ["exception", "kill", "hang"])
 def test_rank_that_was_first_is_named_though_only_other_files_changed_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
@@ -48,6 +60,21 @@ def test_rank_that_all_others_waited_for_is_named_though_it_reported_nothing(
     assert told(tmp_path) is None, "a process that exits has no time to look for it"
     found = told(tmp_path, is_in_a_hurry=False)
     assert found is not None and [culprit.rank for culprit in found.verdict.culprits] == [1]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_restart_that_many_others_have_followed_is_named_in_a_small_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    """A hook that fails before the function restarts a job 50 times a second; a large job has too many files."""
+    monkeypatch.setattr(restart_lines, "ALL_BYTES", 0 if is_large else restart_lines.ALL_BYTES)
+    faults = [Fault("exception", 1, iteration, 13) for iteration in range(40)]
+    folder = job(faults).write(tmp_path / "run")
+    sizes = [path.stat().st_size for path in (folder / "records").iterdir()]
+    assert max(sizes) > restart_lines.LAST_BYTES
+    assert told(folder) is not None
+    first = told_of(folder, iteration=0)
+    assert (first is None) == is_large
 
 
 def test_part_of_the_records_that_blames_no_rank_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
