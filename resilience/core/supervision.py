@@ -345,9 +345,10 @@ class Supervision:
 
     def _premature(self, workers: str) -> CycleDecision:
         """Return the verdict on workers that succeeded long before the others."""
+        assert self.rules.apart is not None  # without a limit none is premature
         detail = (
-            f"premature completion: {workers} ended well, and others did not within "
-            f"{self.rules.apart or 0.0:g} s (--exit-barrier-timeout)"
+            f"premature completion: {workers} ended well, and others did not within {self.rules.apart:g} s "
+            "(--exit-barrier-timeout)"
         )
         return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
