@@ -93,8 +93,7 @@ class Watch(msgspec.Struct, frozen=True):
     kill_at: Seconds | None = None  # set while it is being terminated
     finding: Finding | None = None  # why it is being terminated
     is_orphan: bool = False
-    is_killed: bool = False
-    ended_by: Seconds | None = None  # the time by which a killed rank must have ended
+    ended_by: Seconds | None = None  # of a killed rank: the time by which it must have ended
     is_represented: bool = False  # although it still lives
     is_over: bool = False
 
@@ -120,7 +119,7 @@ def decide(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     """Return what to do about one rank, given the present observation."""
     if watch.is_over:
         return Decision(watch)
-    if observation.agent_lost_at is not None and not watch.is_orphan and not watch.is_killed:
+    if observation.agent_lost_at is not None and not watch.is_orphan and watch.ended_by is None:
         return _end_orphan(watch, observation.agent_lost_at, now)
     if observation.is_gone:
         over = msgspec.structs.replace(watch, is_over=True)
@@ -211,8 +210,8 @@ def _escalate(watch: Watch, observation: Observation, now: Seconds) -> Decision:
         if observation.are_others_seen or now >= watch.signal_at:
             return _terminated(watch, watch.finding, now)
         return Decision(watch, (), min(watch.signal_at, now + LOOK))
-    if watch.is_killed:
-        if watch.ended_by is None or watch.is_represented or not observation.is_awaited:
+    if watch.ended_by is not None:
+        if watch.is_represented or not observation.is_awaited:
             return Decision(watch)
         if now < watch.ended_by:
             return Decision(watch, (), watch.ended_by)
@@ -220,7 +219,7 @@ def _escalate(watch: Watch, observation: Observation, now: Seconds) -> Decision:
     if now < watch.kill_at:
         return Decision(watch, (), watch.kill_at)
     ended_by = now + UNENDED
-    state = msgspec.structs.replace(watch, is_killed=True, ended_by=ended_by)
+    state = msgspec.structs.replace(watch, ended_by=ended_by)
     return Decision(state, (Kill(watch.finding),), ended_by if observation.is_awaited else None)
 
 

@@ -615,7 +615,7 @@ class RankMonitor:
         """Represent a rank that left its call without a record in the store, or that SIGKILL has not ended. Its process
         continues."""
         record = self._own_record
-        if self._watch.is_killed:
+        if self._watch.ended_by is not None:
             record = self._enrich(
                 InterruptionRecord(
                     rank=self._initial_rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
@@ -73,15 +75,29 @@ def fails_on(ranks: list[int], at_entry: bool, how: str = "raises") -> tuple[int
         raise
 
 
+def _loaded_by_path(path: Path) -> Any:
+    """Load a module as plug-in systems do: no import would find it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def beside_a_thread(where: str) -> int:
-    """Make a second call, beside a thread, with a hook of a module beside the script or of the script itself."""
+    """Make a call beside a thread, with a hook of a module beside the script, of one that is loaded by its path, or of
+    the script itself."""
     source = "from resilience.inprocess.rank_assignment import ShiftRanks\n\n\nclass Mine(ShiftRanks):\n    pass\n"
-    if where == "module":
+    if where != "script":
         folder = Path("scripts").absolute()  # not the current folder, where any new interpreter looks
         folder.mkdir()
         (folder / "hooks_beside_the_script.py").write_text(source)
-        sys.path.insert(0, str(folder))
-        module = importlib.import_module("hooks_beside_the_script")
+        if where == "module":
+            sys.path.insert(0, str(folder))
+            module = importlib.import_module("hooks_beside_the_script")
+        else:
+            module = _loaded_by_path(folder / "hooks_beside_the_script.py")
     else:
         module = sys.modules["__main__"]
         exec(source, module.__dict__)  # as a script does

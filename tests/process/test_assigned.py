@@ -58,14 +58,15 @@ def test_forked_child_that_leaves_an_assignment_says_nothing_as_its_parent(start
     assert (job.folder / "child").read_text() == "KeyError('no such rack'), 1 thread"
 
 
-@pytest.mark.parametrize("where", ["module", "script"])
+@pytest.mark.parametrize("where", ["module", "path", "script"])
 def test_monitor_that_is_a_fresh_process_has_hooks_of_modules_beside_the_script(start: Start, where: str) -> None:
     (rank,) = start(1, "tests.process.assigned:beside_a_thread", where=where).wait_ranks(120.0)
     if where == "module":
         assert rank.value == 1
     else:
         assert rank.type == "ConfigurationError"
-        assert "Mine is defined in the script itself, not in a module that it imports" in rank.error
+        place = "hooks_beside_the_script, which no `import` would find" if where == "path" else "the script itself"
+        assert f"Mine is defined in {place}" in rank.error
 
 
 def test_call_that_is_refused_on_one_rank_does_not_count(start: Start) -> None:

@@ -311,11 +311,25 @@ def _execute(pickled: bytes, page: Page, channel: Channel, dump: stacks.Dump) ->
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what the script itself defines: another process could find it only by running the script."""
+    """Refuses what another process could not import: what the script itself defines, or a module that it loaded from a
+    file by path."""
 
     def persistent_id(self, value: Any) -> None:
-        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+        if not isinstance(value, type | FunctionType):
+            return
+        if value.__module__ == "__main__":
             raise TypeError(f"{value.__qualname__} is defined in the script itself, not in a module that it imports")
+        if not _is_importable(value.__module__):
+            raise TypeError(f"{value.__qualname__} is defined in {value.__module__}, which no `import` would find")
+
+
+def _is_importable(module: str) -> bool:
+    """Return True if an import in a process with the same path would load the module that is loaded here."""
+    package = module.partition(".")[0]
+    loaded = getattr(sys.modules.get(package), "__spec__", None)
+    specs = (finder.find_spec(package, None) for finder in sys.meta_path)
+    spec = next((spec for spec in specs if spec is not None), None)
+    return spec is not None and loaded is not None and spec.origin == loaded.origin
 
 
 # `-c` and `-m` look for modules in the working directory first, where any name may be that of the program's own file.

@@ -756,7 +756,7 @@ def test_dismissed_rank_exceeds_no_limit_and_its_end_is_none_of_the_jobs(watcher
 
 
 def test_nothing_follows_the_kill_but_the_end(watcher: ModuleType) -> None:
-    state = Watch(limits=limits_of(step=BOTH), kill_at=0.0, finding=Finding("step", "hard", 1.0, 1.0), is_killed=True)
+    state = Watch(limits=limits_of(step=BOTH), kill_at=0.0, finding=Finding("step", "hard", 1.0, 1.0), ended_by=1.0)
     for seen in (in_function(step_at=0.0), in_function(agent_lost_at=0.0)):
         assert watcher.decide(state, seen, 1000.0) == Decision(state)
 
@@ -971,9 +971,9 @@ def _check(limits: Limits, before: Watch, seen: Observation, now: float, decisio
             assert decision.wake_at == now + limits.grace
         return
     if before.kill_at is not None:
-        is_due = now >= before.kill_at and not before.is_killed
+        is_due = now >= before.kill_at and before.ended_by is None
         assert kinds == [Kill] * is_due
-        if not is_due and not before.is_killed:
+        if not is_due and before.ended_by is None:
             assert decision.wake_at == before.kill_at
         return
     rows = _rows(limits, seen)
