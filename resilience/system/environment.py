@@ -709,12 +709,10 @@ def scoped_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-_node_locks: list[socket.socket] = []  # held as long as this process lives
-
-
 def agent_node_name(job_id: str) -> str:
     """Return the node name of a launcher's agent: RESILIENCE_NODE, else the host's; further agents of a job on one host
-    are numbered. If another user holds a number, this agent takes the next one."""
+    are numbered. If another user holds a number, this agent takes the next one. This process holds its number as long
+    as it lives."""
     configured = Settings.from_environment().node
     if configured is not None:
         return configured
@@ -727,6 +725,6 @@ def agent_node_name(job_id: str) -> str:
         except OSError:
             lock.close()
             continue
-        _node_locks.append(lock)
+        lock.detach()  # an object that nobody closes would be warned of
         return host if not number else f"{host}-{number}"
     return f"{host}-{os.getpid()}"

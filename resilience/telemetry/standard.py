@@ -42,7 +42,8 @@ class StandardLog:
         """Log a restart when this rank is about to regroup for it. Always return True."""
         match record.event:
             case events.RankInterrupted(interruption) if interruption.rank == record.origin.initial_rank:
-                self._failure = interruption.message
+                if interruption.origin in ("own", None):  # otherwise it may only have lost its peer
+                    self._failure = interruption.message
             case events.IterationDecided(by=int(by), is_own=is_own):
                 self._first = f"rank {by} failed" if is_own else f"rank {by} was reported first"
             case events.IterationEnded("interrupted"):

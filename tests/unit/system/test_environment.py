@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -298,3 +300,11 @@ def test_unusable_value_is_refused_in_the_words_of_a_user(variable: str, text: s
     message = str(raised.value)
     assert message.startswith(f"RESILIENCE_{variable} is {text!r}, expected ")
     assert not re.search("bool|str|float", message)
+
+
+def test_process_that_ends_with_its_number_as_an_agent_is_warned_of_nothing() -> None:
+    """Python's filters for warnings are anything by then: a launcher with a misspelt key in its file was warned."""
+    number = "from resilience.system.environment import agent_node_name; print(agent_node_name('numbered'))"
+    command = [sys.executable, "-W", "always", "-c", number]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() and "ResourceWarning" not in done.stderr

@@ -6,6 +6,7 @@ import pytest
 
 from resilience.facts import events
 from resilience.facts.identity import Origin
+from resilience.facts.interruptions import FaultOrigin, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.telemetry.standard import StandardLog
 
@@ -26,6 +27,33 @@ def test_first_record_names_the_rank_that_failed_only_if_it_shows_its_own_fault(
     for event in (seen, events.IterationEnded("interrupted", 1.0)):
         log.take(Record(0, 5, 5, origin, event))
     assert caplog.messages == [f"rank 0 restarts after iteration 2: {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("fault_origin", "reason"),
+    [
+        ("own", "this rank failed: RuntimeError: boom"),
+        (None, "this rank failed: RuntimeError: boom"),
+        ("communication", "rank 1 failed"),
+        ("consequence", "rank 1 failed"),
+    ],
+)
+def test_rank_that_only_lost_its_peer_does_not_say_that_it_failed(
+    fault_origin: FaultOrigin | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin = Origin("job", "node", "rank", 7, iteration=0, initial_rank=0)
+    interruption = InterruptionRecord(
+        rank=0, interruption=Interruption.EXCEPTION, message="RuntimeError: boom", origin=fault_origin
+    )
+    log = StandardLog()
+    seen = (
+        events.RankInterrupted(interruption),
+        events.IterationDecided(1, is_own=True),
+        events.IterationEnded("interrupted", 1.0),
+    )
+    for event in seen:
+        log.take(Record(0, 5, 5, origin, event))
+    assert caplog.messages == [f"rank 0 restarts after iteration 0: {reason}"]
 
 
 @pytest.mark.parametrize("policy", ["", "any-failed"])
