@@ -6,7 +6,9 @@ the worker stays for ever, with its memory and the descriptors of its rank. (See
 If the rank dies before a worker has looked for the first time, the worker takes its new parent for its rank, and stays
 for ever too. So the monitor kills the workers that outlive the rank by GRACE. It finds them among the children that it
 has seen. A young child, or a child of a thread other than the main one, was never seen; the monitor finds it by the
-rank's dump, which a forked child has open. Other children are left alone: they may be meant to outlive the rank."""
+rank's dump, which a forked child has open. With the start method "forkserver" they are children of a child of the rank,
+and wait for the end of that one, which lives as long as they do. Other children are left alone: they may be meant to
+outlive the rank."""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
+from pathlib import Path
 
 from resilience.system import processes
 from resilience.system.processes import Process
@@ -80,8 +83,9 @@ class LoaderWorkers:
         deadline = time.monotonic() + limit
         killed = []
         left = {*self._left, *self._heirs()}  # of other kinds too: a young worker has no name yet
-        pids = {pid for pid, _ in left}
-        for identity in left:
+        servers = {identity[0] for identity in left if processes.is_alive(identity) and _is_fork_server(identity[0])}
+        pids = {pid for pid, _ in left} - servers
+        for identity in left | _started_by(servers):
             if not processes.await_end(identity, deadline - time.monotonic()) and _is_orphan(identity, pids):
                 processes.kill(identity)
                 killed.append(identity[0])
@@ -103,4 +107,22 @@ def _is_orphan(identity: Identity, others: Container[int]) -> bool:
     state = processes.state(identity[0])
     if state is None or state.start_time != identity[1] or state.state in "ZX":
         return False
-    return processes.name(identity[0]) == WORKER and state.parent not in others
+    if processes.name(identity[0]) != WORKER or state.parent in others:
+        return False
+    siblings = processes.children(state.parent) if _is_fork_server(state.parent) else ()
+    return all(processes.name(sibling) == WORKER for sibling in siblings)  # else it may be the worker of another child
+
+
+def _started_by(servers: Iterable[int]) -> set[Identity]:
+    """Return the processes that these fork servers have started and that still run."""
+    with contextlib.suppress(OSError):  # too many open files
+        return {processes.identity_of(child) for server in servers for child in processes.children(server)}
+    return set()
+
+
+def _is_fork_server(pid: int) -> bool:
+    """Return True for a server of the start method "forkserver", and for what it has forked."""
+    try:
+        return b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

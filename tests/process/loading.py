@@ -25,14 +25,14 @@ class Large(Dataset[bytes]):
         return bytes(200_000)
 
 
-def killed_beside_a_full_queue() -> tuple[int, int]:
-    """Rank 1 is killed in iteration 0. Return (iteration, world size)."""
+def killed_beside_a_full_queue(method: str) -> tuple[int, int]:
+    """method: how workers are started. Rank 1 is killed in iteration 0. Return (iteration, world size)."""
 
     @Wrapper(soft_timeout=timedelta(seconds=60), hard_timeout=timedelta(seconds=90))
     def function(call: CallWrapper | None = None) -> tuple[int, int]:
         assert call is not None
         if call.iteration == 0 and os.environ["RANK"] == "1":
-            _load_and_die(call)
+            _load_and_die(method)
         while call.iteration == 0:
             time.sleep(0.005)
         return call.iteration, int(os.environ["WORLD_SIZE"])
@@ -40,8 +40,8 @@ def killed_beside_a_full_queue() -> tuple[int, int]:
     return function()
 
 
-def _load_and_die(call: CallWrapper) -> None:
-    loader = DataLoader(Large(), batch_size=None, num_workers=2, prefetch_factor=4, multiprocessing_context="fork")
+def _load_and_die(method: str) -> None:
+    loader = DataLoader(Large(), batch_size=None, num_workers=2, prefetch_factor=4, multiprocessing_context=method)
     samples: Iterator[bytes] = iter(loader)
     for _ in range(loader.num_workers):  # one of each: it has its name by then
         next(samples)

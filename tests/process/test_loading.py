@@ -37,9 +37,13 @@ def _await_look(job: Job, after: float) -> None:
         time.sleep(LOOK_EVERY)
 
 
-def test_data_loader_workers_of_a_killed_rank_are_ended_though_nobody_reads_their_results(start: Start) -> None:
-    """Torch's own check does not help: on their way out they wait for their results to be read."""
-    job = start(2, "tests.process.loading:killed_beside_a_full_queue")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_data_loader_workers_of_a_killed_rank_are_ended_though_nobody_reads_their_results(
+    start: Start, method: str
+) -> None:
+    """Torch's own check does not help: on their way out they wait for their results to be read. Of a fork server they
+    wait for the end of the server, which waits for theirs."""
+    job = start(2, "tests.process.loading:killed_beside_a_full_queue", method=method)
     await_file(job.folder / "workers", 120.0)
     workers = [psutil.Process(int(pid)) for pid in (job.folder / "workers").read_text().split()]
     names = {worker.name() for worker in workers}
