@@ -17,6 +17,7 @@ from resilience.core.communication import left_communication, lost_loader_proces
 from resilience.core.watch import AGENT_LOST
 from resilience.facts.deadlines import parse_limit
 from resilience.facts.interruptions import (
+    OBEYED,
     Category,
     FaultOrigin,
     Frame,
@@ -105,8 +106,6 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
 )
 _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "RestartError", "RankDiscarded"))
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
-_STOPS = frozenset(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))  # what asks a process to stop
-_OBEYED = 128 + 15  # exit code by which a program says that it obeyed a SIGTERM
 QUIET_END = 0.6
 """Confidence of an end that gives no reason, if nothing on record explains it. NCCL's watchdog aborts ranks that wait,
 and programs that catch the error of a collective often exit with a code."""
@@ -215,10 +214,10 @@ def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
         what = "crashed"
     elif end is not None and end.signal == "SIGKILL":
         what = "killed"
-    elif end is not None and (end.signal in _STOPS or end.code == _OBEYED):
+    elif end is not None and end.is_stop:
         what = "told_to_stop"
     is_quiet = end is None or end.signal == "SIGABRT" or (what == "exited" and end.signal is None)
-    is_sure = not is_quiet and (end is None or end.code != _OBEYED)  # a program may end with any code
+    is_sure = not is_quiet and (end is None or end.code != OBEYED)  # a program may end with any code
     return Symptom(record.rank, what, record, 1, 0.95 if is_sure else QUIET_END, True, is_quiet=is_quiet)
 
 

@@ -311,6 +311,11 @@ class RankExited(Event, frozen=True, tag="rank.exited"):
     oom: bool | None = None
     noticed_by: Literal["mutex", "pidfd", "channel"] = "pidfd"
 
+    @property
+    def status(self) -> Exit:
+        """How the process ended."""
+        return Exit(self.code, self.signal, self.oom)
+
 
 class LoaderWorkersKilled(Event, frozen=True, tag="loader_workers.killed"):
     """Data loader workers of a dead rank did not end by themselves, and its monitor killed them. pids: theirs."""

@@ -99,12 +99,21 @@ class ExceptionInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         return type_and_message(self.type, self.message)
 
 
+OBEYED = 128 + 15  # exit code by which a program says that it obeyed a SIGTERM
+_STOPS = frozenset(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))  # what asks a process to stop
+
+
 class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a process ended: exit code or signal name, None if unknown."""
 
     code: int | None = None
     signal: str | None = None
     oom: bool | None = None
+
+    @property
+    def is_stop(self) -> bool:
+        """True if the process ended because it was asked to stop: by such a signal, or with OBEYED."""
+        return self.signal in _STOPS or self.code == OBEYED
 
 
 class OpenSection(msgspec.Struct, frozen=True, omit_defaults=True):

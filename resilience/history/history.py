@@ -32,13 +32,16 @@ class Attempt:
 
 
 class LastCall:
-    """How a rank's last call, or its last worker, ended. place: its newest iteration. outcome: None while not known."""
+    """How a rank's last call, or its last worker, ended. place: its newest iteration. outcome: None while not known.
+    is_lost: its process ended. is_asked: because it was asked to, and not by its monitor."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.outcome: str | None = None
         self.error = ""
         self.is_lost = False
+        self.is_asked = False
+        self.is_signalled = False  # by its monitor
         self.is_stopped = False
 
 
@@ -297,7 +300,10 @@ class History:
             last.outcome, last.error = event.outcome, event.error
         elif isinstance(event, events.RankExited):
             if not event.goodbye:
-                self._last_call(rank, place).is_lost = True
+                last = self._last_call(rank, place)
+                last.is_lost, last.is_asked = True, event.status.is_stop and not last.is_signalled
+        elif isinstance(event, events.RankSignalled):
+            self._last_call(rank, place).is_signalled = True
         else:
             if isinstance(event, events.CallStarted):
                 self._called(place[:3], event)
@@ -330,6 +336,7 @@ _OF_RANKS = frozenset(
         events.CallStarted,
         events.CallEnded,
         events.RankExited,
+        events.RankSignalled,
         events.IterationStarted,
         events.IterationEnded,
         events.StageStarted,
@@ -339,7 +346,7 @@ _OF_RANKS = frozenset(
 
 
 def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool, is_agent_lost: bool) -> None:
-    end = worker.exit
+    end, last.is_asked = worker.exit, False
     if last.outcome is not None:
         return
     if end is None:  # its agent, if there still is one, has not recorded the end yet

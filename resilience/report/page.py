@@ -164,7 +164,7 @@ def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
     kinds = _kinds(condensed.incidents)
     return {
         # A lost rank is not bad in itself: others may have completed the job without it.
-        "is_bad": bool(condensed.left or (condensed.lost and not condensed.completed))
+        "is_bad": bool(condensed.left or (set(condensed.lost).difference(condensed.asked) and not condensed.completed))
         or (condensed.launched is not None and bool(condensed.launched.exit_code) and not condensed.launched.is_clean),
         "missing": incomplete_in_words(condensed.completeness),
         "as_of": as_of_in_words(condensed, now_ns),

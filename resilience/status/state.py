@@ -109,8 +109,8 @@ class FaultNow(msgspec.Struct, frozen=True):
 
 class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began, of all calls
-    that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it. phase
-    "lost": no process of the job is left and no end is recorded; detail gives the evidence. damaged: lines that were
+    that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it;
+    without the launcher completed, stopped (the ranks were asked to) or failed. phase "lost": no process of the job is left and no end is recorded; detail gives the evidence. damaged: lines that were
     read and are no records. absent: initial ranks that must have records by now, but have none."""
 
     run: str
@@ -352,7 +352,11 @@ class Watcher:
             if ended and ended.issuperset(expected):
                 outcomes = {self._calls.get(rank) for rank in ended}
                 # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
-                return "ended", "completed" if "completed" in outcomes else "failed", ""
+                if "completed" in outcomes:
+                    return "ended", "completed", ""
+                calls = self._history.last_calls()
+                are_asked = all(rank in calls and calls[rank].is_asked for rank in ended)
+                return "ended", "stopped" if are_asked else "failed", ""
             return ("running" if self._iteration != (0, 0, 0, 0) or self._calls else "starting"), None, ""
         attempt = max(agents[-1].attempt for agents in cycles.agents.values())
         end = cycles.end(attempt) if cycles.is_over(attempt) else None

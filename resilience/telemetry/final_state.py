@@ -3,9 +3,10 @@
 completed and failed come from the job's final verdict; stopped means that the whole job was asked to stop (a
 preemption); left means that this node takes no further part while the job may continue. Under the launcher the agent
 decides; a node that left may come back with another agent, which has not ended. Without the launcher the calls of the
-wrapped function decide, when no rank of the node is in a call. A rank that the others excluded may have died together
-with its monitor, and is in none. If torchrun may start the ranks again, they have
-not failed for good."""
+wrapped function decide, when no rank of the node is in a call. They were stopped if each ended by a signal to stop that
+its monitor had not sent; after another fault in the same call, such signals are a consequence of it. A rank that the
+others excluded may have died together with its monitor, and is in none. If torchrun may start the ranks again, they
+have not failed for good, and torchrun itself may have stopped them for that: then they have only left."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ class FinalState:
         self._leaves = False
         self._call: Call = (0, 0, 0)
         self._in_call: set[int] = set()
+        self._signalled: set[int] = set()  # by their own monitors
         self._calls_ended: set[str] = set()  # outcomes
         self._verdict_at = self._call_ended_at = 0.0  # Unix time
 
@@ -45,6 +47,8 @@ class FinalState:
                 self._verdict, self._verdict_at = event, record.wall_ns / 1e9
             case events.StopRequested():
                 self._leaves = event.leaves
+            case events.RankSignalled() if origin.initial_rank is not None:
+                self._signalled.add(origin.initial_rank)
             case events.CallStarted() | events.CallEnded() | events.RankExited() if origin.initial_rank is not None:
                 self._take_from_rank(record, origin.initial_rank)
             case events.RankStoodInFor() | events.NodeFellSilent():
@@ -69,12 +73,14 @@ class FinalState:
             self._calls_ended.clear()
         if isinstance(record.event, events.CallStarted):
             self._in_call.add(rank)
+            self._signalled.discard(rank)
             return
         self._call_ended_at = max(self._call_ended_at, record.wall_ns / 1e9)
         if isinstance(record.event, events.CallEnded):
             self._calls_ended.add(record.event.outcome)
         elif rank in self._in_call:
-            self._calls_ended.add("lost")
+            is_stop = isinstance(record.event, events.RankExited) and record.event.status.is_stop
+            self._calls_ended.add("stopped" if is_stop and rank not in self._signalled else "lost")
         self._in_call.discard(rank)
 
     @property
@@ -84,14 +90,18 @@ class FinalState:
             return None if self._verdict is None else self._outcome_of(self._verdict)
         if self._in_call or not self._calls_ended:
             return None
-        if not self.has_failed:
+        if "completed" in self._calls_ended:
             return "completed"
+        if not self.has_failed:
+            return "left" if self._may_begin_again else "stopped"
         return None if self._may_begin_again else "failed"
 
     @property
     def has_failed(self) -> bool:
-        """Return True if all calls of the wrapped function on this node have ended, and none of them has completed."""
-        return bool(self._calls_ended) and not self._in_call and "completed" not in self._calls_ended
+        """Return True if all calls of the wrapped function on this node have ended, none of them has completed, and not
+        all of them were stopped."""
+        is_over = bool(self._calls_ended) and not self._in_call
+        return is_over and "completed" not in self._calls_ended and self._calls_ended != {"stopped"}
 
     @property
     def at(self) -> float:

@@ -86,7 +86,8 @@ class Targets:
         self._remove(self._path(self._node))
         if outcome in ("completed", "stopped"):  # of all nodes, also of those lost long ago
             for path in _of_job(self._folder, self._job_id):
-                self._remove(path)
+                if outcome == "completed" or path != self._path(""):  # a scheduler stops the others after a failure
+                    self._remove(path)
 
     def _write(self) -> bool:
         self._renew_at = time.monotonic() + RENEWED_EVERY

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.facts import events
 from resilience.telemetry.dashboard_files import write
 from resilience.telemetry.targets import FOLDER
 from tests.process.launching import Launched, launcher
@@ -102,6 +103,23 @@ def test_entry_of_a_killed_job_does_not_lead_to_a_later_one_on_its_port(
         STRAIGHT.open(url + entry["labels"]["__param_job_id"], timeout=30)
     end(later, tmp_path, 0)
     assert set(entries(tmp_path)) == {"job@@node0.json"}
+
+
+def test_ranks_without_the_launcher_that_are_asked_to_stop_have_not_failed(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    collected = tmp_path / "textfile"
+    env = {"RESILIENCE_METRICS_PORT": "0", "RESILIENCE_METRICS_TEXTFILE": str(collected)}
+    job = start(3, "tests.process.jobs:wait_for_sign", env=env)
+    for rank in range(3):
+        job.await_record(events.IterationStarted, rank=rank)
+    until(lambda: entries(tmp_path) != {})
+    for rank in range(3):
+        job.signal(rank, signal.SIGTERM)
+    job.wait()
+    assert entries(tmp_path) == {}
+    (path,) = collected.iterdir()
+    assert 'outcome="stopped"' in path.read_text()
 
 
 @contextmanager

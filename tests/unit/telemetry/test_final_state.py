@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
+from resilience.status.state import Watcher
 from resilience.telemetry.final_state import FinalState
-from tests.support.record_streams import Fault, job
+from tests.support.record_streams import Fault, Job, job
 
 AGENT = Origin("job", "n0", "agent", 1)
 
@@ -60,6 +65,40 @@ def test_wrapped_job_has_ended_once_no_rank_is_in_a_call() -> None:
     assert state(*begun, (rank(0), COMPLETED), (rank(1), LEFT)).outcome == "completed"
     assert state(*begun, (rank(0), LEFT), (rank(1), LEFT)).outcome == "failed"
     assert state(*begun, (rank(0), KILLED), (rank(1), KILLED)).outcome == "failed"
+
+
+ASKED = events.RankExited(goodbye=False, signal="SIGTERM")
+OBEYED = events.RankExited(goodbye=False, code=143)
+SIGNALLED = events.RankSignalled(("SIGTERM",), "hard_timeout")
+STOPS = [
+    ("stopped", [(0, ASKED), (1, ASKED)]),
+    ("stopped", [(0, ASKED), (1, OBEYED)]),
+    ("completed", [(0, ASKED), (1, COMPLETED)]),
+    ("failed", [(0, ASKED), (1, KILLED)]),
+    ("failed", [(0, LEFT), (1, ASKED)]),  # torchrun or a scheduler stops the others after a failure
+    ("failed", [(0, SIGNALLED), (0, ASKED), (1, ASKED)]),  # its own monitor ended the rank for a hang
+]
+
+
+@pytest.mark.parametrize(("outcome", "ends"), STOPS)
+def test_ranks_that_all_obeyed_a_signal_were_stopped_in_every_view(
+    outcome: str, ends: list[tuple[int, events.Event]], tmp_path: Path
+) -> None:
+    told = [(rank(0), STARTED), (rank(1), STARTED), *((rank(number), event) for number, event in ends)]
+    assert state(*told).outcome == outcome
+    records = [Record(number, 10**18 + number, number, *entry) for number, entry in enumerate(told)]
+    Job({number: [r for r in records if r.origin.initial_rank == number] for number in (0, 1)}).write(tmp_path / "run")
+    now = Watcher(tmp_path / "run", lambda: 10.0**9 + 60).look()
+    assert now is not None and (now.phase, now.outcome) == ("ended", outcome)
+    found = report(load(tmp_path / "run"))
+    assert (found.end == "ranks 0-1 asked to stop") == (outcome == "stopped")
+
+
+def test_stopped_ranks_that_torchrun_may_start_again_have_left() -> None:
+    made = FinalState(may_begin_again=True)
+    for number, (origin, event) in enumerate([(rank(0), STARTED), (rank(0), ASKED)]):
+        made.take(Record(number, 10**18 + number, number, origin, event))
+    assert (made.outcome, made.has_failed) == ("left", False)
 
 
 def test_rank_that_died_with_its_monitor_does_not_keep_its_node_in_the_job() -> None:

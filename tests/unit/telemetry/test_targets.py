@@ -67,6 +67,15 @@ def test_failure_leaves_an_entry_that_says_so_where_nobody_answers(run: Path) ->
     assert set(entries(run)) == {"job@@n0.json"}  # the job is there again
 
 
+def test_failure_of_a_node_stays_if_a_scheduler_then_stops_the_others(run: Path) -> None:
+    first, other, lost = announce(run, "n0"), announce(run, "n1"), announce(run, "n2")
+    first.leave("failed")
+    other.leave("stopped")
+    assert set(entries(run)) == {"job@@.json"}
+    lost.leave("completed")
+    assert entries(run) == {}
+
+
 def test_node_that_leaves_removes_its_own_entry_and_one_that_says_nothing_keeps_it(run: Path) -> None:
     announce(run, "n0").leave("left")
     announce(run, "n1").leave(None)
