@@ -758,9 +758,6 @@ class RankMonitor:
         self._snapshots.write(self._folder, origin, view, self._observe(view), self._watch.limits, now, is_last)
 
     def _close(self) -> None:
-        result = self._receiver.finish()
-        if result is not None:
-            self.emit(result)
         self._fold_timings(time.monotonic())
         if self._recorder is not None:
             finding = self._watch.finding
@@ -769,9 +766,12 @@ class RankMonitor:
             elif self._is_gone:
                 self._recorder.cut(self._page.read(), finding, self._watch.found_at)
         self._write_timings()
+        self._write_snapshot(is_last=self._is_gone)
+        result = self._receiver.finish()  # with the node's last exports, which read what was just written
+        if result is not None:
+            self.emit(result)
         if self._recorder is not None:
             self._recorder.close()
-        self._write_snapshot(is_last=self._is_gone)
         self._report_refused_messages(float("inf"))
         self._end_loader_workers()
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))

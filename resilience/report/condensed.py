@@ -58,11 +58,12 @@ class Launched(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """A run, condensed. Times are UTC nanoseconds; ranks are initial ranks.
 
-    completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died; the
-    launcher stopped it; no end is recorded. asked: lost ranks whose process died because it was asked to stop. lost_s, lost_steps: known losses of all incidents. unknown_cost,
-    unknown_rework: number of incidents whose cost, or whose time for repeated steps, is not known and missing in
-    `lost_s`. times: of the whole job, None if too many records are missing. restarts: of ranks, in each layer.
-    what_ifs: estimates for other settings. completeness: of the records.
+    completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died;
+    the launcher stopped it; no end is recorded. asked: lost ranks whose process died because it was asked to stop.
+    lost_s, lost_steps: known losses of all incidents. unknown_cost, unknown_rework: number of incidents whose cost,
+    or whose time for repeated steps, is not known and missing in `lost_s`. times: of the whole job, None if too
+    many records are missing. restarts: of ranks, in each layer. what_ifs: estimates for other settings.
+    completeness: of the records.
     launched: None without the launcher. attempt: the newest one; a folder of an older version may contain several."""
 
     run: str

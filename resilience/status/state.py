@@ -110,8 +110,9 @@ class FaultNow(msgspec.Struct, frozen=True):
 class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began, of all calls
     that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it;
-    without the launcher completed, stopped (the ranks were asked to) or failed. phase "lost": no process of the job is left and no end is recorded; detail gives the evidence. damaged: lines that were
-    read and are no records. absent: initial ranks that must have records by now, but have none."""
+    without the launcher completed, stopped (the ranks were asked to) or failed. phase "lost": no process of the job is
+    left and no end is recorded; detail gives the evidence. damaged: lines that were read and are no records. absent:
+    initial ranks that must have records by now, but have none."""
 
     run: str
     job_id: str

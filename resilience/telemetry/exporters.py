@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import sys
 import threading
@@ -68,7 +69,8 @@ class NodeExports:
         self._exports = exports
         self._pattern = re.compile(rf"{re.escape(node)}-(\d+|agent)\.jsonl")
         self._read: dict[Path, RecordTail] = {}
-        self._calls: dict[Path, Call] = {}  # ranks whose process has not ended, with their current call
+        self._calls: dict[Path, Call] = {}  # ranks whose monitor has not ended, with their current call
+        self._own: Path | None = None  # of the monitor that exports
         self._durations: dict[int, durations.Durations] = {}  # by initial rank, as last read
         self._list_at = 0.0
         self._list_pause = 1.0
@@ -149,14 +151,14 @@ class NodeExports:
     def close(self, timeout: float = 2.0) -> None:
         """Read the last records and let the exporters finish, for at most `timeout` seconds.
 
-        Wait at most half of that time for ranks that are still in a call: the other ranks of an ended rank end at
-        about the same time, and a rank may have died while all were ending. The next leader exports for ranks that
-        continue."""
+        Wait at most half of that time for the other monitors, which write the last timings of their ranks before they
+        end: the other ranks of an ended rank end at about the same time, and a rank may have died while all were
+        ending. The next leader exports for ranks that continue."""
         deadline = time.monotonic() + timeout
         WRITER.flush(timeout / 2)  # the last records of this process
         self._list_at = 0.0
         self.poll()
-        while self._calls and time.monotonic() < deadline - timeout / 2:
+        while self._calls.keys() - {self._own} and time.monotonic() < deadline - timeout / 2:
             time.sleep(LINGER)
             self.poll()
         self._snapshot_at, self._is_last = 0.0, True
@@ -168,13 +170,15 @@ class NodeExports:
         self._exports.close(max(0.0, deadline - time.monotonic()), outcome)
 
     def _note(self, path: Path, record: Record) -> None:
-        """Track which ranks are in a call."""
+        """Track which monitors watch a call."""
         call = (record.origin.attempt, record.origin.cycle, record.origin.call)
         match record.event:
             case events.CallStarted():
                 self._calls[path] = call
-            case events.RankExited():
-                self._calls.pop(path, None)
+            case events.MonitorStarted() if record.origin.pid == os.getpid():
+                self._own = path
+            case events.MonitorEnded() if self._calls.get(path) == call and not record.origin.is_launchers:
+                del self._calls[path]
             case events.WorkerStarted():
                 self._list_at, self._list_pause = 0.0, 1.0  # its monitor is about to create a file
             case _:  # no other event matters here

@@ -27,11 +27,12 @@ import resilience
 from resilience.facts import events
 from resilience.facts.records import to_line
 from resilience.run_folder.load import load
-from resilience.telemetry import otlp
+from resilience.telemetry import durations, otlp
 from resilience.telemetry.exporters import NodeExports
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
+from tests.process.jobs import STEPS
 from tests.support.ranks import Job as RunningJob
 from tests.support.ranks import free_port
 from tests.support.record_streams import Fault, Job, job
@@ -566,6 +567,22 @@ def test_metrics_of_a_real_job_are_those_of_its_replay(ran: tuple[RunningJob, Re
             if name == metric:
                 (line,) = [line for line in served if line.startswith(name) and all(f'"{x}"' in line for x in labels)]
                 assert float(served[line]) == value
+
+
+def test_last_numbers_of_a_real_job_include_what_all_ranks_did_last(ran: tuple[RunningJob, Receiver]) -> None:
+    running, _ = ran
+    (snapshot,) = running.run.glob("metrics/*.prom")
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(snapshot.read_text())
+        for sample in family.samples
+    }
+    recorded = [durations.read_histograms(path).timings() for path in running.run.glob("timings/*.hist")]
+    assert len(recorded) == 2
+    count = sum(timings.sections["reduce"].count for timings in recorded)
+    assert samples["resilience_section_duration_seconds_count", "completed", "reduce"] == count
+    last_step = STEPS - 1
+    assert [samples["resilience_rank_step", str(rank)] for rank in range(2)] == [last_step, last_step]
 
 
 def test_file_for_node_exporter_of_a_real_job_has_its_counters(ran: tuple[RunningJob, Receiver]) -> None:
