@@ -122,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
         "Unix time at which the job ended on this node; outcome: completed, failed, stopped (asked to stop), left (the "
         "node left, the job may continue).",
         ("outcome",),
-        (_E.JobEnded, _E.CallEnded, _E.CallStarted, _E.RankExited),
+        (_E.JobEnded, _E.CallEnded, _E.CallStarted, _E.RankSignalled, _E.RankExited),
     ),
     Metric(
         "resilience_written_timestamp_seconds",
@@ -135,9 +135,13 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Iterations and launcher cycles that ended, counted once for all ranks of the node; interrupted: another one "
         "followed, in the same call, under the launcher, or because torchrun started the ranks again. One that failed "
-        "and was not followed does not count.",
+        "and was not followed does not count, nor does one whose restart in place the launcher ended a moment later; "
+        "the report counts that restart.",
         ("layer", "outcome"),
-        (_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor, _E.CycleStarted, _E.CycleEnded),
+        (
+            *(_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor),
+            *(_E.WorkerExited, _E.CycleStarted, _E.CycleEnded),
+        ),
     ),
     Metric(
         "resilience_restart_iteration",

@@ -4,7 +4,9 @@ An interrupted iteration counts if another one follows it in the same call: that
 the fault ends the call, and the launcher may restart the job, which it counts as its own. Torchrun counts nothing, so
 without our launcher the last iteration of a cycle counts too, once an iteration of a later cycle follows. Wrapper and
 launcher may also react to the same death: the Wrapper starts another iteration, and a moment later the launcher ends
-it. So under the launcher, the next iteration must last for SETTLED_S, or ranks must end it themselves."""
+it. So under the launcher, if ranks died before the next iteration, it must last for SETTLED_S, or end by itself: ranks
+end it, or one of them dies in it without the launcher. The report counts each restart in place whose ranks made
+progress, also one that the launcher ended a moment later."""
 
 from __future__ import annotations
 
@@ -32,6 +34,9 @@ class IterationCounts:
         self._ended_by_ranks: set[Key] = set()
         self._started_ns: dict[Key, int] = {}
         self._lost_ns: dict[Key, int] = {}  # when the first rank was lost
+        self._lost_ranks: dict[Key, set[int]] = {}
+        self._died: set[tuple[int, int, int]] = set()  # attempt, cycle, rank: the launcher had not stopped it
+        self._sizes: dict[Key, int] = {}  # the world of each iteration, and of the one before the latest
         self._latest: dict[Call, int] = {}  # iteration of each call
         self._cycles: dict[int, int] = {}  # the latest cycle of each attempt
         self._counts = {"completed": 0, "interrupted": 0}
@@ -41,12 +46,16 @@ class IterationCounts:
         origin, event = record.origin, record.event
         self._newest_ns = max(self._newest_ns, record.mono_ns)
         self._is_launched |= origin.role == "agent"
+        if isinstance(event, events.WorkerExited) and not event.expected:
+            self._died.add((origin.attempt, origin.cycle, event.worker_rank))
         if origin.initial_rank is None or origin.is_launchers:
             return
         key = key_of(origin)
         if isinstance(event, events.IterationStarted):
             self._cycles[key[0]] = max(self._cycles.get(key[0], 0), key[1])
             self._pass(key)
+            if key[3] >= self._latest[key[:3]] - 1:
+                self._sizes[key] = origin.world_size or 0
         is_latest = key[3] >= self._latest.get(key[:3], -1)
         match event:
             case events.IterationStarted() if is_latest:
@@ -54,6 +63,7 @@ class IterationCounts:
             case events.IterationEnded(outcome="lost"):  # its stand-in reports the outcome
                 if is_latest:
                     self._lost_ns[key] = min(self._lost_ns.get(key, record.mono_ns), record.mono_ns)
+                    self._lost_ranks.setdefault(key, set()).add(origin.initial_rank)
             case events.IterationEnded():
                 if is_latest:
                     self._ended_by_ranks.add(key)
@@ -76,8 +86,9 @@ class IterationCounts:
         call, latest = key[:3], self._latest.get(key[:3], -1)
         if key[3] > latest:
             self._latest[call] = key[3]
-            for known in (self._started_ns, self._lost_ns):
+            for known in (self._started_ns, self._lost_ns, self._lost_ranks):
                 known.pop((*call, latest), None)
+            self._sizes.pop((*call, latest - 1), None)
             self._ended_by_ranks.discard((*call, latest))
             if (*call, latest - 1) in self._interrupted:  # another one follows that one, and one more
                 self._interrupted.discard((*call, latest - 1))
@@ -104,6 +115,9 @@ class IterationCounts:
             return True
         if latest != next_one[3] or not self._is_launched or next_one in self._ended_by_ranks:
             return latest > key[3]
+        has_all = 0 < self._sizes.get(key, 0) == self._sizes.get(next_one)
+        if has_all or any((*key[:2], rank) in self._died for rank in self._lost_ranks.get(next_one, ())):
+            return True
         until_ns = min(now_ns, self._lost_ns.get(next_one, now_ns))
         return until_ns - self._started_ns.get(next_one, math.inf) >= SETTLED_S * 1e9
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.facts import events
 from resilience.facts.identity import Origin, Role
 from resilience.facts.records import Record
+from resilience.report.condensed import report
+from resilience.run_folder.load import Run, load
 from resilience.telemetry.iteration_counts import SETTLED_S, IterationCounts
+from tests.fixtures.jobs import JOBS, unpacked
+from tests.support.record_streams import Fault, Kind, job
 
 
 def record(
@@ -53,6 +59,47 @@ def test_iteration_that_the_launcher_ends_at_once_was_no_restart() -> None:
     assert counted([AGENT, STARTED, INTERRUPTED, NEXT, lost], 1000.0) == {}
     lost = record(events.IterationEnded("lost", 60.0, "monitor"), 11.0 + SETTLED_S, 1, "monitor")
     assert counted([AGENT, STARTED, INTERRUPTED, NEXT, lost], 1000.0) == {"interrupted": 1}
+
+
+def sized(record: Record, world_size: int) -> Record:
+    return msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, world_size=world_size))
+
+
+def test_next_iteration_with_all_ranks_was_a_restart_as_the_launcher_has_nothing_to_end() -> None:
+    lost = record(events.IterationEnded("lost", 0.1, "monitor"), 11.1, 1, "monitor")
+    for order in itertools.permutations([AGENT, sized(STARTED, 2), INTERRUPTED, sized(NEXT, 2), lost]):
+        assert counted(list(order), 11.2) == {"interrupted": 1}
+    assert counted([AGENT, sized(STARTED, 2), INTERRUPTED, sized(NEXT, 1), lost], 11.2) == {}
+
+
+def test_next_iteration_in_which_a_rank_dies_by_itself_was_a_restart() -> None:
+    lost = record(events.IterationEnded("lost", 4.0, "monitor"), 15.0, 1, "monitor")
+    for is_stopped, count in ((False, {"interrupted": 1}), (True, {})):
+        died = record(events.WorkerExited(0, 0, 1, None, "SIGKILL", is_stopped), 15.1, role="agent")
+        for order in itertools.permutations([AGENT, sized(STARTED, 2), INTERRUPTED, sized(NEXT, 1), lost, died]):
+            assert counted(list(order), 16.0) == count
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_recorded_jobs_have_as_many_restarts_in_place_as_their_report(name: str, tmp_path: Path) -> None:
+    """The launcher of wrapper-in-launcher undid the second one: 16 ms after it had begun, it ended all workers."""
+    run = load(unpacked(name, tmp_path))
+    nodes: dict[str, IterationCounts] = {}
+    for each in run.records:
+        nodes.setdefault(each.origin.node, IterationCounts()).take(each)
+    reported = sum(times.restarts for times in report(run).restarts if times.layer == "inprocess")
+    most = max((counts.counted(None).get("interrupted", 0) for counts in nodes.values()), default=0)
+    assert most == reported - (name == "wrapper-in-launcher")
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product(("exception", "kill", "hang"), repeat=2)])
+def test_jobs_have_as_many_restarts_in_place_as_their_report(kinds: tuple[Kind, Kind]) -> None:
+    told = job([Fault(kind, rank, rank - 1) for rank, kind in enumerate(kinds, 1)], spares=2)
+    counts = IterationCounts()
+    for each in told.records:
+        counts.take(each)
+    (reported,) = report(Run(Path("run"), None, tuple(told.records), ())).restarts
+    assert counts.counted(None)["interrupted"] == reported.restarts == 2
 
 
 def test_next_iteration_that_ranks_end_was_a_restart() -> None:

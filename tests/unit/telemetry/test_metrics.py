@@ -328,7 +328,11 @@ NOT_ALONE: dict[str, set[type]] = {
         events.RestartStep,
         events.RankInterrupted,  # the step that its rank had reached
     },
-    "resilience_restart_iterations_total": {events.RankStoodInFor},  # the others follow, and count
+    "resilience_restart_iterations_total": {
+        events.RankStoodInFor,  # the others follow, and count
+        events.WorkerExited,  # its monitor must have seen it die, in a restart in place
+    },
+    "resilience_ended_timestamp_seconds": {events.RankSignalled},  # a later end is no answer to a request to stop
 }
 
 
