@@ -229,7 +229,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Rank-seconds lost: startup (until at work), restart, hang (silence of all ranks at work until a limit fired), "
         "rework (repeated steps, if steps are reported), idle (spares, and ranks that finished first). "
-        "Unfinished activities count until 5 s ago.",
+        "Unfinished activities count until 5 s ago, or to the end of the job.",
         ("cause",),
         _LOSS_EVENTS,
     ),
@@ -238,7 +238,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Monitors of the node that watch their rank.",
         (),
-        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost, _E.CycleStarted),
+        (_E.MonitorStarted, _E.MonitorEnded, _E.MonitorLost, _E.RankExited, _E.CycleStarted),
     ),
     Metric("resilience_events_total", "counter", "Records by kind of event.", ("event",), events.CATALOGUE),
     Metric(

@@ -102,6 +102,7 @@ class MetricView:
         }
         self._timings = Timings()
         self._newest = (0, 0)  # attempt and cycle
+        self._newest_ns = 0  # monotonic time of the newest record
         self._names: dict[str, set[str]] = {}  # by kind: names from torch, and of nodes, that are labels
         self._sections = SectionLabels()
         self._interruptions = Interruptions(self._history.cycles.nodes)
@@ -136,6 +137,7 @@ class MetricView:
     def _take(self, record: Record, intervals: list[Interval]) -> None:
         origin, event = record.origin, record.event
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
+        self._newest_ns = max(self._newest_ns, record.mono_ns)
         self._limits.take(record)
         self._interruptions.take(record)
         self._iterations.take(record)
@@ -209,6 +211,8 @@ class MetricView:
                 self._monitors[origin.initial_rank, origin.pid] = place
             case events.MonitorLost():
                 self._lost_monitors.add((origin.initial_rank, event.monitor_pid))
+            case events.RankExited():
+                self._monitors.pop((origin.initial_rank, origin.pid), None)
             case events.MonitorEnded():
                 self._monitors.pop((origin.initial_rank, origin.pid), None)
                 if event.dropped_records:
@@ -309,8 +313,10 @@ class MetricView:
         A counter never falls. So unfinished activities count until READ_S ago: the record that ends a restart says
         when it ended, but is read later, and the time between must not count as restart for good. A hang before a
         restarted worker's first sign is the exception: it counts as restart as long as nobody can tell, and as a
-        hang in the end."""
+        hang in the end. Once the job is over, no such record can follow, and its last one ends everything."""
         until = None if now_ns is None else now_ns - round(READ_S * 1e9)
+        if until is not None and self.final.outcome is not None:
+            until = self._newest_ns
         spent = RankSeconds()
         for rank_seconds in self._history.spent(lambda _: until).values():
             spent.add(rank_seconds)

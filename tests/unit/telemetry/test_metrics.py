@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -23,6 +24,8 @@ from resilience.facts import events
 from resilience.facts.identity import Origin, trace_id
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
+from resilience.report.condensed import report
+from resilience.run_folder.load import Run
 from resilience.telemetry.catalogue import BY_NAME, MAX_SECTIONS, METRICS
 from resilience.telemetry.metrics import MOST_NAMES, MOST_NODES, READ_S, MetricView
 from resilience.telemetry.timings import HEARTBEAT, Timings
@@ -140,6 +143,24 @@ def test_running_function_counts_as_productive_before_it_ends() -> None:
         view.take(record)
     assert view.samples()["resilience_productive_seconds_total", ()] == 5.0
     assert view_of(told.records[: started + 1]).samples()["resilience_productive_seconds_total", ()] == 0.0
+
+
+def test_rank_that_died_is_idle_to_the_last_record_once_the_job_is_over() -> None:
+    told = job([Fault("kill", 1, 0)], world=3)
+    view = MetricView(lambda: told.interleaved(0)[-1].mono_ns)
+    for record in told.interleaved(0):
+        view.take(record)
+    spent = report(Run(Path("run"), None, tuple(told.records), ())).times
+    assert spent is not None
+    idle = view.samples()["resilience_lost_seconds_total", ("idle",)]
+    assert idle == pytest.approx(spent.idle_s * spent.ranks, abs=1e-3)
+
+
+def test_rank_that_died_has_no_monitor_that_watches_it() -> None:
+    told = job([Fault("kill", 1, 0)], world=3)
+    exited = next(n for n, r in enumerate(told.files[1]) if isinstance(r.event, events.RankExited))
+    assert samples(told.files[1][:exited])["resilience_monitor_up", ()] == 1
+    assert samples(told.files[1][: exited + 1])["resilience_monitor_up", ()] == 0
 
 
 def test_spare_is_not_productive() -> None:
@@ -321,7 +342,10 @@ def wrapped_in_a_launch() -> list[Record]:
 # An event that a metric is a view of, but that by itself changes no number in these jobs.
 NOT_ALONE: dict[str, set[type]] = {
     "resilience_job_info": {events.RendezvousCompleted},
-    "resilience_monitor_up": {events.CycleStarted},  # of monitors that were killed with their agent
+    "resilience_monitor_up": {
+        events.CycleStarted,  # of monitors that were killed with their agent
+        events.MonitorEnded,  # the end of its rank comes first, unless the rank lives on after its call
+    },
     "resilience_lost_seconds_total": {  # rework: no step was reported when it began
         events.FirstStepReported,
         events.RestartEnded,
