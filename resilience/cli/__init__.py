@@ -42,9 +42,9 @@ COLLECT_EVERY = 200_000  # net new objects before a collection; Python's default
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit status of the subcommand, or 2 for wrong use."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a run may contain characters that this terminal cannot show
-        sys.stdout.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper) and arguments[:1] != ["run"]:  # workers need it as it was opened
+        sys.stdout.reconfigure(errors="backslashreplace")  # a run may contain characters that this terminal cannot show
     if arguments[:1] in (["--version"], ["-V"]):
         from resilience import __version__
 

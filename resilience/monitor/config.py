@@ -129,7 +129,7 @@ FORMS: dict[Callable[[Any], Any], tuple[str, str]] = {  # function that reads a 
     _timeout: ("seconds above 0, or none", "S"),
     _factor: ("a factor of 1 or more", "X"),
     _count: ("a whole number from 0", "N"),
-    _timeouts: ("name:seconds,… or a mapping of names to seconds above 0, or none", "NAME:S,…"),
+    _timeouts: ("name:seconds,… or a mapping of names to seconds above 0, or none", "NAME:S,..."),
     _signal: ("name or number of a signal, such as SIGTERM", "SIGNAL"),
     _log_level: ("name or number of a log level, such as INFO", "LEVEL"),
     _policy: (" or ".join(POLICIES), "POLICY"),

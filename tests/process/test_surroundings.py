@@ -119,6 +119,30 @@ def test_job_runs_with_closed_standard_streams(tmp_path: Path, closed: tuple[int
     assert (out.read_text(), out.with_suffix(".err").read_text()) == ("out", "err")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("LC_ALL", "C"), ("PYTHONIOENCODING", "latin-1"), ("PYTHONIOENCODING", "utf-8:replace")]
+)
+@pytest.mark.parametrize("closed", [(), (0,), (1,)])
+def test_workers_streams_treat_odd_bytes_as_those_of_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, closed: tuple[int, ...]
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONIOENCODING", "PYTHONUTF8"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    show = "import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n    print(s.encoding, s.errors)"
+
+    def close() -> None:
+        for fd in closed:
+            os.close(fd)
+
+    with running(tmp_path, show, prepare=close) as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    assert how(tmp_path) == [("warm", "")]
+    (out,) = (tmp_path / "runs").glob("job/output/0/0.out")
+    fresh = subprocess.run([sys.executable, "-c", show], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    assert out.read_bytes() == fresh.stdout
+
+
 def obey_permissions() -> None:
     """Let file permissions apply to the programs that this process executes, also if the user is root."""
     if os.geteuid() == 0:

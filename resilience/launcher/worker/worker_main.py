@@ -206,7 +206,8 @@ def _reset_signals() -> None:
 
 def _reset_streams() -> None:
     """Set up standard streams as after `python -u`, also for C: output is unbuffered."""
-    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    opened = next(stream for stream in (sys.__stdin__, sys.__stdout__, sys.stdout) if stream is not None)
+    encoding, errors = opened.encoding, opened.errors  # as the interpreter chose them; it leaves out closed streams
     for name, mode, fd in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
         stream: Any = None
         with contextlib.suppress(OSError):  # this descriptor is closed
