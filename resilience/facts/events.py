@@ -665,7 +665,8 @@ class JobEnded(Event, frozen=True, tag="job.ended"):
 
 
 class StopRequested(Event, frozen=True, tag="stop.requested"):
-    """The whole job, or this node alone (`leaves`), was asked to stop. Workers have `grace_s` to write a checkpoint."""
+    """The whole job, or this node alone (`leaves`), was asked to stop. Workers that call `stop_requested` have at
+    most `grace_s` for a last checkpoint, before they get the signal."""
 
     source: str
     grace_s: Seconds

@@ -213,9 +213,11 @@ class Console:
             case events.ControlRequested(action, description, local_rank):
                 return f"local rank {local_rank} asks for {action}" + (f": {description}" if description else "")
             case events.StopRequested(source, grace, leaves):
-                if leaves:
-                    return f"this node leaves ({source}); workers have at most {grace:g} s to end"
-                return f"the job stops ({source}); workers have at most {grace:g} s to end"
+                target = "this node leaves" if leaves else "the job stops"
+                return (
+                    f"{target} ({source}); workers that call resilience.stop_requested() have at most {grace:g} s for a "
+                    "last checkpoint, then all workers get the signal"
+                )
             case events.MonitorLost(pid, why):
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone ({why}); a new monitor starts"
             case events.ModulesPreloaded(_, refused, why, is_learned=False) if refused:

@@ -71,7 +71,13 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
         (events.ControlRequested("Stop", "enough", 1), "local rank 1 asks for Stop: enough"),
         (
             events.StopRequested("SIGTERM to rank 1", 30.0),
-            "the job stops (SIGTERM to rank 1); workers have at most 30 s to end",
+            "the job stops (SIGTERM to rank 1); workers that call resilience.stop_requested() have at most 30 s for a "
+            "last checkpoint, then all workers get the signal",
+        ),
+        (
+            events.StopRequested("SIGTERM to rank 1", 30.0, leaves=True),
+            "this node leaves (SIGTERM to rank 1); workers that call resilience.stop_requested() have at most 30 s for "
+            "a last checkpoint, then all workers get the signal",
         ),
         (events.MonitorLost(7, "killed"), "monitor 7 of rank 3 is gone (killed); a new monitor starts"),
         (
