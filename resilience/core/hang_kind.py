@@ -93,13 +93,15 @@ def classify(
     waits_in: str = "",
     is_gil_held: bool = False,
     longer: ProcessInfo | None = None,
+    shows_life: bool = False,
 ) -> Hang | None:
-    """Return how a rank hangs, None if there is no evidence.
+    """Return how a rank hangs, None if there is no evidence, or if it sleeps between other signs of life.
 
     process: with its CPU use during the silence. stack: of the main thread, innermost last; line: the source line of
     its innermost frame. waits_in: the kernel function in which the main thread sleeps, empty if unknown. is_gil_held:
     the thread that was asked for stacks waits for the GIL while all other threads sleep. longer: the process over more
-    of the silence, if known."""
+    of the silence, if known. shows_life: heartbeats, steps or ends of sections came while the limit of something else
+    was exceeded, so calls do return."""
     state = None if process is None else process.state
     if state is not None and state in "Tt":
         return "stopped"
@@ -116,7 +118,7 @@ def classify(
         return "in_collective"
     if stack and _is_on_lock(stack[-1], line, waits_in):
         return "on_lock"
-    return "in_call" if stack else None
+    return "in_call" if stack and not shows_life else None
 
 
 def _waits_for_work(frame: Frame, line: str) -> bool:

@@ -74,17 +74,27 @@ _NOT_IN_TIME = {
 
 def exceeded_in_words(limit: str, allowed_s: float) -> str:
     """Return what did not happen in time, for the limit that a rank exceeded."""
+    return f"{_missing(limit)} within the {seconds(allowed_s)} limit"
+
+
+def silence_in_words(limit: str, silent_for_s: float, allowed_s: float | None) -> str:
+    """Return what has not happened for how long, and the limit of that, if known."""
+    return f"{_missing(limit)} for {seconds(silent_for_s)}" + (
+        "" if allowed_s is None else f", limit {seconds(allowed_s)}"
+    )
+
+
+def _missing(limit: str) -> str:
     target = parse_limit(limit)
     match target.kind:
         case "section":
-            event = f"section {target.name!r} not left"
+            return f"section {target.name!r} not left"
         case "hook":
-            event = f"hook {target.name} not over"
+            return f"hook {target.name} not over"
         case "silence":
-            event = "no sign of progress" + (f" in section {target.name!r}" if target.name else "")
+            return "no sign of progress" + (f" in section {target.name!r}" if target.name else "")
         case _:
-            event = _NOT_IN_TIME.get(limit, f"no sign of life ({limit})")
-    return f"{event} within the {seconds(allowed_s)} limit"
+            return _NOT_IN_TIME.get(limit, f"no sign of life ({limit})")
 
 
 def _set(limits: Limits) -> Iterator[tuple[str, float]]:

@@ -215,8 +215,8 @@ class Console:
             case events.StopRequested(source, grace, leaves):
                 target = "this node leaves" if leaves else "the job stops"
                 return (
-                    f"{target} ({source}); workers that call resilience.stop_requested() have at most {grace:g} s for a "
-                    "last checkpoint, then all workers get the signal"
+                    f"{target} ({source}); workers that call resilience.stop_requested() have at most {grace:g} s for "
+                    "a last checkpoint, then all workers get the signal"
                 )
             case events.MonitorLost(pid, why):
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone ({why}); a new monitor starts"

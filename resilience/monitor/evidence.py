@@ -66,11 +66,12 @@ NO_SAMPLE = _Sample(float("-inf"), None, None)
 
 class _Seen(NamedTuple):
     """The process before any signal. longer: over more of its silence than `process`. waits_in: the kernel function in
-    which its main thread slept."""
+    which its main thread slept. shows_life: signs of another kind came in the second half of its silence."""
 
     process: ProcessInfo | None
     longer: ProcessInfo | None
     waits_in: str
+    shows_life: bool
 
 
 class Witness:
@@ -94,7 +95,7 @@ class Witness:
         self.ask: stacks.Ask = lambda number: False
         self._are_sources_lost = False
         self._samples = deque([NO_SAMPLE], SAMPLES)  # the last one is the newest
-        self._seen_before_signal = _Seen(None, None, "")  # before the rank was touched
+        self._seen_before_signal = _Seen(None, None, "", False)  # before the rank was touched
 
     def take_stacks(self, thorough: bool) -> stacks.Stacks:
         """Return the stacks of the program."""
@@ -138,7 +139,9 @@ class Witness:
         """Store the program's present state before any signal: a signal ends a system call, and a stopped process
         is continued before it is killed. silent_for: seconds without a sign of life; None takes no time.
         waits_in: what the program has reported about itself."""
-        self._seen_before_signal = _Seen(*self._process(silent_for), waits_in or processes.waits_in(self.program.pid))
+        shows_life = self._shows_life(silent_for or 0.0)
+        slept_in = waits_in or processes.waits_in(self.program.pid)
+        self._seen_before_signal = _Seen(*self._process(silent_for), slept_in, shows_life)
 
     def look(self) -> events.WorkerSeen:
         """Return the program's present position, without any exceeded limit."""
@@ -160,7 +163,9 @@ class Witness:
         """Return how the program hangs, from the last stored state. stack: the main thread's."""
         program = self._seen_before_signal
         line = self._line_of(stack[-1]) if stack else ""
-        return hang_kind.classify(program.process, stack, line, program.waits_in, is_gil_held, program.longer)
+        return hang_kind.classify(
+            program.process, stack, line, program.waits_in, is_gil_held, program.longer, program.shows_life
+        )
 
     def _line_of(self, frame: Frame) -> str:
         """Return a line of the program's source, empty if it cannot be read, as from a file server that does not
@@ -203,6 +208,13 @@ class Witness:
             last_collectives=last_collectives(self.page.collectives()),
             progress_unknown=not watch.shows_progress(limits, observation),
         )
+
+    def _shows_life(self, silent_for: float) -> bool:
+        """Return True if the program shows signs of life although what it owes has been missing for `silent_for`. One
+        that came right after the beginning of this silence says nothing about the rest."""
+        view, now = self.page.read(), time.monotonic()
+        signs = (view.heartbeat_at, view.step_at, view.section_left_at)
+        return any(at is not None and now - at < silent_for / 2 for at in signs)
 
     def _process(self, silent_for: float | None) -> tuple[ProcessInfo | None, ProcessInfo | None]:
         """Return the program's present state, with its CPU use since the last sample: that distinguishes blocked from

@@ -26,11 +26,10 @@ from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.pace import Pace
 from resilience.core.standstills import NOTICEABLE, Standstill, longest, longest_sleep
 from resilience.core.watch import Decision, Finding, Watch, decide
-from resilience.core.watched import exceeded_in_words
+from resilience.core.watched import exceeded_in_words, silence_in_words
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, events, tracebacks
 from resilience.facts.identity import FileOwner, Job, Origin
-from resilience.facts.in_words import seconds
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord
 from resilience.facts.limits import Limits
 from resilience.facts.records import Record
@@ -556,7 +555,7 @@ class RankMonitor:
             InterruptionRecord(
                 rank=self._initial_rank,
                 interruption=Interruption.SOFT_TIMEOUT if soft else Interruption.HARD_TIMEOUT,
-                message=silence_in_words(finding),
+                message=silence_in_words(finding.limit, finding.silent_for, finding.allowed),
                 detector=Detector(finding.limit, finding.allowed),
                 silent_for_s=finding.silent_for,
                 # The rank may have restarted while its stacks were taken: a restart takes less time than that may.
@@ -779,11 +778,6 @@ class RankMonitor:
     def _end_loader_workers(self) -> None:
         """Wait until the data loader workers of a dead rank have ended, and kill those that do not."""
         self._loader_workers.finish(GRACE + 1.0)
-
-
-def silence_in_words(finding: Finding) -> str:
-    """Return how long a rank was silent, and the limit that it exceeded."""
-    return f"no sign of life ({finding.limit}) for {seconds(finding.silent_for)}, limit {seconds(finding.allowed)}"
 
 
 def _cause(finding: Finding) -> str:

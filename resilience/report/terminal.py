@@ -15,6 +15,7 @@ from resilience.attribution.incident import Cost, Incident
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
+from resilience.core.watched import silence_in_words
 from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame
@@ -352,9 +353,8 @@ def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Ite
         return
     detector = chief.detector
     if detector is not None and chief.silent_for_s is not None:
-        limit = f", limit {seconds(detector.limit_s)}" if detector.limit_s is not None else ""
-        text = f"{by}no sign of life ({detector.name}) for {seconds(chief.silent_for_s)}{limit}"
-        yield from field("what", text, width, "bold")
+        text = silence_in_words(detector.name, chief.silent_for_s, detector.limit_s)
+        yield from field("what", by + text, width, "bold")
         frame = user_frame(main_stack(chief))
         if frame is not None:
             yield from field("", f"at {frame_in_words(frame)}", width)

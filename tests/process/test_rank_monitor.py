@@ -124,6 +124,21 @@ def test_hang_is_found_at_its_limit_and_told_apart(one: Node, tmp_path: Path, ho
     )
 
 
+def test_loop_of_heartbeats_in_a_section_is_no_call_that_does_not_return(one: Node, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # whose lines can be read
+    script.write_text(
+        "import resilience, time\nwith resilience.section('step'):\n"
+        "    while True:\n        resilience.heartbeat()\n        time.sleep(0.02)"
+    )
+    one.start(
+        f"import runpy; runpy.run_path({str(script)!r})", Limits(sections={"step": Limit(None, 5.0)}, signal="SIGKILL")
+    )
+    record = one.hear(messages.Found).record
+    assert record.hang is None and record.stacks
+    assert record.message.startswith("section 'step' not left for 5") and record.message.endswith(", limit 5 s")
+    one.hear(messages.Gone)
+
+
 def test_gravest_of_all_open_sections_is_found(one: Node) -> None:
     sections = {"outer": Limit(None, 50.0), "inner": Limit(None, 0.5), "last": Limit(None, 60.0)}
     code = (

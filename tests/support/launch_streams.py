@@ -264,7 +264,7 @@ class _Teller:
         record = InterruptionRecord(
             rank,
             Interruption.HARD_TIMEOUT,
-            "no sign of life (heartbeat) for 2.01 s, limit 2 s",
+            "no new heartbeat for 2.01 s, limit 2 s",
             detector=Detector("heartbeat", 2.0),
             node=self._place(rank),
             pid=self._pid(rank),

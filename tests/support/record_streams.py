@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from resilience.core.watched import silence_in_words
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import (
@@ -367,7 +368,7 @@ class _Teller:
         record = InterruptionRecord(
             rank,
             kind,
-            f"no sign of life ({limit}) for 3.01 s, limit 3 s",
+            silence_in_words(limit, 3.01, 3.0),
             detector=Detector(limit, 3.0),
             silent_for_s=3.01,
             last_heartbeat_age_s=3.0,
@@ -385,7 +386,7 @@ class _Teller:
         record = InterruptionRecord(
             late.rank,
             Interruption.SOFT_TIMEOUT,
-            f"no sign of life (watchdog) for {late.silent_s:g} s",
+            silence_in_words("watchdog", late.silent_s, None),
             detector=Detector("watchdog", late.silent_s),
             silent_for_s=late.silent_s,
             stage="run",

@@ -105,6 +105,13 @@ def test_rank_that_is_known_to_do_something_else_waits_only_if_it_called_a_colle
     assert not in_collective(WRITES) and not in_collective(())
 
 
+def test_rank_that_sleeps_between_signs_of_life_is_in_no_call_that_does_not_return() -> None:
+    sleeps = (*USER, Frame("/home/me/train.py", 9, "poll"))
+    assert classify(IDLE, sleeps, "time.sleep(0.1)", "hrtimer_nanosleep") == "in_call"
+    assert classify(IDLE, sleeps, "time.sleep(0.1)", "hrtimer_nanosleep", shows_life=True) is None
+    assert classify(BUSY, sleeps, "while True: pass", shows_life=True) == "in_loop"
+
+
 def test_use_of_processors_is_unknown_without_two_looks() -> None:
     assert cpu_share(None) == cpu_share(ProcessInfo(state="R", over_s=0.0, cpu_s_delta=1.0)) == 0.0
     assert not is_busy(ProcessInfo(state="R"))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from resilience.core.watched import MOST, exceeded_in_words, suspicion_in_words, watched, watched_in_words
+from resilience.core.watched import (
+    MOST,
+    exceeded_in_words,
+    silence_in_words,
+    suspicion_in_words,
+    watched,
+    watched_in_words,
+)
 from resilience.facts.events import HangSuspected
 from resilience.facts.limits import Learned, Limit, Limits, Rule
 
@@ -75,3 +82,5 @@ def test_suspicion_without_a_stack_says_who_and_for_how_long() -> None:
 )
 def test_exceeded_limit_is_worded_as_what_did_not_happen(limit: str, words: str) -> None:
     assert exceeded_in_words(limit, 3.0) == words
+    assert silence_in_words(limit, 3.01, 3.0) == words.replace("within the 3 s limit", "for 3.01 s, limit 3 s")
+    assert silence_in_words(limit, 3.01, None) == words.replace("within the 3 s limit", "for 3.01 s")

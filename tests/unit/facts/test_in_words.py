@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.attribution.notes import note
-from resilience.core.watch import Finding
-from resilience.core.watched import suspicion_in_words
+from resilience.core.watched import silence_in_words, suspicion_in_words
 from resilience.facts import events
 from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, OpenSection
-from resilience.monitor.server import silence_in_words
 from resilience.report.rank_lanes import _in_words, _silent_stretches
 
 HOURS, TEXT = 9720.0, "2 h 42 min"
@@ -25,8 +23,7 @@ def test_no_duration_has_an_exponent(value: float) -> None:
 
 
 def test_message_about_a_silent_rank_has_hours_and_minutes() -> None:
-    finding = Finding("section:data", "hard", 7200.0, HOURS)
-    assert silence_in_words(finding) == f"no sign of life (section:data) for {TEXT}, limit 2 h 00 min"
+    assert silence_in_words("section:data", HOURS, 7200.0) == f"section 'data' not left for {TEXT}, limit 2 h 00 min"
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_one_screen_tells_what_where_since_when_and_what_it_cost(make: Callable[
 def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Callable[..., Path]) -> None:
     (incident,) = report(load(make("run", [Fault("hang", 1, 0)]))).incidents
     text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
-    assert "no sign of life (watchdog) for 3.01 s, limit 3 s" in text
+    assert "no Python code run by the main thread for 3.01 s, limit 3 s" in text
     assert "at /home/me/data.py:34 in next_batch" in text
     assert "section data open 3 s" in text
     assert "stack      me/data.py:34 next_batch" in text
@@ -277,7 +277,7 @@ def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable
     (incident,) = report(load(make("run", [Fault("waited_for", 2, 0)]))).incidents
     text = "\n".join(plain(line) for line in incident_lines(incident, WIDTH))
     assert "Hang on rank 2" in text
-    assert "rank 0: no sign of life" in text
+    assert "rank 0: no Python code run by the main thread for" in text
     assert "rank 2 was at /home/me/data.py:34 in next_batch" in text
     assert "rank 0 reported first, but its failure is a consequence" in text
 
