@@ -266,6 +266,11 @@ class Supervision:
         text = yield from self._rendezvous.cycle_end(number)
         return None if text is None else (yield from self._obey(text))
 
+    def cause_of_cycle(self) -> Protocol[CycleDecision | None]:
+        """Return the verdict that led to this agent's cycle, None if there is none. It was charged to the budget."""
+        text = yield from self._rendezvous.cycle_end(self._rendezvous.cycle - 1)
+        return None if text is None else cycle.decode(text)
+
     def _obey(self, text: str) -> Protocol[CycleDecision]:
         """Read the verdict and charge the budget, unless another agent has. A verdict that ends the job ends it at
         once, because an agent that waits for the next cycle may end it at the same time."""

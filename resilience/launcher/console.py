@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from resilience.attribution.first_failure import cause_in_words
+from resilience.core.cycle import CycleDecision
 from resilience.core.watched import suspicion_in_words, unlearned_in_words, watched_in_words
 from resilience.facts import events
 from resilience.facts.in_words import count
@@ -69,6 +70,7 @@ class Console:
         self._suspected_at = float("-inf")
         self._has_said_unkept = False
         self.repeats = 1  # equal failures in a row, as the job's budget counts them
+        self.cause: CycleDecision | None = None  # of the cycle that this node joins with the first place, as a newcomer
         self._detail = ""  # of the previous cycle
         self._cause = ""  # the failure after which this agent decided to restart
         self._is_joining = False  # this node waits for the nodes of the next cycle
@@ -91,6 +93,8 @@ class Console:
             self._show(event.level, line)
         if isinstance(event, events.CycleStarted) and event.why == "first" and self._watched is not None and line:
             self._show(event.level, watched_in_words(self._watched))
+        if isinstance(event, events.CycleStarted):
+            self.cause = None
         return True
 
     def found(self, record: InterruptionRecord) -> None:
@@ -160,8 +164,9 @@ class Console:
             case _:  # no other event matters here
                 pass
         if isinstance(event, events.CycleStarted):
-            if event.why == "failure" and self.is_first:
-                rendezvous, repeats, detail = self._rendezvous, self.repeats, self._detail
+            if (event.why if self.cause is None else self.cause.again) == "failure" and self.is_first:
+                rendezvous, repeats = self._rendezvous, self.repeats
+                detail = self._detail if self.cause is None else self.cause.detail
                 assert rendezvous is not None
                 self._line = telling.of_restart(
                     self._folder,
@@ -194,7 +199,9 @@ class Console:
         match event:
             case events.CycleStarted(why) if self.is_first and self._rendezvous is not None and why != "failure":
                 if why == "first":
-                    return f"{_size(self._rendezvous)}; records in {self._folder}"
+                    again = None if self.cause is None else self.cause.again
+                    after = f" after {_WHY[again]}" if again in _WHY else ""
+                    return f"{_size(self._rendezvous)}{after}; records in {self._folder}"
                 return f"all workers restart after {_WHY[why]}: {_size(self._rendezvous)}"
             case events.NodeUnhealthy(check, detail):
                 return f"node {record.origin.node} is unhealthy ({check}): {detail}"

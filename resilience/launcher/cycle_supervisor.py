@@ -214,6 +214,8 @@ class CycleSupervisor:
             return verdict
         seats = self.handler.membership.seats
         nodes = {seat.node for seat in seats}
+        if not self._known_nodes and not group.group_rank and self.handler.cycle:  # a newcomer speaks for all nodes
+            self.reporter.console.cause = self._run(self._supervision.cause_of_cycle())
         self.witnesses.is_cold = not self._known_nodes.issuperset(nodes)
         self._known_nodes |= nodes
         self.reporter.console.repeats = self._supervision.budget.same_in_a_row

@@ -191,6 +191,23 @@ def test_f_newcomer_waits_and_joins_when_a_place_becomes_free(launch: Launch) ->
     assert whys(job, 0, 2) == [["first", "failure"], ["first"]]
 
 
+def test_f_spare_that_takes_the_first_place_prints_the_restart(launch: Launch) -> None:
+    """node0 hosts the job's store; node1 has the first place, so it prints what all nodes know."""
+    job = launch(RUN_ON, conf=QUICK, per_agent=tuple({"GROUP_RANK": rank} for rank in "100"))
+    for number in range(2):
+        job.worker_pid(number)
+    spare = job.more()
+    job.await_arrival("node2")
+    job.job.signal(1, signal.SIGKILL)
+    assert spare.wait() == [0]
+    assert job.wait_agent(0).code == 0
+    job.wait()
+    assert [record.event.group_rank for record in job.of(events.RendezvousCompleted, "node2")] == [0]
+    (line,) = [line for line in spare.output(0, 2).splitlines() if "restart 1 of 10" in line]
+    assert "node1" in line
+    assert "records in" in spare.output(0, 2)
+
+
 def test_f_spare_ends_as_the_job_does(launch: Launch) -> None:
     job = launch("await_file('go')\nsys.exit(7)", "--max-restarts", "0")
     for number in range(2):

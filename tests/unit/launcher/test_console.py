@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.core.cycle import CycleDecision
 from resilience.facts import events
 from resilience.facts.events import Event
 from resilience.facts.identity import Origin
@@ -120,6 +121,15 @@ def test_what_matters_is_a_sentence(pipe: tuple[int, int], event: Event, line: s
 
 def test_console_of_the_second_node_does_not_print_what_all_nodes_know(pipe: tuple[int, int]) -> None:
     assert shown(pipe, met(1), record(events.CycleStarted("first", 0, 10))) == []
+
+
+def test_newcomer_in_the_first_place_says_why_the_jobs_workers_have_restarted(pipe: tuple[int, int]) -> None:
+    console = Console(20, Path("/runs/job"), pipe[1])
+    console.cause = CycleDecision("preempted", "b", again="membership")
+    for each in (met(0), record(events.CycleStarted("first", 0, 10))):
+        console.take(each)
+    assert read(pipe[0]) == ["resilience run: 16 ranks on 2 nodes after a change of nodes; records in /runs/job"]
+    assert console.cause is None
 
 
 def test_small_steps_and_the_end_are_no_news(pipe: tuple[int, int]) -> None:
