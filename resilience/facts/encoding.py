@@ -176,11 +176,23 @@ def from_json(data: bytes | str, kind: Any = Any, strict: bool = True) -> Any:
 
 
 def from_yaml(data: bytes) -> Any:
-    """Decode YAML into builtins. Raises: DecodeError."""
+    """Decode YAML into builtins. Raises: DecodeError, also for a key that a mapping has twice."""
     import yaml  # only few processes read YAML
 
+    class Loader(yaml.SafeLoader):
+        """PyYAML keeps the last of several equal keys; YAML 1.2.2, 3.2.1.1, forbids them."""
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            names = [(key.tag, key.value) for key in keys]
+            for number, key in enumerate(keys):
+                if names[number] in names[:number]:
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} appears twice", problem_mark=key.start_mark)
+            return node
+
     try:
-        return _guarded(lambda: yaml.safe_load(data.decode("utf-8-sig")))
+        return _guarded(lambda: yaml.load(data.decode("utf-8-sig"), Loader))
     except yaml.YAMLError as error:
         raise _refused(error) from error
 

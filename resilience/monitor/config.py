@@ -65,6 +65,8 @@ def _timeouts(value: Any) -> dict[str, float | None]:
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",") if part.strip()]
         value = {name.strip(): limit.strip() for name, _, limit in (part.rpartition(":") for part in parts)}
+        if len(value) < len(parts):
+            raise ValueError("one limit of each section")
     if not isinstance(value, Mapping):
         raise TypeError(type(value).__name__)
     if not all(isinstance(name, str) and name for name in value):
@@ -129,7 +131,7 @@ FORMS: dict[Callable[[Any], Any], tuple[str, str]] = {  # function that reads a 
     _timeout: ("seconds above 0, or none", "S"),
     _factor: ("a factor of 1 or more", "X"),
     _count: ("a whole number from 0", "N"),
-    _timeouts: ("name:seconds,… or a mapping of names to seconds above 0, or none", "NAME:S,..."),
+    _timeouts: ("name:seconds,… or a mapping of names to seconds above 0, or none; each name once", "NAME:S,..."),
     _signal: ("name or number of a signal, such as SIGTERM", "SIGNAL"),
     _log_level: ("name or number of a log level, such as INFO", "LEVEL"),
     _policy: (" or ".join(POLICIES), "POLICY"),

@@ -316,7 +316,9 @@ def _parsed(field: msgspec.structs.FieldInfo, variable: str, text: str) -> Any:
             case "interrupt_signal":
                 return _signal_number(text)
             case "section_timeouts":
-                sections = map(_section, _parts(text))
+                sections = [_section(part) for part in _parts(text)]
+                if len(dict(sections)) < len(sections):
+                    raise ValueError("a section has two limits")
                 return {name: None if value == "none" else float(value) for name, value in sections}
             case "step_timeout":
                 return float(text)

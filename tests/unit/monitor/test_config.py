@@ -364,6 +364,29 @@ def test_empty_limit_of_a_section_is_wrong_usage_of_its_flag(capsys: pytest.Capt
     assert "rank_section_timeouts is 'data:', expected name:seconds,…" in said
 
 
+def test_section_with_two_limits_is_wrong_usage_of_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_flags("--ft-rank-section-timeouts", "data:3,data:4")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rank_section_timeouts is 'data:3,data:4', expected name:seconds,…" in said
+
+
+@pytest.mark.parametrize(
+    "settings", ["  safety_factor: 2\n  safety_factor: 3", "  rank_section_timeouts:\n    a: 1\n    a: 2"]
+)
+def test_setting_that_a_file_has_twice_is_refused(tmp_path: Path, settings: str) -> None:
+    path = tmp_path / "ft.yaml"
+    path.write_text(f"fault_tolerance:\n{settings}")
+    with pytest.raises(ConfigurationError, match=r"key '\w+' appears twice"):
+        FaultToleranceConfig.from_yaml_file(path)
+
+
+def test_merged_keys_of_a_file_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "ft.yaml"
+    path.write_text("usual: &usual {safety_factor: 2}\nfault_tolerance:\n  <<: *usual\n  safety_factor: 3")
+    assert FaultToleranceConfig.from_yaml_file(path).safety_factor == 3
+
+
 def test_empty_mapping_means_the_defaults(tmp_path: Path) -> None:
     assert FaultToleranceConfig.from_yaml_file(written(tmp_path, "fault_tolerance:")) == FaultToleranceConfig()
 

@@ -104,6 +104,7 @@ def test_signal_may_be_named_or_numbered(text: str, number: int) -> None:
         ("SECTION_TIMEOUTS", "data:"),
         ("SECTION_TIMEOUTS", ":3"),
         ("SECTION_TIMEOUTS", "data:0"),
+        ("SECTION_TIMEOUTS", "data:1,data:2"),
         ("SECTION_TIMEOUTS", "data:1,data2"),
     ],
 )
