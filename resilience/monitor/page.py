@@ -493,6 +493,11 @@ class RankSide:
             )
         return ConfigurationError(f"{SECTIONS} sections are already open, which is the limit; close some")
 
+    @property
+    def is_let_go(self) -> bool:
+        """Return True if no monitor can read this page, as in a forked child."""
+        return self._page is None
+
     def let_go(self) -> None:
         """Write into private memory of this process from now on."""
         self._page = None

@@ -142,6 +142,8 @@ class RankMonitorClient:
         try:
             page.enter(section)
         except ConfigurationError as error:
+            if page.is_let_go:
+                return
             raise RankMonitorClientError(str(error), section=section) from error
 
     def end_section(self, section: str) -> None:
@@ -273,6 +275,8 @@ class RankMonitorClient:
         try:
             page.leave(section, failed)
         except ConfigurationError as error:
+            if page.is_let_go:
+                return
             raise RankMonitorClientError(str(error), section=section) from error
 
     def _enforce(self, link: connect.WorkerLink, state: ClientLimits, base: Limits | None = None) -> None:

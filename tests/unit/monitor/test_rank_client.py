@@ -192,7 +192,10 @@ def test_signs_of_life_of_a_forked_child_go_nowhere_and_are_no_error(
     monitor.link.page.let_go()
     begun.send_heartbeat()
     begun.start_section("load")
+    begun.start_section("load")
     begun.end_section("load")
+    begun.end_section("load")
+    begun.discard_section("opened by the parent")
     begun.end_all_sections()
     assert not begun.is_initialized
     assert monitor.side.read().heartbeat_at is None
