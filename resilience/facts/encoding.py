@@ -184,11 +184,14 @@ def from_yaml(data: bytes) -> Any:
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            names = [(key.tag, key.value) for key in keys]
-            for number, key in enumerate(keys):
-                if names[number] in names[:number]:
-                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} appears twice", problem_mark=key.start_mark)
+            names: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in names:
+                        raise yaml.MarkedYAMLError(
+                            problem=f"key {key.value!r} appears twice", problem_mark=key.start_mark
+                        )
+                    names.add((key.tag, key.value))
             return node
 
     try:
