@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from resilience.core.hang_kind import WORDS
 from resilience.core.silences import FACTOR, START
 from resilience.core.watch import defaults
-from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, parse_limit
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
 from resilience.facts.events import HangSuspected, HangsWatched, TimeoutsUnlearned
 from resilience.facts.in_words import count, seconds
 from resilience.facts.limits import NO_LIMIT, Limit, Limits
@@ -60,41 +60,6 @@ def suspicion_in_words(rank: int, event: HangSuspected) -> str:
         f"it is ended after {seconds(event.allowed_s)}; if it is healthy, set {LONGER} "
         f"or {OFF}"
     )
-
-
-_NOT_IN_TIME = {
-    STEP: "no new step",
-    HEARTBEAT: "no new heartbeat",
-    INITIAL_HEARTBEAT: "no first heartbeat",
-    OUT_OF_SECTION: "no section opened",
-    "ping": "no new ping",
-    "watchdog": "no Python code run by the main thread",
-}
-
-
-def exceeded_in_words(limit: str, allowed_s: float) -> str:
-    """Return what did not happen in time, for the limit that a rank exceeded."""
-    return f"{_missing(limit)} within the {seconds(allowed_s)} limit"
-
-
-def silence_in_words(limit: str, silent_for_s: float, allowed_s: float | None) -> str:
-    """Return what has not happened for how long, and the limit of that, if known."""
-    return f"{_missing(limit)} for {seconds(silent_for_s)}" + (
-        "" if allowed_s is None else f", limit {seconds(allowed_s)}"
-    )
-
-
-def _missing(limit: str) -> str:
-    target = parse_limit(limit)
-    match target.kind:
-        case "section":
-            return f"section {target.name!r} not left"
-        case "hook":
-            return f"hook {target.name} not over"
-        case "silence":
-            return "no sign of progress" + (f" in section {target.name!r}" if target.name else "")
-        case _:
-            return _NOT_IN_TIME.get(limit, f"no sign of life ({limit})")
 
 
 def _set(limits: Limits) -> Iterator[tuple[str, float]]:

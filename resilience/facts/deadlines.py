@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from resilience.facts.encoding import text
+from resilience.facts.in_words import seconds
 
 Start = Literal["cold", "warm", "iteration"]
 """How a rank starts. cold: the rank, or any node of the job, starts for the first time in this run. warm: a new process
@@ -106,3 +107,38 @@ def parse_name(name: str) -> tuple[str, Start | None]:
             if plain != name and first_name(plain, start) == name:
                 return plain, start
     return (name, "cold") if name == INITIAL_HEARTBEAT else (name, None)
+
+
+_NOT_IN_TIME = {
+    STEP: "no new step",
+    HEARTBEAT: "no new heartbeat",
+    INITIAL_HEARTBEAT: "no first heartbeat",
+    OUT_OF_SECTION: "no section opened",
+    "ping": "no new ping",
+    "watchdog": "no Python code run by the main thread",
+}
+
+
+def exceeded_in_words(limit: str, allowed_s: float) -> str:
+    """Return what did not happen in time, for the limit that a rank exceeded."""
+    return f"{_missing(limit)} within the {seconds(allowed_s)} limit"
+
+
+def silence_in_words(limit: str, silent_for_s: float, allowed_s: float | None) -> str:
+    """Return what has not happened for how long, and the limit of that, if known."""
+    return f"{_missing(limit)} for {seconds(silent_for_s)}" + (
+        "" if allowed_s is None else f", limit {seconds(allowed_s)}"
+    )
+
+
+def _missing(limit: str) -> str:
+    target = parse_limit(limit)
+    match target.kind:
+        case "section":
+            return f"section {target.name!r} not left"
+        case "hook":
+            return f"hook {target.name} not over"
+        case "silence":
+            return "no sign of progress" + (f" in section {target.name!r}" if target.name else "")
+        case _:
+            return _NOT_IN_TIME.get(limit, f"no sign of life ({limit})")

@@ -26,9 +26,9 @@ from resilience.core.observation import Doing, Observation, Sign
 from resilience.core.pace import Pace
 from resilience.core.standstills import NOTICEABLE, Standstill, longest, longest_sleep
 from resilience.core.watch import Decision, Finding, Watch, decide
-from resilience.core.watched import exceeded_in_words, silence_in_words
 from resilience.errors import DecodeError
 from resilience.facts import deadlines, events, tracebacks
+from resilience.facts.deadlines import exceeded_in_words, silence_in_words
 from resilience.facts.identity import FileOwner, Job, Origin
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord
 from resilience.facts.limits import Limits

@@ -15,7 +15,7 @@ from resilience.attribution.incident import Cost, Incident
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
-from resilience.core.watched import silence_in_words
+from resilience.facts.deadlines import silence_in_words
 from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame

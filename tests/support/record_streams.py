@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from resilience.core.watched import silence_in_words
 from resilience.facts import events
+from resilience.facts.deadlines import silence_in_words
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import (
     Detector,

@@ -7,12 +7,11 @@ import pytest
 
 from resilience.core.watched import (
     MOST,
-    exceeded_in_words,
-    silence_in_words,
     suspicion_in_words,
     watched,
     watched_in_words,
 )
+from resilience.facts.deadlines import exceeded_in_words, silence_in_words
 from resilience.facts.events import HangSuspected
 from resilience.facts.limits import Learned, Limit, Limits, Rule
 

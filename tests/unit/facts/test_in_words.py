@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.attribution.notes import note
-from resilience.core.watched import silence_in_words, suspicion_in_words
+from resilience.core.watched import suspicion_in_words
 from resilience.facts import events
+from resilience.facts.deadlines import silence_in_words
 from resilience.facts.in_words import count, seconds
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, OpenSection
 from resilience.report.rank_lanes import _in_words, _silent_stretches
