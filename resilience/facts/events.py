@@ -421,9 +421,10 @@ class InterruptSwallowed(Event, frozen=True, tag="interrupt.swallowed"):
 
 
 class SignalDeferred(Event, frozen=True, tag="signal.deferred"):
-    """A signal handler of the program raised while a restart was under way. The exception was dropped. The handler is
-    called again when the wrapped function runs next, at the latest when the call is over. If the call raises, its own
-    exception is the one that is raised; what the handler raises then becomes a note of it.
+    """A signal handler of the program raised while a restart was under way, and the exception was dropped; or the
+    interruption cut the handler short. The handler is called again when the wrapped function runs next, at the latest
+    when the call is over. If the call raises, its own exception is the one that is raised; what the handler raises then
+    becomes a note of it.
 
     signal: its name; error: type and message of the exception; stack: where it was raised, innermost frame last."""
 

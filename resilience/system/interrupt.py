@@ -30,13 +30,13 @@ import msgspec
 
 from resilience.errors import ConfigurationError, ProtocolError, RankShouldRestart
 from resilience.system.frames import is_ours, is_standard, is_torch
-from resilience.system.signal_handlers import Deferred, ProgramHandlers
+from resilience.system.signal_handlers import MAX_LINKS, Deferred, ProgramHandlers
 
 T = TypeVar("T")
 
 IN_FLIGHT = 0.05  # seconds for which an exception may be on its way through C code, where it is not seen
 STEP_LIMIT = 0.25  # seconds for which torch may go on before we raise inside it
-FRAGILE_LIMIT = 5.0  # seconds for which the standard library, an import or a __del__ may go on before we raise inside
+FRAGILE_LIMIT = 5.0  # seconds for which the standard library, an import, a __del__ or a signal handler may go on
 BLOCKED_LOOKS, BLOCKED_APART = 3, 0.0008  # so often at one instruction, so many seconds apart: blocked
 UNANSWERED = 8  # signals without one call of the handler: masked by user code
 
@@ -58,6 +58,7 @@ class Interrupter:
     exception: what is raised; user code may catch it to clean up, and must let it go on.
     on_swallow: called for each swallow, by the delivering thread or, at the end of a call, by the main thread.
     on_deferred: called by the main thread, between two calls, for each signal whose handler raised in our code.
+    leaving: returns an exception if the one that is handled leaves the function for good, see `_is_fragile`.
 
     Attributes: `arrived`, whether the latest call was left by an exception after an interrupt had been
     raised in it, whatever user code turned that into; `swallows` of the latest call; `signal_number`."""
@@ -68,17 +69,19 @@ class Interrupter:
         exception: type[BaseException] = RankShouldRestart,
         on_swallow: Callable[[Swallow], None] | None = None,
         on_deferred: Callable[[Deferred], None] | None = None,
+        leaving: Callable[[BaseException | None], BaseException | None] = lambda handled: None,
     ) -> None:
         self.signal_number = signal.SIGRTMIN + 9 if signal_number is None else signal_number
         self.arrived = False
         self.swallows: list[Swallow] = []
         self._on_swallow = on_swallow
         self._on_deferred = on_deferred
+        self._leaving = leaving
         self._type: Any = _mortal(exception, self)
         self._handler = self._on_signal  # one object: it is compared with what is installed
         self._tracer = self._on_trace
         self._question = _Question(self._claim_again)
-        self._others = ProgramHandlers(lambda: self._armed)
+        self._others = ProgramHandlers(lambda: self._armed, self._type)
         self._claimed: dict[int, bool] = {}  # our signal numbers -> was it blocked before
         self._pid = 0  # where it is installed; a forked child never reacts
         self._main = 0
@@ -147,9 +150,10 @@ class Interrupter:
         with self._watching_unraisable():
             try:
                 return self._run(function, unless)
-            except BaseException:
+            except BaseException as error:
                 self._armed = False  # first, and no call: a signal could strike in one
                 self.arrived = self._raised > 0
+                self._others.judge(error)
                 raise
             finally:
                 self._armed = False
@@ -330,7 +334,7 @@ class Interrupter:
         if now - self._raised_at < IN_FLIGHT:
             return True  # in C++, autograd's for one, no frame shows it
         handled = sys.exc_info()[1]
-        for _ in range(1000):  # a chain may be a circle
+        for _ in range(MAX_LINKS):
             if handled is None:
                 break
             if handled is exception:
@@ -342,14 +346,20 @@ class Interrupter:
 
     def _is_fragile(self, frame: FrameType) -> bool:
         """Whether something runs that cannot be left: a `__del__` loses what is raised in it, an import
-        that is cut short leaves modules with C parts broken for good, and a trace function that
-        raises (a debugger's, coverage's) is switched off."""
+        that is cut short leaves modules with C parts broken for good, a trace function that
+        raises (a debugger's, coverage's) is switched off, and a signal whose handler is cut short, or
+        whose exception is replaced while it travels, is lost."""
+        self._others.note(self.signal_number)
+        if self._leaving(sys.exc_info()[1]) is not None:
+            return True
         tracer = sys.gettrace()
         tracing = None if tracer is self._tracer else _code_of(tracer)
         at: FrameType | None = frame
         while at is not None and at is not self._bottom:
             code = at.f_code
             if code is tracing or code.co_name == "__del__" or code.co_filename.startswith("<frozen importlib"):
+                return True
+            if self._others.is_handler(code):
                 return True
             at = at.f_back
         return False
@@ -365,9 +375,6 @@ class Interrupter:
         return self._looks >= BLOCKED_LOOKS
 
     def _new_exception(self) -> BaseException:
-        # The function has installed handlers too, and may get their signals while it cleans up. Not that of Ctrl-C:
-        # asyncio gives it back only if it is still its own, and it raises KeyboardInterrupt.
-        self._others.guard(self.signal_number, signal.SIGINT)
         self._stop_stepping()
         self._seen = self._stepping_since = self._fragile_since = None
         self._is_held_back = False

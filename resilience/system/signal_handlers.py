@@ -7,15 +7,19 @@ did. In our code the exception is dropped and reported, and the handler is calle
 the latest when the call is over.
 
 A handler that ends its rank (SystemExit, say) raises a BaseException. It is marked, so that it is not taken for the
-interruption if the rank cleans up after one: in a preemption, the first rank to exit interrupts the others."""
+interruption if the rank cleans up after one: in a preemption, the first rank to exit interrupts the others. A handler
+that the function itself has installed stays as it is while the function runs: code that gives its signal back often
+looks first whether the handler is still its own. Such a handler is recognised by its code, in a stack or traceback."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from resilience.errors import error_in_words
@@ -23,6 +27,7 @@ from resilience.facts.interruptions import Frame
 from resilience.system.frames import is_ours, is_standard, is_torch, stack_of_traceback
 from resilience.system.processes import signal_name
 
+MAX_LINKS = 1000  # of an exception's chain of contexts, which may be a circle
 _MARK = "_left_signal_handler"
 
 
@@ -37,12 +42,15 @@ class Deferred(NamedTuple):
 class ProgramHandlers:
     """Guards the handlers of this process. Belongs to the main thread.
 
-    is_in_function: whether the main thread runs the program's function."""
+    is_in_function: whether the main thread runs the program's function. interruption: the exception that interrupts
+    it; a handler that it cuts short is called again."""
 
-    def __init__(self, is_in_function: Callable[[], bool]) -> None:
+    def __init__(self, is_in_function: Callable[[], bool], interruption: type[BaseException] | tuple[()] = ()) -> None:
+        self.interruption = interruption
         self._is_in_function = is_in_function
         self._pid = 0
         self._to_call: dict[int, Any] = {}  # handlers, by signal
+        self._of_function: dict[CodeType, tuple[int, Any]] = {}  # signals and handlers that the function has installed
         self._unreported: dict[int, Deferred] = {}
 
     def guard(self, *others: int) -> None:
@@ -58,6 +66,36 @@ class ProgramHandlers:
             is_programs = callable(handler) and handler is not signal.default_int_handler and number not in others
             if is_programs:
                 signal.signal(number, _Guarded(self, handler))
+        self._of_function.clear()
+
+    def note(self, *others: int) -> None:
+        """Note the handlers that the function has installed, without a change to them."""
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            code = None if isinstance(handler, _Guarded) or number in others else _code_of(handler)
+            if code is not None:
+                self._of_function[code] = (number, handler)
+
+    def is_handler(self, code: CodeType) -> bool:
+        """Return True for the code of a handler that is guarded or noted: what calls it is a signal."""
+        return code in _CALLERS or code in self._of_function
+
+    def judge(self, error: BaseException | None) -> None:
+        """Treat the exceptions that left a noted handler like those that left a guarded one. error: what has left the
+        function; those that it replaced count too."""
+        for _ in range(MAX_LINKS):
+            if error is None or not self._of_function:
+                return
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if frame.f_code in self._of_function:
+                    self._left(error, *self._of_function[frame.f_code])
+            error = error.__context__
+
+    def _left(self, error: BaseException, number: int, handler: Any) -> None:
+        if isinstance(error, self.interruption):
+            self.put_off(number, handler, error)
+        else:
+            vars(error)[_MARK] = True  # on the exception: a reference to it would keep the function's frames alive
 
     def release(self) -> None:
         """Put the handlers back that are guarded."""
@@ -75,7 +113,12 @@ class ProgramHandlers:
         """Call the handlers again that were put off. Not by a signal: the program may have given it back since, and by
         default it ends the process. Raises: what they raise."""
         for number in list(self._to_call):
-            self._to_call.pop(number)(number, sys._getframe())
+            handler = self._to_call.pop(number)
+            try:
+                handler(number, sys._getframe())
+            except self.interruption as error:
+                self.put_off(number, handler, error)
+                raise
 
     def must_put_off(self, frame: FrameType | None) -> bool:
         """Return True if an exception at this place would leave through our code only."""
@@ -85,8 +128,8 @@ class ProgramHandlers:
             frame = frame.f_back
         return frame is not None and is_ours(frame.f_code.co_filename)
 
-    def put_off(self, number: int, handler: Any, error: Exception) -> None:
-        """Note a handler to call again, because it raised `error` in our code."""
+    def put_off(self, number: int, handler: Any, error: BaseException) -> None:
+        """Note a handler to call again, because it raised `error` in our code, or the interruption cut it short."""
         tb = error.__traceback__ and error.__traceback__.tb_next  # without the guard's own frame
         self._unreported[number] = Deferred(signal_name(number), error_in_words(error), stack_of_traceback(tb))
         self._to_call[number] = handler
@@ -111,11 +154,24 @@ class _Guarded:
                 raise
             self.owner.put_off(number, self.handler, error)
         except BaseException as error:
-            vars(error)[_MARK] = True  # on the exception: a reference to it would keep the function's frames alive
+            self.owner._left(error, number, self.handler)
             raise
+
+
+_CALLERS = (_Guarded.__call__.__code__, ProgramHandlers.raise_again.__code__)
 
 
 def is_from_signal(error: BaseException) -> bool:
     """Return True for Ctrl-C, and for a BaseException that left a guarded handler. What user code makes of it has no
     mark."""
     return isinstance(error, KeyboardInterrupt) or _MARK in vars(error)
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that a handler runs, None for no handler and for one written in C."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not callable(handler):
+        return None
+    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import os
 import signal
@@ -17,6 +18,7 @@ from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
+from resilience.system import interrupt
 from tests.support import signs
 
 CHILD = "child"
@@ -209,3 +211,109 @@ def exits_when_interrupted() -> tuple[int, int]:
         return call.iteration, int(os.environ["WORLD_SIZE"])
 
     return function()
+
+
+def _await_strike(call: CallWrapper) -> None:
+    """Wait until an interruption has met this place, and let the place go on. Otherwise it has left this function."""
+    deadline = time.monotonic() + 60.0
+    while call._interrupter._fragile_since is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def interrupted_while_leaving(how: str, set_handler_in: str, limit: float) -> tuple[int, int]:
+    """In iteration 0, rank 1 gets a signal, or exits. Rank 0 then fails: rank 1 is interrupted in the handler of the
+    signal or while it cleans up. limit: seconds for which it may then go on. Returns: the iteration in which this rank
+    completed, and the number of ranks in it."""
+    interrupt.FRAGILE_LIMIT = limit
+    place, rank = how.rpartition(" ")[2], os.environ["RANK"]
+    calls: list[CallWrapper] = []
+
+    def leave(_: int, frame: FrameType | None) -> None:
+        if place == "handler" and calls[0].iteration == 0:
+            signs.show("leaving", 1)
+            _await_strike(calls[0])
+        sys.exit(143)
+
+    def set_handler() -> None:
+        signal.signal(signal.SIGTERM, functools.partial(leave))
+
+    if set_handler_in == "program":
+        set_handler()
+
+    @Wrapper(soft_timeout=timedelta(seconds=30), hard_timeout=timedelta(seconds=90))
+    def function(call: CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        calls.append(call)
+        if call.iteration == 0 and rank == "0":
+            signs.await_sign(signs.Path.cwd(), "leaving", 1)
+            raise ValueError("the first fault")
+        if call.iteration == 0:
+            if set_handler_in == "call":
+                set_handler()
+            try:
+                if how.startswith("exit"):
+                    sys.exit(3)
+                os.kill(os.getpid(), signal.SIGINT if how.startswith("ctrl-c") else signal.SIGTERM)
+                time.sleep(60.0)
+            finally:
+                if place == "cleanup":
+                    signs.show("leaving", 1)
+                    _await_strike(call)
+        while call.state.world_size > 1:  # until rank 1 has left
+            time.sleep(0.005)
+        return call.iteration, call.state.world_size
+
+    return function()
+
+
+def restarts_while_the_caller_handles(error: str) -> tuple[int, int]:
+    """Both ranks call the function while they handle an exit. Rank 0 fails in iteration 0. Returns: the iteration in
+    which this rank completed, and the number of ranks in it."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        if call.iteration == 0 and os.environ["RANK"] == "0":
+            signs.await_sign(signs.Path.cwd(), "waiting", 1)
+            raise ValueError("the first fault")
+        while call.iteration == 0:
+            signs.show("waiting", 1)
+            time.sleep(0.005)
+        return call.iteration, call.state.world_size
+
+    try:
+        raise getattr(builtins, error)
+    except (SystemExit, KeyboardInterrupt):
+        return function()
+
+
+def gives_its_signal_back_if_it_is_still_its_own() -> tuple[int, bool]:
+    """Rank 0 fails in iteration 0, and interrupts rank 1 in a function that has installed a handler. Returns: the
+    iteration in which this rank completed, and whether the program's own handler is there again."""
+
+    def of_program(_: int, frame: FrameType | None) -> None:
+        pass
+
+    def of_function(_: int, frame: FrameType | None) -> None:
+        pass
+
+    signal.signal(signal.SIGTERM, of_program)
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        before = signal.signal(signal.SIGTERM, of_function)
+        try:
+            if call.iteration == 0 and os.environ["RANK"] == "0":
+                signs.await_sign(signs.Path.cwd(), "waiting", 1)
+                raise ValueError("the first fault")
+            while call.iteration == 0:
+                signs.show("waiting", 1)
+                time.sleep(0.005)
+        finally:
+            if signal.getsignal(signal.SIGTERM) is of_function:
+                signal.signal(signal.SIGTERM, before)
+        return call.iteration
+
+    return function(), signal.getsignal(signal.SIGTERM) is of_program

@@ -90,6 +90,46 @@ def test_signal_that_ends_a_rank_while_it_cleans_up_after_an_interruption_is_not
     assert [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] == [(0, "exception"), (1, ended_by)]
 
 
+@pytest.mark.parametrize("limit", [60.0, 0.0], ids=["may go on", "is replaced"])
+@pytest.mark.parametrize(
+    ("how", "set_handler_in", "error"),
+    [
+        ("signal, in cleanup", "program", "SystemExit: 143"),
+        ("signal, in cleanup", "call", "SystemExit: 143"),
+        ("ctrl-c, in cleanup", "program", "KeyboardInterrupt"),
+        ("exit, in cleanup", "program", "SystemExit: 3"),
+        ("signal, in handler", "program", "SystemExit: 143"),
+        ("signal, in handler", "call", "SystemExit: 143"),
+    ],
+)
+def test_rank_that_is_interrupted_while_it_leaves_for_a_signal_or_an_exit_has_left(
+    start: Start, how: str, set_handler_in: str, limit: float, error: str
+) -> None:
+    target = "tests.process.handling:interrupted_while_leaving"
+    job = start(2, target, how=how, set_handler_in=set_handler_in, limit=limit)
+    others, leaver = job.wait(120.0)
+    is_called_again = how.endswith("handler") and not limit
+    assert others.value == (2 if is_called_again else 1, 1)
+    assert leaver.type in error
+    (left,) = [record.event for record in job.of(events.RankLeft)]
+    assert left.error.strip(": ") == error
+    (record,) = [record.event.record for record in job.of(events.RankInterrupted, rank=1)]
+    assert record.interruption == Interruption.BASE_EXCEPTION
+    assert record.origin == "own" or how.startswith("exit")
+    assert [record.event.signal for record in job.of(events.SignalDeferred)] == ["SIGTERM"] * is_called_again
+
+
+@pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
+def test_exit_that_the_caller_of_the_function_handles_ends_no_rank(start: Start, error: str) -> None:
+    job = start(2, "tests.process.handling:restarts_while_the_caller_handles", error=error)
+    assert [rank.value for rank in job.wait()] == [(1, 2), (1, 2)]
+
+
+def test_function_that_is_interrupted_finds_its_own_signal_handler(start: Start) -> None:
+    job = start(2, "tests.process.handling:gives_its_signal_back_if_it_is_still_its_own")
+    assert [rank.value for rank in job.wait()] == [(1, True), (1, True)]
+
+
 def test_exit_that_user_code_makes_of_an_interruption_restarts_the_rank(start: Start) -> None:
     job = start(2, "tests.process.handling:exits_when_interrupted")
     assert [rank.value for rank in job.wait()] == [(1, 2), (1, 2)]

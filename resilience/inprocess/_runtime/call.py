@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 import time
 import typing
 from collections.abc import Callable
@@ -146,6 +147,7 @@ class CallWrapper:
         check_caller(name)
         positional, named = inject(function, CallWrapper, self, args, kwargs)
         self._modes = modes()
+        self._outside = sys.exc_info()[1]
         self._function = lambda: function(*positional, **named)
         check_alone(name)
         try:
@@ -184,7 +186,10 @@ class CallWrapper:
             self._abort_wait = abort_wait(session.settings.abort_wait, soft.total_seconds(), hard.total_seconds())
             self._reporter = RankEvents(session.emitter, lambda: session.page.step_value)
             self._interrupter = Interrupter(
-                session.settings.interrupt_signal, on_swallow=session.swallowed, on_deferred=session.signal_deferred
+                session.settings.interrupt_signal,
+                on_swallow=session.swallowed,
+                on_deferred=session.signal_deferred,
+                leaving=self._leaving,
             )
             error, takes_part = "", False
             try:
@@ -230,7 +235,7 @@ class CallWrapper:
             self._interrupter.remove()
             raise
         finally:
-            self._state.store = self._error = None
+            self._state.store = self._error = self._outside = None
             if "_watcher" in self.__dict__:
                 self.__dict__.pop("_watcher").end()
 
@@ -440,9 +445,10 @@ class CallWrapper:
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
             client.function_interrupted()
-            if self._was_interrupted(error):
+            counts = self._without_interruption(error)
+            if counts is None:
                 return Result(End.INTERRUPTED)
-            return self._failed(error, "run", failure.origin_of(error, is_cutting))
+            return self._failed(counts, "run", failure.origin_of(counts, is_cutting))
         finally:
             self._session.page.on_progress = None
             self._session.page.doing(Doing.WAITING)
@@ -468,12 +474,16 @@ class CallWrapper:
         self._reporter.left_function(self._watcher.is_interrupted, failed=False)
         return Result(End.RETURNED if self._watcher.outcome == COMPLETED else End.INTERRUPTED)
 
-    def _was_interrupted(self, error: BaseException) -> bool:
-        """Return True if an interruption led to `error`. User code may have changed its type. A signal that ends this
-        rank while it cleans up is no interruption."""
-        if isinstance(error, LeftInChild) or failure.ends_rank_by_signal(error):
-            return False
-        return self._watcher.is_interrupted and self._interrupter.arrived
+    def _without_interruption(self, error: BaseException) -> BaseException | None:
+        """Return the exception that counts: None if an interruption led to `error`, whatever user code made of it. A
+        signal that ends this rank counts, also if the interruption replaced its exception; so does an exit."""
+        is_arrived = self._watcher.is_interrupted and self._interrupter.arrived
+        if not is_arrived or isinstance(error, LeftInChild) or failure.ends_rank_by_signal(error):
+            return error
+        return self._leaving(error.__context__)
+
+    def _leaving(self, error: BaseException | None) -> BaseException | None:
+        return failure.leaving(error, self._outside)
 
     def _failed(self, error: BaseException, stage: str, origin: FaultOrigin = "own") -> Result:
         """Report an exception that left a stage, and return the stage's result."""
@@ -566,10 +576,11 @@ class CallWrapper:
                 return Result(End.RETURNED)
             except BaseException as error:
                 is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
-                if self._was_interrupted(error):
+                counts = self._without_interruption(error)
+                if counts is None:
                     stage.outcome = "interrupted"
                     return Result(End.INTERRUPTED)
-                return self._hook_failed(name, error, failure.origin_of(error, is_cutting))
+                return self._hook_failed(name, counts, failure.origin_of(counts, is_cutting))
             finally:
                 self._session.page.doing(Doing.WAITING)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import resilience
 from resilience.core.communication import left_communication
-from resilience.errors import MOST_TEXT, RankShouldRestart, error_in_words, message_of
+from resilience.errors import MOST_TEXT, RankShouldRestart, RestartAbort, error_in_words, message_of
 from resilience.facts import fingerprints
 from resilience.facts.interruptions import (
     Cause,
@@ -31,7 +31,7 @@ from resilience.facts.interruptions import (
 )
 from resilience.system.environment import rank_and_world_size
 from resilience.system.frames import MAX_FRAMES, current_frames, is_wrapper, places_of, stack_of_traceback
-from resilience.system.signal_handlers import is_from_signal
+from resilience.system.signal_handlers import MAX_LINKS, is_from_signal
 
 if TYPE_CHECKING:
     from resilience.inprocess.state import State
@@ -108,6 +108,20 @@ def restarts_all(error: BaseException) -> bool:
 def ends_rank_by_signal(error: BaseException) -> bool:
     """Return True if a signal ends this rank: Ctrl-C, or a handler of the program raised SystemExit or the like."""
     return is_from_signal(error) and not restarts_all(error)
+
+
+def leaving(error: BaseException | None, outside: BaseException | None) -> BaseException | None:
+    """Return the exception by which this rank leaves while `error` is handled, or None: that of a signal, or an exit
+    that was raised while no other exception was handled, so no abort has led to it. outside: what the caller of the
+    wrapped function handles meanwhile; it does not count."""
+    for _ in range(MAX_LINKS):
+        if error is None or error is outside:
+            break
+        is_exit = isinstance(error, (SystemExit, RestartAbort)) and error.__context__ is outside
+        if is_exit or ends_rank_by_signal(error):
+            return error
+        error = error.__context__
+    return None
 
 
 def own_cause(error: BaseException | None, origin: FaultOrigin) -> Exception | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from resilience.system.signal_handlers import Deferred, ProgramHandlers
+from resilience.system.signal_handlers import Deferred, ProgramHandlers, is_from_signal
 
 
 @pytest.fixture
@@ -58,3 +59,76 @@ def test_handler_that_the_program_kept_from_an_earlier_call_is_guarded_by_the_pr
     assert (guarded.owner, guarded.handler) == (present, plain)
     present.release()
     assert signal.getsignal(signal.SIGUSR1) is plain
+
+
+class Interruption(BaseException):
+    pass
+
+
+def leave(_: int, frame: object) -> None:
+    raise SystemExit(143)
+
+
+def cut(_: int, frame: object) -> None:
+    raise Interruption
+
+
+class Stopping:
+    def __call__(self, number: int, frame: object) -> None:
+        leave(number, frame)
+
+    def stop(self, number: int, frame: object) -> None:
+        leave(number, frame)
+
+
+HANDLERS = [
+    leave,
+    functools.partial(leave, 10),
+    Stopping(),
+    Stopping().stop,
+    lambda number, frame: leave(number, frame),
+]
+
+
+@pytest.mark.parametrize("handler", HANDLERS, ids=["function", "partial", "object", "method", "lambda"])
+def test_exception_that_left_a_handler_of_the_function_ends_its_rank(handler: Any) -> None:
+    handlers = ProgramHandlers(lambda: True, Interruption)
+    signal.signal(signal.SIGUSR1, handler)
+    handlers.note()
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    with pytest.raises(SystemExit) as raised:
+        handler(*([] if isinstance(handler, functools.partial) else [signal.SIGUSR1]), None)
+    replacement = Interruption()
+    replacement.__context__ = raised.value
+    assert not is_from_signal(raised.value)
+    handlers.judge(replacement)
+    assert is_from_signal(raised.value) and not is_from_signal(replacement)
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_handler_that_the_interruption_cut_short_is_called_again(is_guarded: bool) -> None:
+    handlers = ProgramHandlers(lambda: True, Interruption)
+    signal.signal(signal.SIGUSR1, cut)
+    (handlers.guard if is_guarded else handlers.note)()
+    with pytest.raises(Interruption) as raised:
+        signal.raise_signal(signal.SIGUSR1)
+    handlers.judge(raised.value)
+    assert handlers.are_put_off
+    with pytest.raises(Interruption):
+        handlers.raise_again()
+    assert handlers.are_put_off  # it was cut short once more
+    assert [deferred.signal for deferred in handlers.take_deferred()] == ["SIGUSR1"]
+    handlers.release()
+
+
+def test_code_of_handlers_is_known() -> None:
+    handlers = ProgramHandlers(lambda: True)
+    assert not handlers.is_handler(leave.__code__)
+    signal.signal(signal.SIGUSR1, leave)
+    handlers.note()
+    assert handlers.is_handler(leave.__code__)
+    handlers.guard()
+    assert not handlers.is_handler(leave.__code__)  # its guard calls it
+    guarded: Any = signal.getsignal(signal.SIGUSR1)
+    assert handlers.is_handler(type(guarded).__call__.__code__)
+    handlers.release()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import contextlib
+import itertools
 import sys
 import threading
 import traceback
@@ -42,6 +44,37 @@ def test_checkpoint_that_fails_is_the_fault_of_the_rank_that_it_names(rank: int,
 
 def test_checkpoint_that_an_interruption_cut_short_is_nobodys_fault(rank: int) -> None:
     assert failure.origin_of(of_rank_1(RankShouldRestart()), is_cutting=True) == "consequence"
+
+
+def replaced(*errors: BaseException) -> BaseException:
+    """Return the last of these exceptions, each raised while the one before was handled."""
+    for before, error in itertools.pairwise(errors):
+        error.__context__ = before
+    return errors[-1]
+
+
+def test_rank_leaves_for_ctrl_c_and_for_an_exit_that_followed_from_no_other_exception() -> None:
+    exit_, interruption = SystemExit(3), RankShouldRestart()
+    ctrl_c = KeyboardInterrupt()
+    assert failure.leaving(replaced(ctrl_c, interruption), None) is ctrl_c
+    assert failure.leaving(replaced(exit_, OSError(), interruption), None) is exit_
+    for error in (GeneratorExit(), asyncio.CancelledError(), ValueError()):
+        assert failure.leaving(replaced(error, RankShouldRestart()), None) is None
+    assert failure.leaving(replaced(RuntimeError("aborted"), SystemExit(1), RankShouldRestart()), None) is None
+    assert failure.leaving(replaced(RankShouldRestart(), SystemExit(1)), None) is None
+
+
+def test_what_the_caller_handles_makes_no_rank_leave() -> None:
+    outside = KeyboardInterrupt()
+    exit_ = SystemExit(3)
+    assert failure.leaving(replaced(outside, RankShouldRestart()), outside) is None
+    assert failure.leaving(replaced(outside, exit_, RankShouldRestart()), outside) is exit_
+
+
+def test_circle_of_exceptions_ends() -> None:
+    first, second = ValueError(), OSError()
+    first.__context__, second.__context__ = second, first
+    assert failure.leaving(first, None) is None
 
 
 def look_up(key: str) -> None:
