@@ -349,8 +349,10 @@ class Interrupter:
         that is cut short leaves modules with C parts broken for good, a trace function that
         raises (a debugger's, coverage's) is switched off, and a signal whose handler is cut short, or
         whose exception is replaced while it travels, is lost."""
+        handled = sys.exc_info()[1]
         self._others.note(self.signal_number)
-        if self._leaving(sys.exc_info()[1]) is not None:
+        self._others.judge(handled)
+        if self._leaving(handled) is not None:
             return True
         tracer = sys.gettrace()
         tracing = None if tracer is self._tracer else _code_of(tracer)

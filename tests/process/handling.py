@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from resilience.errors import RestartAbort
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.initialize import Initialize
@@ -222,7 +223,7 @@ def _await_strike(call: CallWrapper) -> None:
 
 
 def interrupted_while_leaving(how: str, set_handler_in: str, limit: float) -> tuple[int, int]:
-    """In iteration 0, rank 1 gets a signal, or exits. Rank 0 then fails: rank 1 is interrupted in the handler of the
+    """In iteration 0, rank 1 gets a signal, or gives up. Rank 0 then fails: rank 1 is interrupted in the handler of the
     signal or while it cleans up. limit: seconds for which it may then go on. Returns: the iteration in which this rank
     completed, and the number of ranks in it."""
     interrupt.FRAGILE_LIMIT = limit
@@ -252,8 +253,8 @@ def interrupted_while_leaving(how: str, set_handler_in: str, limit: float) -> tu
             if set_handler_in == "call":
                 set_handler()
             try:
-                if how.startswith("exit"):
-                    sys.exit(3)
+                if how.startswith("abort"):
+                    raise RestartAbort
                 os.kill(os.getpid(), signal.SIGINT if how.startswith("ctrl-c") else signal.SIGTERM)
                 time.sleep(60.0)
             finally:

@@ -97,12 +97,12 @@ def test_signal_that_ends_a_rank_while_it_cleans_up_after_an_interruption_is_not
         ("signal, in cleanup", "program", "SystemExit: 143"),
         ("signal, in cleanup", "call", "SystemExit: 143"),
         ("ctrl-c, in cleanup", "program", "KeyboardInterrupt"),
-        ("exit, in cleanup", "program", "SystemExit: 3"),
+        ("abort, in cleanup", "program", "RestartAbort"),
         ("signal, in handler", "program", "SystemExit: 143"),
         ("signal, in handler", "call", "SystemExit: 143"),
     ],
 )
-def test_rank_that_is_interrupted_while_it_leaves_for_a_signal_or_an_exit_has_left(
+def test_rank_that_is_interrupted_while_it_leaves_for_a_signal_or_gives_up_has_left(
     start: Start, how: str, set_handler_in: str, limit: float, error: str
 ) -> None:
     target = "tests.process.handling:interrupted_while_leaving"
@@ -115,7 +115,7 @@ def test_rank_that_is_interrupted_while_it_leaves_for_a_signal_or_an_exit_has_le
     assert left.error.strip(": ") == error
     (record,) = [record.event.record for record in job.of(events.RankInterrupted, rank=1)]
     assert record.interruption == Interruption.BASE_EXCEPTION
-    assert record.origin == "own" or how.startswith("exit")
+    assert record.origin == "own" or how.startswith("abort")
     assert [record.event.signal for record in job.of(events.SignalDeferred)] == ["SIGTERM"] * is_called_again
 
 

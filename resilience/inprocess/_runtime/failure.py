@@ -111,14 +111,15 @@ def ends_rank_by_signal(error: BaseException) -> bool:
 
 
 def leaving(error: BaseException | None, outside: BaseException | None) -> BaseException | None:
-    """Return the exception by which this rank leaves while `error` is handled, or None: that of a signal, or an exit
-    that was raised while no other exception was handled, so no abort has led to it. outside: what the caller of the
-    wrapped function handles meanwhile; it does not count."""
+    """Return the exception by which this rank leaves while `error` is handled, or None: that of a signal, or a
+    RestartAbort that was raised while no other exception was handled, so no abort has led to it. Not any SystemExit:
+    the function may handle that of a parser, say, and train meanwhile. outside: what the caller of the wrapped function
+    handles meanwhile; it does not count."""
     for _ in range(MAX_LINKS):
         if error is None or error is outside:
             break
-        is_exit = isinstance(error, (SystemExit, RestartAbort)) and error.__context__ is outside
-        if is_exit or ends_rank_by_signal(error):
+        gives_up = isinstance(error, RestartAbort) and error.__context__ is outside
+        if gives_up or ends_rank_by_signal(error):
             return error
         error = error.__context__
     return None

@@ -14,7 +14,7 @@ from types import FunctionType
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
-from resilience.errors import RankShouldRestart
+from resilience.errors import RankShouldRestart, RestartAbort
 from resilience.facts.encoding import from_json, to_json
 from resilience.facts.interruptions import FaultOrigin, Frame
 from resilience.inprocess._runtime import failure
@@ -53,22 +53,22 @@ def replaced(*errors: BaseException) -> BaseException:
     return errors[-1]
 
 
-def test_rank_leaves_for_ctrl_c_and_for_an_exit_that_followed_from_no_other_exception() -> None:
-    exit_, interruption = SystemExit(3), RankShouldRestart()
+def test_rank_leaves_for_ctrl_c_and_for_an_abort_that_followed_from_no_other_exception() -> None:
+    gives_up, interruption = RestartAbort(), RankShouldRestart()
     ctrl_c = KeyboardInterrupt()
     assert failure.leaving(replaced(ctrl_c, interruption), None) is ctrl_c
-    assert failure.leaving(replaced(exit_, OSError(), interruption), None) is exit_
-    for error in (GeneratorExit(), asyncio.CancelledError(), ValueError()):
+    assert failure.leaving(replaced(gives_up, OSError(), interruption), None) is gives_up
+    for error in (SystemExit(3), GeneratorExit(), asyncio.CancelledError(), ValueError()):
         assert failure.leaving(replaced(error, RankShouldRestart()), None) is None
-    assert failure.leaving(replaced(RuntimeError("aborted"), SystemExit(1), RankShouldRestart()), None) is None
-    assert failure.leaving(replaced(RankShouldRestart(), SystemExit(1)), None) is None
+    assert failure.leaving(replaced(RuntimeError("aborted"), RestartAbort(), RankShouldRestart()), None) is None
+    assert failure.leaving(replaced(RankShouldRestart(), RestartAbort()), None) is None
 
 
 def test_what_the_caller_handles_makes_no_rank_leave() -> None:
     outside = KeyboardInterrupt()
-    exit_ = SystemExit(3)
+    gives_up = RestartAbort()
     assert failure.leaving(replaced(outside, RankShouldRestart()), outside) is None
-    assert failure.leaving(replaced(outside, exit_, RankShouldRestart()), outside) is exit_
+    assert failure.leaving(replaced(outside, gives_up, RankShouldRestart()), outside) is gives_up
 
 
 def test_circle_of_exceptions_ends() -> None:
