@@ -54,7 +54,7 @@ class AbortTorchDistributed(Abort):
 
     @advises
     def __init__(self) -> None:
-        pass
+        super().__init__()
 
     def __call__(self, state: State) -> State:
         collectives.cut_gloo_sockets()

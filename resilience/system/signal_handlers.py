@@ -13,6 +13,7 @@ looks first whether the handler is still its own. Such a handler is recognised b
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import signal
@@ -29,6 +30,7 @@ from resilience.system.processes import signal_name
 
 MAX_LINKS = 1000  # of an exception's chain of contexts, which may be a circle
 _MARK = "_left_signal_handler"
+_libc = ctypes.CDLL(None)
 
 
 class Deferred(NamedTuple):
@@ -65,7 +67,7 @@ class ProgramHandlers:
                 handler = handler.handler  # of an earlier call: the program has kept it, and set it again
             is_programs = callable(handler) and handler is not signal.default_int_handler and number not in others
             if is_programs:
-                signal.signal(number, _Guarded(self, handler))
+                _set_handler(number, _Guarded(self, handler))
         self._of_function.clear()
 
     def note(self, *others: int) -> None:
@@ -102,7 +104,7 @@ class ProgramHandlers:
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
             if isinstance(handler, _Guarded):
-                signal.signal(number, handler.handler)
+                _set_handler(number, handler.handler)
 
     @property
     def are_put_off(self) -> bool:
@@ -165,6 +167,16 @@ def is_from_signal(error: BaseException) -> bool:
     """Return True for Ctrl-C, and for a BaseException that left a guarded handler. What user code makes of it has no
     mark."""
     return isinstance(error, KeyboardInterrupt) or _MARK in vars(error)
+
+
+def _set_handler(number: int, handler: Any) -> None:
+    """Set a handler in Python, and leave in place what C code does at this signal before Python's turn: faulthandler
+    with `chain=True`, say."""
+    action = ctypes.create_string_buffer(512)  # more than a `struct sigaction`: 152 bytes
+    _libc.sigaction(int(number), None, action)
+    signal.signal(number, handler)
+    if signal.getsignal(number) is handler:  # else the handler has just run, and has given its signal back
+        _libc.sigaction(int(number), action, None)
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -1,4 +1,4 @@
-"""Are torch's modes unchanged?  Records them before a function runs, and restores them before it runs again.
+"""Are torch's modes unchanged?  Records them before a function runs, and restores them when it has failed.
 
 Disabled gradients, autocast, a default device, a mode that intercepts operations: torch keeps each of them per thread,
 and a context manager restores it. If an exception, such as an interruption, lands inside that context manager's own

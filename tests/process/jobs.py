@@ -37,6 +37,7 @@ from resilience.inprocess.rank_assignment import FillGaps, FilterGroupedByKey, S
 from resilience.inprocess.rank_filter import MaxActiveWorldSize, WorldSizeDivisibleBy
 from resilience.inprocess.state import State
 from resilience.inprocess.store import FileStore, StoreMixin
+from resilience.inprocess.terminate import Terminate
 from resilience.system import stacks
 from tests.support import signs, threads
 
@@ -329,21 +330,61 @@ class UnsavedTensor:
         raise ValueError("cannot be saved")
 
 
-def leave_modes_on() -> tuple[dict[str, Any], dict[str, Any]]:
+class SeeModes(Initialize, Finalize, HealthCheck, Terminate):
+    """Keeps the modes of torch that a hook meets, before the function starts and after a fault."""
+
+    def __init__(self) -> None:
+        self.modes: list[dict[str, Any]] = []
+
+    def __call__(self, state: State, exception: Exception | None = None) -> Any:
+        self.modes.append(modes_of_torch())
+        return state
+
+
+def leave_modes_on() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Fail inside torch's modes, as if an interruption had kept each context manager from leaving its own. Returns
-    the modes before the call and those that the next iteration meets."""
+    the modes before the call and those that the hooks and the next iteration meet."""
     torch.set_default_device("cpu")  # an inner default device takes its place on torch's stack
     before = modes_of_torch()
 
-    @Wrapper(initialize=RetryController(max_iterations=2))
-    def function(call: CallWrapper | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    see = SeeModes()
+
+    @Wrapper(initialize=see, finalize=see, health_check=see)
+    def function(call: CallWrapper | None = None) -> dict[str, Any]:
         assert call is not None
         if call.iteration == 0:
             enter_modes()
             raise ValueError("by schedule")
-        return before, modes_of_torch()
+        return modes_of_torch()
 
-    return function()
+    return before, [function(), *see.modes]
+
+
+def exit_with_modes_on() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Exit inside torch's modes. Returns the modes before the call and those after it, and in its last hook."""
+    before, see = modes_of_torch(), SeeModes()
+
+    @Wrapper(terminate=see)
+    def function() -> None:
+        enter_modes()
+        sys.exit(3)
+
+    try:
+        function()
+    except SystemExit:
+        see.modes.append(modes_of_torch())
+    return before, see.modes
+
+
+def modes_set_by_a_hook() -> str:
+    """Return the default device in a function whose `initialize` hook has set it."""
+
+    class OnMeta(Initialize):
+        def __call__(self, state: State) -> State:
+            torch.set_default_device("meta")
+            return state
+
+    return Wrapper(initialize=OnMeta())(lambda: str(torch.get_default_device()))()
 
 
 def enter_modes() -> None:

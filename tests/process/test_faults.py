@@ -96,11 +96,24 @@ def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: 
     assert job.of(events.RankLeft, rank=1)
 
 
-def test_modes_of_torch_that_a_failure_left_on_are_off_when_the_function_starts_again(start: Start) -> None:
+def test_modes_of_torch_that_a_failure_left_on_are_off_in_hooks_and_when_the_function_starts_again(
+    start: Start,
+) -> None:
     job = start(2, "tests.process.jobs:leave_modes_on")
     for rank in job.wait():
-        before, after = rank.value
-        assert after == before
+        before, later = rank.value
+        assert later == [before] * 7
+
+
+def test_modes_of_torch_that_a_rank_left_on_are_off_when_it_has_left_the_call(start: Start) -> None:
+    (rank,) = start(1, "tests.process.jobs:exit_with_modes_on").wait()
+    before, later = rank.value
+    assert later == [before] * 2
+
+
+def test_default_device_that_an_initialize_hook_sets_holds_in_the_function(start: Start) -> None:
+    (rank,) = start(1, "tests.process.jobs:modes_set_by_a_hook").wait()
+    assert rank.value == "meta"
 
 
 def test_training_does_not_use_old_weights_after_a_failure_that_left_autocast_on(start: Start) -> None:

@@ -200,6 +200,8 @@ class CallWrapper:
                 error = error_in_words(failure_raised)
                 failure.release_own(failure_raised)
                 if takes_part and not isinstance(failure_raised, LeftInChild):  # else the store does not know yet
+                    with contextlib.suppress(Exception):  # must not replace the exception of the call
+                        restore(self._modes)
                     self._call_last("terminate", self._wrapper.terminate)
                 raise
             finally:
@@ -433,7 +435,6 @@ class CallWrapper:
         client.function_entered()
         self._entered = self._state.iteration
         self._reporter.entering()
-        restore(self._modes)  # an interruption may have prevented a context manager from doing it
         self._session.page.doing(Doing.FUNCTION)
         self._session.page.on_progress = self._progressed
         try:
@@ -520,6 +521,9 @@ class CallWrapper:
         self._state.status = Status.ABORTED if is_late else Status.ABORTING
         if self._error is not None:
             failure.release(self._error)
+        # An interruption may have kept a context manager from doing it; the hooks see torch's modes too. Not before the
+        # frames are gone: one may hold a context that restores a mode itself.
+        restore(self._modes)
         if self._wrapper.abort is not None:
             collectives.drop_groups()
         self._reporter.phase("agree")

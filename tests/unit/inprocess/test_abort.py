@@ -122,3 +122,14 @@ def test_aborts_are_composed_like_other_hooks(state: State) -> None:
     assert isinstance(composed, Abort)
     assert composed(state) is state
     assert order == ["first", "last"]
+
+
+def test_abort_that_is_combined_with_another_class_calls_its_constructor() -> None:
+    class Mixin:
+        def __init__(self) -> None:
+            self.is_ready = True
+
+    class Combined(AbortTorchDistributed, Mixin):
+        pass
+
+    assert Combined().is_ready

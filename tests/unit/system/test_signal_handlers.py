@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +134,19 @@ def test_code_of_handlers_is_known() -> None:
     guarded: Any = signal.getsignal(signal.SIGUSR1)
     assert handlers.is_handler(type(guarded).__call__.__code__)
     handlers.release()
+
+
+def test_faulthandler_that_calls_a_handler_of_the_program_stays(raised: list[int], tmp_path: Path) -> None:
+    handlers = ProgramHandlers(lambda: True)
+    path = tmp_path / "stacks"
+    with path.open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file, chain=True)
+        try:
+            handlers.guard()
+            signal.raise_signal(signal.SIGUSR1)
+            handlers.release()
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    assert raised == [signal.SIGUSR1] * 2
+    assert path.read_text().count("Current thread") == 2
