@@ -145,6 +145,12 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the record that says most about the fault: the first mover's."""
         return self.records[0] if self.records else None
 
+    @property
+    def first_detected(self) -> InterruptionRecord | None:
+        """Return the record of the chief's rank that was detected first. Detection times and silences count from it,
+        also if the chief is of a later limit or of the rank's end."""
+        return min(_of_chief(self.records), key=_detected_at) if self.records else None
+
 
 def nodes_of_suspects(
     verdict: Verdict, nodes: Mapping[int, str], records: Iterable[InterruptionRecord]
@@ -209,7 +215,7 @@ def silence_of(records: Sequence[InterruptionRecord]) -> float | None:
     """Return how many seconds the rank of the first record had been silent when the first limit fired, None if it was
     not silent. The restart counts from then on, also if the monitor ends the rank at a later limit."""
     silences = [
-        (math.inf if record.detected_wall_ns is None else record.detected_wall_ns, record.silent_for_s)
+        (_detected_at(record), record.silent_for_s)
         for record in _of_chief(records)
         if record.silent_for_s is not None
     ]
@@ -218,6 +224,10 @@ def silence_of(records: Sequence[InterruptionRecord]) -> float | None:
 
 def _of_chief(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
     return [record for record in records if record.rank == records[0].rank]
+
+
+def _detected_at(record: InterruptionRecord) -> float:
+    return math.inf if record.detected_wall_ns is None else record.detected_wall_ns
 
 
 def _cost(progress: Progress, silence: float | None, restart: Spread | None) -> Cost:

@@ -422,10 +422,10 @@ def _log(chief: InterruptionRecord, width: int, is_whole: bool) -> Iterator[Line
 
 def _since(incident: Incident) -> str:
     text = date(incident.since_wall_ns)
-    chief = incident.chief
+    first = incident.first_detected
     if incident.cost.hang_s:
         text += f", detected {seconds(incident.cost.hang_s)} later"
-    age = None if chief is None or chief.exception is not None else chief.last_heartbeat_age_s
+    age = None if first is None or first.exception is not None else first.last_heartbeat_age_s
     if age is not None and abs(age - (incident.cost.hang_s or 0.0)) > 0.1 * age:
         text += f"; last sign of progress {seconds(age)} before detection"
     return text

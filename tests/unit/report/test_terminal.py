@@ -21,7 +21,7 @@ from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
 from resilience.facts import events
 from resilience.facts.in_words import seconds
-from resilience.facts.interruptions import Exit, FaultOrigin, InterruptionRecord
+from resilience.facts.interruptions import Exit, FaultOrigin, Interruption, InterruptionRecord
 from resilience.report.condensed import report
 from resilience.report.page import ReportPage
 from resilience.report.terminal import incident_lines, report_lines
@@ -271,6 +271,25 @@ def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Call
     assert "section data open 3 s" in text
     assert "stack      me/data.py:34 next_batch" in text
     assert "inprocess/_runtime/call.py" not in text
+
+
+def test_last_progress_counts_back_from_the_same_detection_as_the_silence(make: Callable[..., Path]) -> None:
+    """A later limit ended the rank, so its record comes first. The report says when the first limit fired."""
+    (incident,) = report(load(make("run", [Fault("hang", 1, 0)]))).incidents
+    soft, *rest = incident.records
+    assert soft.detected_wall_ns is not None
+    soft = msgspec.structs.replace(soft, last_heartbeat_age_s=2.6)
+    later_ns = soft.detected_wall_ns + 2 * 10**9
+    hard = msgspec.structs.replace(
+        soft,
+        interruption=Interruption.HARD_TIMEOUT,
+        detected_wall_ns=later_ns,
+        silent_for_s=5.01,
+        last_heartbeat_age_s=4.6,
+    )
+    killed = msgspec.structs.replace(incident, records=(hard, soft, *rest))
+    text = unwrapped("\n".join(plain(line) for line in incident_lines(killed, WIDTH)))
+    assert "detected 3.01 s later; last sign of progress 2.6 s before detection" in text
 
 
 def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable[..., Path]) -> None:
