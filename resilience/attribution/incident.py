@@ -215,9 +215,7 @@ def silence_of(records: Sequence[InterruptionRecord]) -> float | None:
     """Return how many seconds the rank of the first record had been silent when the first limit fired, None if it was
     not silent. The restart counts from then on, also if the monitor ends the rank at a later limit."""
     silences = [
-        (_detected_at(record), record.silent_for_s)
-        for record in _of_chief(records)
-        if record.silent_for_s is not None
+        (_detected_at(record), record.silent_for_s) for record in _of_chief(records) if record.silent_for_s is not None
     ]
     return min(silences)[1] if silences else None
 
