@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from resilience.attribution.symptoms import CLASSES
-from resilience.cli.run_argument import find_run
+from resilience.cli.run_argument import find_runs
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.in_words import count, seconds
 from resilience.report.repeats import KnownRun, RepeatedFault, as_json, faults, known_runs
 from resilience.report.terminal import rework_unknown_in_words
-from resilience.run_folder.load import incomplete_in_words, is_run, runs_in
+from resilience.run_folder.load import incomplete_in_words, runs_in
 from resilience.system.environment import Settings
 from resilience.system.render import (
     Line,
@@ -41,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="run folder, folder that contains runs, or job id in RESILIENCE_RUN_DIR; default: all runs there",
+        help="run folder, folder that contains runs, or job id in RESILIENCE_RUN_DIR (all attempts; JOB@N: attempt N); "
+        "default: all runs there",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.add_argument("--all", action="store_true", help=f"show all faults; default: the first {LISTED}")
@@ -121,12 +122,7 @@ def _folders(texts: list[str]) -> list[Path]:
         if not runs:
             raise ConfigurationError(f"there are no runs in {root}; give run folders, or set RESILIENCE_RUN_DIR")
         return _each_once(runs)
-    folders: list[Path] = []
-    for text in texts:
-        path = Path(text)
-        below = [] if is_run(path) else runs_in(path)
-        folders += below or [find_run(text)]
-    return _each_once(folders)
+    return _each_once([folder for text in texts for folder in find_runs(text)])
 
 
 def _each_once(folders: list[Path]) -> list[Path]:

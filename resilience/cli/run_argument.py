@@ -1,7 +1,8 @@
 """Which run does a command read?  The argument that all reading commands share.
 
 A run is given by its folder, or by its name or job id in RESILIENCE_RUN_DIR. The id of a job with several attempts
-means the newest attempt; `ID@N` means attempt N. Without an argument, commands read the newest run there."""
+means the newest attempt, or all attempts for `resilience incidents`, which reads many runs; `ID@N` means attempt N.
+Without an argument, commands read the newest run there."""
 
 from __future__ import annotations
 
@@ -63,6 +64,17 @@ def find_readable_run(text: str | None) -> Path:
     return folder
 
 
+def find_runs(text: str) -> list[Path]:
+    """Return the runs that an argument means: a run, those within a folder, or all attempts of a job, oldest first.
+
+    Raises: ConfigurationError, which lists the existing runs."""
+    path = Path(text)
+    if is_run(path):
+        return [path]
+    attempts = _attempts(Path(Settings.from_environment().run_dir), text)
+    return runs_in(path) or [attempts[number] for number in sorted(attempts)] or [find_run(text)]
+
+
 def refuse_unlisted(folder: Path, *names: str) -> None:
     """Raise ConfigurationError if one of these folders of a run exists but cannot be listed."""
     for unlisted in unlisted_in(folder, *names):
@@ -100,13 +112,17 @@ def _newest_attempt(root: Path, job_id: str) -> Path | None:
     """Return the folder of a job's newest attempt; for `<job>@0`, the folder of the first one."""
     if job_id.endswith("@0"):
         return root / safe_name(job_id.removesuffix("@0"))
+    attempts = _attempts(root, job_id)
+    return attempts[max(attempts)] if attempts else None
+
+
+def _attempts(root: Path, job_id: str) -> dict[int, Path]:
+    """Return the folders of a job's attempts, by number."""
     try:
         runs = runs_in(root)
     except ConfigurationError:
-        return None  # a folder that cannot be listed may still have a run of this name
-    attempts = {attempt_of(path.name, job_id): path for path in runs}
-    attempts.pop(None, None)
-    return max(attempts.items(), key=lambda item: item[0] or 0)[1] if attempts else None
+        return {}  # a folder that cannot be listed may still have a run of this name
+    return {attempt: path for path in runs if (attempt := attempt_of(path.name, job_id)) is not None}
 
 
 def _list(runs: list[Path]) -> str:

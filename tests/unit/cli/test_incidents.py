@@ -165,6 +165,19 @@ def test_json_has_no_note_among_its_lines_if_stderr_is_closed(
     json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("name", "attempts"),
+    [("friday", ["friday", "friday@1", "friday@10"]), ("friday@0", ["friday"]), ("friday@1", ["friday@1"])],
+)
+def test_job_means_all_its_attempts_and_a_numbered_attempt_only_itself(
+    name: str, attempts: list[str], capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
+    for attempt in ("friday", "friday@1", "friday@10"):
+        job([Fault("kill", 2, 1, 20)]).write(runs / attempt)
+    (fault,) = told(capsys, name)
+    assert fault["runs"] == dict.fromkeys(attempts, 1)
+
+
 def test_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incidents", "sunday"]) == 2
     assert "sunday does not exist" in capsys.readouterr().err
