@@ -31,10 +31,11 @@ def watched_in_words(event: HangsWatched, subject: str = "hang detection") -> st
     shown = ", ".join(limits[:MOST]) + more
     if event.first_s is None:
         return f"{subject}: off; {f'only these limits are in force: {shown}' if limits else 'no limit is set'}"
+    least = "" if event.least_s is None else f", at least {event.least_s:g} s"
     line = (
         f"{subject}: once a rank has reported progress, {event.first_s:g} s without another report end it "
         f"({START * event.first_s:g} s before the second report); once its usual pauses are known, {FACTOR:g} × the "
-        f"longest, at least {event.least_s:g} s"
+        f"longest{least}"
     )
     return f"{line}; limits that are set: {shown}" if limits else line
 

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.cli import main
+from resilience.facts.events import HangsWatched
 from resilience.report.condensed import report
 from resilience.run_folder.load import incomplete_in_words, load
 from tests.support.record_streams import Fault, job
@@ -101,3 +103,19 @@ def test_report_as_json_has_the_missing_records_in_its_object(folder: Path, caps
     shown = capsys.readouterr()
     assert json.loads(shown.out)["completeness"]["damaged"] == list(report(load(folder)).completeness.damaged) == [3]
     assert shown.err == ""
+
+
+@pytest.mark.parametrize("verb", ["report", "trace"])
+def test_record_of_hang_detection_without_its_smallest_limit_is_read(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streams = job([Fault("exception", 1, 0)])
+    last = streams.files[0][-1]
+    streams.files[0].append(
+        msgspec.structs.replace(last, sequence=last.sequence + 1, event=HangsWatched({}, first_s=300.0))
+    )
+    assert main([verb, str(streams.write(tmp_path / "run"))]) == 0
+    shown = capsys.readouterr()
+    assert shown.out and not shown.err
+    if verb == "report":
+        assert "once its usual pauses are known, 10 × the longest" in " ".join(shown.out.split())

@@ -12,7 +12,7 @@ from resilience.core.watched import (
     watched_in_words,
 )
 from resilience.facts.deadlines import exceeded_in_words, silence_in_words
-from resilience.facts.events import HangSuspected
+from resilience.facts.events import HangSuspected, HangsWatched
 from resilience.facts.limits import Learned, Limit, Limits, Rule
 
 
@@ -34,6 +34,12 @@ def test_rule_is_named_with_its_limits() -> None:
         "hang detection: once a rank has reported progress, 300 s without another report end it (1800 s before the "
         "second report); once its usual pauses are known, 10 × the longest, at least 30 s"
     )
+
+
+def test_record_without_the_smallest_limit_is_a_line_without_it() -> None:
+    """Each of the two is optional in a record."""
+    assert watched_in_words(HangsWatched({}, 300.0)).endswith("once its usual pauses are known, 10 × the longest")
+    assert watched_in_words(HangsWatched({}, None, 30.0)) == "hang detection: off; no limit is set"
 
 
 def test_default_limits_are_not_named_as_set() -> None:
