@@ -16,6 +16,7 @@ from resilience.facts import events, tracebacks
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.phases import EndedPhase, RankRestart, TimedPhase
+from resilience.history.places import place_at
 from resilience.history.processes import AgentProcess, Worker
 
 Cycle = tuple[int, int]
@@ -37,7 +38,8 @@ class Seen(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A rank's absence: from the failure, or the decision to restart, to its first progress."""
+    """A rank's absence: from the failure, or the decision to restart, to its first progress. The failure may be one that
+    a Wrapper detected before the launcher did."""
 
     rank: int
     kind: str
@@ -168,21 +170,46 @@ class NodeCycle:
     @property
     def failed_at(self) -> tuple[int, str] | None:
         """Return when and how this node learned that the cycle had failed: by its own fault, else from its peers."""
+        own = self._own_fault
+        if own is not None:
+            return own[:2]
+        ran = [stage.ended_ns for stage in self.stages if stage.phase == "run"]
+        return (ran[-1], "peer") if ran else (self.ended_ns, "peer") if self.ended is not None else None
+
+    @property
+    def restarts_since(self) -> tuple[int, str] | None:
+        """Return since when the node restarts, and how it learned of the failure. If a Wrapper had already interrupted
+        the iteration of the rank that failed, the restart began with that: the rank was only ended later. If the others
+        had gone on without this rank before it ended, its end is a new failure."""
+        own = self._own_fault
+        if own is None:
+            return self.failed_at
+        at_ns, kind, rank = own
+        failed = self.workers.get(rank)
+        if failed is None or failed.began is None:
+            return at_ns, kind
+        iteration, ended_ns = failed.began[0], at_ns if failed.died_ns is None else failed.died_ns
+        began = [worker.began for worker in self.workers.values() if worker.began is not None]
+        if any(place > iteration and began_ns < ended_ns for place, began_ns in began):
+            return at_ns, kind
+        interrupted = [worker.interrupted for worker in self.workers.values() if worker.interrupted is not None]
+        return min([at_ns, *(first_ns for place, first_ns in interrupted if place == iteration)]), kind
+
+    @property
+    def _own_fault(self) -> tuple[int, str, int] | None:
+        """Return when and how the node's first own fault was noticed that the launcher must handle, and its rank."""
         own = [
-            (sighting.at_ns, sighting.record.interruption.value)
+            (sighting.at_ns, sighting.record.interruption.value, sighting.record.rank)
             for sighting in self.seen
             if self.is_own(sighting.record)
         ]
         own += [
-            (worker.exited_ns, Interruption.TERMINATED.value)
+            (worker.exited_ns, Interruption.TERMINATED.value, rank)
             for rank, worker in self.workers.items()
             if worker.exited_ns is not None and worker.exit is not None and not worker.exit.expected
             if (rank, worker.pid) not in self.handled or rank == self.mover
         ]
-        if own:
-            return min(own)
-        ran = [stage.ended_ns for stage in self.stages if stage.phase == "run"]
-        return (ran[-1], "peer") if ran else (self.ended_ns, "peer") if self.ended is not None else None
+        return min(own, default=None)
 
     def is_own(self, record: InterruptionRecord) -> bool:
         """Return True if the launcher, not a Wrapper, must handle this record, as far as this node knows."""
@@ -242,10 +269,20 @@ class CycleHistory:
                 worker.called_ns = worker.called_ns or record.mono_ns
             case events.StageStarted(stage="run"):
                 self._part(record).worker(rank).progressed(record.mono_ns, at_ns, "entry")
+            case events.IterationStarted():
+                self._part(record).worker(rank).began = (place_at(record.origin)[2:], record.mono_ns)
+            case events.CallEnded():
+                self._part(record).worker(rank).began = None
             case events.RankInterrupted(interruption) if interruption.interruption is Interruption.TERMINATED:
-                self._part(record).handled[interruption.rank, interruption.pid] = (
+                part = self._part(record)
+                part.handled[interruption.rank, interruption.pid] = (
                     -1 if interruption.iteration is None else interruption.iteration
                 )
+                part.worker(rank).died_ns = record.mono_ns
+            case events.RankInterrupted():
+                self._part(record).worker(rank).was_interrupted(place_at(record.origin)[2:], record.mono_ns)
+            case _:  # no other event matters here
+                pass
 
     def parts(self, place: Cycle) -> dict[str, NodeCycle]:
         """Return all nodes' parts of a cycle."""
@@ -490,7 +527,7 @@ class CycleHistory:
 
 def restarts_of(before: NodeCycle, this: NodeCycle) -> Iterator[Restart]:
     """Yield each rank's absence between the failed cycle `before` and this cycle."""
-    since = before.failed_at
+    since = before.restarts_since
     if since is None or this.started is None:
         return
     at_ns, kind = since
@@ -511,7 +548,7 @@ def phases_of(
     A node without a fault of its own learned of the failure when it had to stop its workers. since_ns: the phases
     before this time, UTC, are no part of the restart: the node waited for a place in a job that needed no other one."""
     for stage in () if before is None else before.stages:
-        since = None if before is None else before.failed_at
+        since = None if before is None else before.restarts_since
         if stage.phase == "run" and since is not None:
             ago = max(0, stage.ended_ns - since[0])
             yield TimedPhase("detect", node, node, stage.ended_wall_ns - ago, stage.ended_wall_ns)

@@ -304,12 +304,11 @@ class History:
                 last.is_lost, last.is_asked = True, event.status.is_stop and not last.is_signalled
         elif isinstance(event, events.RankSignalled):
             self._last_call(rank, place).is_signalled = True
-        else:
-            if isinstance(event, events.CallStarted):
-                self._called(place[:3], event)
-                if self._last_call(rank, place) is self._last_calls[rank]:
-                    self._last_calls[rank] = LastCall(place)
-            self.cycles.take_of_wrapper(record, rank, at_ns)
+        elif isinstance(event, events.CallStarted):
+            self._called(place[:3], event)
+            if self._last_call(rank, place) is self._last_calls[rank]:
+                self._last_calls[rank] = LastCall(place)
+        self.cycles.take_of_wrapper(record, rank, at_ns)
 
     def _last_call(self, rank: int, place: Place) -> LastCall:
         """Return a rank's last call. That of an earlier cycle does not count: the files of nodes come in any order."""

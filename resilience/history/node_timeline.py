@@ -245,7 +245,7 @@ class NodeTimeline:
     ) -> list[Interval]:
         """Return the restart after the cycle `failed`, and its first phase. at_ns: its end if no worker shows one."""
         before = self._facts(failed)
-        since = before.failed_at
+        since = before.restarts_since
         if since is None:
             return []
         key, intervals = restart_key(self._name), []

@@ -44,6 +44,11 @@ class Worker:
         self.seen_ns = 0  # UTC
         self.signalled_ns = 0  # UTC, of its monitor's first signal; 0 if there was none
         self.called_ns: int | None = None  # when a Wrapper's function was called
+        # Call and iteration in its Wrapper, and monotonic ns: the last one that it began, and the last one that was
+        # interrupted other than by its end, with the first time.
+        self.began: tuple[tuple[int, int], int] | None = None
+        self.interrupted: tuple[tuple[int, int], int] | None = None
+        self.died_ns: int | None = None  # when its Wrapper's monitor recorded its end
 
     @property
     def has_shown_progress(self) -> bool:
@@ -86,6 +91,11 @@ class Worker:
         """Note a signal of its monitor."""
         self.signals = (", ".join(event.signals), event.reason)
         self.signalled_ns = self.signalled_ns or at_ns
+
+    def was_interrupted(self, iteration: tuple[int, int], at_ns: int) -> None:
+        """Note an interruption that its Wrapper recorded. The first one of an iteration counts."""
+        if self.interrupted is None or self.interrupted[0] != iteration:
+            self.interrupted = (iteration, at_ns)
 
     def progressed(self, at_ns: int, wall_ns: int, sign: events.ProgressSign) -> None:
         if self.progress is None:
