@@ -38,8 +38,8 @@ class Seen(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A rank's absence: from the failure, or the decision to restart, to its first progress. The failure may be one that
-    a Wrapper detected before the launcher did."""
+    """A rank's absence: from the failure, or the decision to restart, to its first progress. If a Wrapper detected the
+    failure before the launcher did, it counts from then on."""
 
     rank: int
     kind: str
