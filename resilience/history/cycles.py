@@ -13,10 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from resilience.facts import events, tracebacks
+from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.phases import EndedPhase, RankRestart, TimedPhase
-from resilience.history.places import place_at
 from resilience.history.processes import AgentProcess, Worker
 
 Cycle = tuple[int, int]
@@ -270,7 +270,7 @@ class CycleHistory:
             case events.StageStarted(stage="run"):
                 self._part(record).worker(rank).progressed(record.mono_ns, at_ns, "entry")
             case events.IterationStarted():
-                self._part(record).worker(rank).began = (place_at(record.origin)[2:], record.mono_ns)
+                self._part(record).worker(rank).began = (_iteration_of(record.origin), record.mono_ns)
             case events.CallEnded():
                 self._part(record).worker(rank).began = None
             case events.RankInterrupted(interruption) if interruption.interruption is Interruption.TERMINATED:
@@ -280,7 +280,7 @@ class CycleHistory:
                 )
                 part.worker(rank).died_ns = record.mono_ns
             case events.RankInterrupted():
-                self._part(record).worker(rank).was_interrupted(place_at(record.origin)[2:], record.mono_ns)
+                self._part(record).worker(rank).was_interrupted(_iteration_of(record.origin), record.mono_ns)
             case _:  # no other event matters here
                 pass
 
@@ -565,6 +565,11 @@ def phases_of(
         if worker.progress is not None and worker.started_ns is not None:
             until_ns, wall_ns, _ = worker.progress
             yield TimedPhase("import", rank, node, wall_ns - max(0, until_ns - worker.started_ns), wall_ns)
+
+
+def _iteration_of(origin: Origin) -> tuple[int, int]:
+    """Return call and iteration, -1 before the first iteration of the call."""
+    return origin.call, -1 if origin.iteration is None else origin.iteration
 
 
 def _read(interruption: InterruptionRecord, record: Record, at_ns: int) -> InterruptionRecord:
