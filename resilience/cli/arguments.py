@@ -5,10 +5,11 @@ A rejected argument is escaped before it is printed, like any other text."""
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from resilience.errors import ConfigurationError
 from resilience.facts.printable import usage_error
+from resilience.system.render import say
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,6 +18,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with status 2."""
         super().error(usage_error(message))
+
+    def print_help(self, file: Any = None) -> None:
+        """Write the help. Raises: OSError, which argparse would ignore if stdout is not buffered (PYTHONUNBUFFERED)."""
+        say(self.format_help().rstrip("\n"), file)
 
 
 def refuse_together(option: str, advice: str = "; leave one of them out", **others: object) -> None:

@@ -14,10 +14,12 @@ from tests.support.record_streams import Fault, job
 @pytest.mark.parametrize(
     ("redirection", "reason"), [(">&-", "it is closed"), (">/dev/full", "No space left on device")]
 )
-@pytest.mark.parametrize("arguments", ["report RUN", "help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", ["report RUN", "help", "help report", "calibrate diff --help"])
 def test_output_that_cannot_be_written_is_one_line_on_stderr(
-    redirection: str, reason: str, arguments: str, tmp_path: Path
+    redirection: str, reason: str, arguments: str, unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
     arguments = arguments.replace("RUN", str(folder))
     command = f"'{sys.executable}' -m resilience.cli {arguments} {redirection}"
