@@ -59,8 +59,8 @@ def write(path: Path, observed: Input, timeouts: Timeouts) -> None:
         parts.append(f'<g transform="translate({x},{y})">{_panel(name, timeouts, pool)}</g>')
     if not pools:
         parts.append('<text x="20" y="30">No deadline has enough durations to draw.</text>')
-    if not files.replace(path, text("\n".join([*parts, "</svg>"]) + "\n").encode()):
-        raise ConfigurationError(f"cannot write {path}; {files.TO_REPLACE}")
+    if reason := files.why_not_replaced(path, text("\n".join([*parts, "</svg>"]) + "\n").encode()):
+        raise ConfigurationError(f"cannot write {path}: {reason}; {files.TO_REPLACE}")
 
 
 class _Axes:

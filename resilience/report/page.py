@@ -128,8 +128,8 @@ class ReportPage:
 
 def write(path: Path, folder: Path) -> None:
     """Write the page of a run. Raises: ConfigurationError if that fails."""
-    if not files.replace(path, text(ReportPage(folder).page()).encode()):
-        raise ConfigurationError(f"cannot write {path}; {files.TO_REPLACE}")
+    if reason := files.why_not_replaced(path, text(ReportPage(folder).page()).encode()):
+        raise ConfigurationError(f"cannot write {path}: {reason}; {files.TO_REPLACE}")
 
 
 @functools.cache

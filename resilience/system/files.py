@@ -100,15 +100,22 @@ def replace(path: Path, content: bytes) -> bool:
 
     The target of a symbolic link is replaced, and the link stays. Nothing replaces a device, a pipe, or an open
     descriptor such as /dev/stdout."""
+    return not why_not_replaced(path, content)
+
+
+def why_not_replaced(path: Path, content: bytes) -> str:
+    """Replace a whole file as `replace` does. Return the reason why it could not be replaced, empty if it was."""
     try:
         target = _target(path)
         if target.exists() and not target.is_file():
-            return False
+            return "it is not a file"
         with _written_beside(target, content) as temporary:
             temporary.replace(target)
-    except (OSError, ValueError):  # ValueError: a zero byte in the path
-        return False
-    return True
+    except FileExistsError:  # from the creation of the folder
+        return os.strerror(errno.ENOTDIR)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return ""
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ HEAD = "# Written by `resilience calibrate`. Durations in seconds. What the entr
 def write(path: Path, timeouts: Timeouts) -> None:
     """Replace the whole file. Raises: ConfigurationError if that fails; the old file then stays."""
     text = HEAD + encoding.to_yaml(_rounded(msgspec.to_builtins(timeouts)))
-    if not files.replace(path, text.encode()):
-        raise ConfigurationError(f"{path} could not be written; {files.TO_REPLACE}")
+    if reason := files.why_not_replaced(path, text.encode()):
+        raise ConfigurationError(f"{path} could not be written: {reason}; {files.TO_REPLACE}")
 
 
 def read(path: Path) -> Timeouts:

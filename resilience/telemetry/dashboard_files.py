@@ -79,8 +79,8 @@ def write(
     written = []
     for file, text in texts(datasource, grafana, matchers, name).items():
         path = folder / file
-        if not files.replace(path, text.encode()):
-            raise ConfigurationError(f"cannot write {path}; give a writable folder")
+        if reason := files.why_not_replaced(path, text.encode()):
+            raise ConfigurationError(f"cannot write {path}: {reason}; give a writable folder")
         written.append(path)
     return written
 

@@ -42,7 +42,7 @@ def test_result_is_written_to_its_file_though_stdout_is_closed(arguments: str, t
     ("arguments", "reason"),
     [
         ("trace RUN -o /dev/full", "--output /dev/full: cannot be written: No space left on device"),
-        ("report RUN --html /dev/full", "cannot write /dev/full"),
+        ("report RUN --html /dev/full", "cannot write /dev/full: it is not a file; "),
     ],
 )
 def test_file_that_cannot_be_written_is_named(arguments: str, reason: str, tmp_path: Path) -> None:

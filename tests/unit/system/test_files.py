@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resilience.system import files
-from resilience.system.files import LineFile, create, replace, tail
+from resilience.system.files import LineFile, create, replace, tail, why_not_replaced
 
 
 def names(folder: Path) -> list[str]:
@@ -124,6 +124,8 @@ def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
     assert replace(path, b"old")
     with disk_with_room_for(2):
         assert not replace(path, b"longer")
+        assert why_not_replaced(path, b"longer") == os.strerror(errno.EFBIG)
+    assert why_not_replaced(path, b"old") == ""
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
 
