@@ -138,10 +138,7 @@ METRICS: tuple[Metric, ...] = (
         "and was not followed does not count, nor does one whose restart in place the launcher ended a moment later; "
         "the report counts that restart.",
         ("layer", "outcome"),
-        (
-            *(_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor),
-            *(_E.WorkerExited, _E.CycleStarted, _E.CycleEnded),
-        ),
+        (_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor, _E.WorkerExited, _E.CycleStarted, _E.CycleEnded),
     ),
     Metric(
         "resilience_restart_iteration",
