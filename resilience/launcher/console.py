@@ -219,12 +219,8 @@ class Console:
                 return f"node {record.origin.node} leaves the job: {why}"
             case events.ControlRequested(action, description, local_rank):
                 return f"local rank {local_rank} asks for {action}" + (f": {description}" if description else "")
-            case events.StopRequested(source, grace, leaves):
-                target = "this node leaves" if leaves else "the job stops"
-                return (
-                    f"{target} ({source}); workers that call resilience.stop_requested() have at most {grace:g} s for "
-                    "a last checkpoint, then all workers get the signal"
-                )
+            case events.StopRequested():
+                return _stop_line(event)
             case events.MonitorLost(pid, why):
                 return f"monitor {pid} of rank {record.origin.initial_rank} is gone ({why}); a new monitor starts"
             case events.ModulesPreloaded(_, refused, why, is_learned=False) if refused:
@@ -265,6 +261,14 @@ _WHY = {"membership": "a change of nodes", "request": "a request"}
 def _restart_line(event: events.CycleStarted, cause: str, rendezvous: events.RendezvousCompleted, repeats: int) -> str:
     repeated = f", the same failure {repeats} times in a row" if repeats > 1 else ""
     return f"restart {event.restarts_used} of {event.max_restarts}: {cause}{repeated}, {_size(rendezvous)}"
+
+
+def _stop_line(event: events.StopRequested) -> str:
+    return (
+        f"{'this node leaves' if event.leaves else 'the job stops'} ({event.source}); workers that call "
+        f"resilience.stop_requested() have at most {event.grace_s:g} s for a last checkpoint, then all workers get the "
+        "signal"
+    )
 
 
 def _size(rendezvous: events.RendezvousCompleted) -> str:
