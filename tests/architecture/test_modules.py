@@ -82,6 +82,7 @@ SHORT = {
     "resilience/facts/configuration.py": "crosses processes and files: limits, durations and job.json hold it",
     "resilience/facts/fingerprints.py": "one hash, the same in all processes",
     "resilience/facts/fork_lock.py": "the one lock of the pure layers, with an exception from their contract",
+    "resilience/facts/in_words.py": "words that all layers share",
     "resilience/facts/masking.py": "the one place that knows what is secret",
     "resilience/facts/phases.py": "crosses files: the file of limits holds it, and `core.watch` applies it",
     "resilience/facts/printable.py": "the one place that knows what may be displayed",
