@@ -21,6 +21,7 @@ DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 CALLED_FROM_OUTSIDE = {
     r"cli/demo_train\.py:forward": "torch calls a module's",
+    r"cli/arguments\.py:print_help": "argparse calls a parser's",
     r"facts/encoding\.py:compose_mapping_node": "PyYAML calls a loader's",
     r"inprocess/_runtime/monitor_process\.py:persistent_id": "pickle calls it",
     r"inprocess/nested_restarter\.py:NestedRestarter\w+": "names of the compatible API",
