@@ -96,7 +96,7 @@ def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: 
     assert job.of(events.RankLeft, rank=1)
 
 
-def test_modes_of_torch_that_a_failure_left_on_are_off_in_hooks_and_when_the_function_starts_again(
+def test_modes_of_torch_that_a_failure_left_on_are_off_in_hooks_and_when_it_starts_again(
     start: Start,
 ) -> None:
     job = start(2, "tests.process.jobs:leave_modes_on")
