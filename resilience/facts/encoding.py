@@ -195,7 +195,7 @@ def from_yaml(data: bytes) -> Any:
             return node
 
     try:
-        return _guarded(lambda: yaml.load(data.decode("utf-8-sig"), Loader))
+        return _guarded(lambda: Loader(data.decode("utf-8-sig")).get_single_data())
     except yaml.YAMLError as error:
         raise _refused(error) from error
 
