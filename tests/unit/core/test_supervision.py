@@ -368,6 +368,17 @@ def test_final_failure_ends_the_job_and_states_the_error_and_why_no_restart_foll
     assert verdict is not None and verdict.detail == "the program cannot start: SyntaxError: bad"
 
 
+def test_newcomer_knows_the_verdict_that_led_to_its_cycle_and_charges_nothing_for_it() -> None:
+    run = Run()
+    own = supervise(run, "other")
+    own._rendezvous.membership = msgspec.structs.replace(own._rendezvous.membership, cycle=1)
+    assert run.run(own.cause_of_cycle()) is None
+    verdict = CycleDecision("failed", "other", "failure", failure=failure())
+    run.store.data["end/0"] = cycle.encode(verdict)
+    assert run.run(own.cause_of_cycle()) == verdict
+    assert run.run(own.budget.used()) == 0
+
+
 def test_agent_that_obeys_a_verdict_charges_the_budget_for_one_that_died_before_it_could() -> None:
     run = Run()
     own = supervise(run, "other")
