@@ -435,7 +435,7 @@ class SignalDeferred(Event, frozen=True, tag="signal.deferred"):
 
 
 class HookFailed(Event, frozen=True, tag="hook.failed"):
-    """A hook of the wrapper raised."""
+    """A hook of the wrapper raised, or torch's modes could not be restored at the end of a call (hook: torch modes)."""
 
     level: ClassVar[Level] = "error"
     hook: str

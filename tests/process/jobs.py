@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import resilience
 from resilience.inprocess import CallWrapper, Compose, Wrapper
+from resilience.inprocess._runtime import call as running
 from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import FaultCounter, HealthCheck
@@ -374,6 +375,17 @@ def exit_with_modes_on() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     except SystemExit:
         see.modes.append(modes_of_torch())
     return before, see.modes
+
+
+def exit_with_modes_that_cannot_be_restored() -> None:
+    calls = itertools.count()
+
+    def fails(modes: Any) -> None:
+        if next(calls):  # the first one follows the abort, where it would be a failure like others
+            raise RuntimeError("no such mode")
+
+    running.restore = fails
+    Wrapper()(lambda: sys.exit(3))()
 
 
 def modes_set_by_a_hook() -> str:

@@ -111,6 +111,14 @@ def test_modes_of_torch_that_a_rank_left_on_are_off_when_it_has_left_the_call(st
     assert later == [before] * 2
 
 
+def test_exception_of_the_call_stays_if_modes_of_torch_cannot_be_restored(start: Start) -> None:
+    job = start(1, "tests.process.jobs:exit_with_modes_that_cannot_be_restored")
+    (rank,) = job.wait()
+    assert rank.type == "SystemExit"
+    (failed,) = [record.event for record in job.of(events.HookFailed)]
+    assert failed == events.HookFailed("torch modes", "RuntimeError: no such mode")
+
+
 def test_default_device_that_an_initialize_hook_sets_holds_in_the_function(start: Start) -> None:
     (rank,) = start(1, "tests.process.jobs:modes_set_by_a_hook").wait()
     assert rank.value == "meta"

@@ -200,8 +200,7 @@ class CallWrapper:
                 error = error_in_words(failure_raised)
                 failure.release_own(failure_raised)
                 if takes_part and not isinstance(failure_raised, LeftInChild):  # else the store does not know yet
-                    with contextlib.suppress(Exception):  # must not replace the exception of the call
-                        restore(self._modes)
+                    self._restore_modes_for_caller()
                     self._call_last("terminate", self._wrapper.terminate)
                 raise
             finally:
@@ -211,6 +210,12 @@ class CallWrapper:
                     self._let_go()
                 if os.getpid() == session.emitter.origin.pid:  # else a forked child leaves, and the call goes on
                     session.ended(self._state.iteration + 1, self._entered, error)
+
+    def _restore_modes_for_caller(self) -> None:
+        try:
+            restore(self._modes)
+        except Exception as error:  # must not replace the exception of the call
+            self._session.emit(events.HookFailed("torch modes", error_in_words(error)))
 
     def _completed(self, value: Any) -> Any:
         with contextlib.suppress(Exception):  # it is recorded; the call has completed
