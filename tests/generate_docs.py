@@ -204,6 +204,9 @@ def timeline_schema() -> str:
 
 def _schema(kind: type) -> str:
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}
+    for definition in schema["$defs"].values():
+        if "description" in definition:  # a docstring, which msgspec before 0.23 leaves indented
+            definition["description"] = inspect.cleandoc(definition["description"])
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
