@@ -143,15 +143,18 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
 def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     iterations = history.iterations
     iteration = iterations[key]
-    following = iterations.get((*key[:3], key[3] + 1), Iteration())
-    has_given_up = bool(following.started) and _given_up_after(history, (*key[:3], key[3] + 1)) == key
+    after = (*key[:3], key[3] + 1)
+    following = iterations.get(after, Iteration())
+    has_given_up = bool(following.started) and _given_up_after(history, after) == key
     gave_up = tuple(following.records) if has_given_up else ()
     evidence = _evidence(iteration, gave_up)
     verdict = judge(evidence)
     records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *gave_up)
-    following = Iteration() if has_given_up else following
-    restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(key)}
-    excluded = tuple(sorted(iteration.excluded | {rank for rank, end in iteration.ended.items() if end == "left"}))
+    last = after if has_given_up else key
+    again = history.started_again(last)
+    following = iterations[again] if again is not None else Iteration() if has_given_up else following
+    restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(last)}
+    excluded = _excluded(iteration, following.started.keys() if again is not None else ())
     status = _status(history, key, iteration, following)
     incident = Incident(
         *(0, *key),
@@ -169,7 +172,7 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         excluded=excluded,
         stepped_in=_stepped_in(iteration, following),
         phases=spreads(history.restart_phases(key), events.PHASES),
-        actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY),
+        actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY, again is not None),
     )
     progress = in_iteration(history, key)
     return completed(incident, before, restarts, progress, iteration.wall_ns, iteration.stacks, iteration.swallowed)
@@ -251,6 +254,14 @@ def _status(history: History, key: Place, iteration: Iteration, following: Itera
     return "ended" if history.is_over(key) else "unfinished"
 
 
+def _excluded(iteration: Iteration, again: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks without which the others went on, or could have. If none is left, or all were stopped, nobody
+    was excluded. again: ranks that a launcher started again."""
+    excluded = iteration.excluded | {rank for rank, end in iteration.ended.items() if end == "left"}
+    is_everybody = bool(iteration.started) and excluded >= iteration.started.keys()
+    return () if is_everybody else tuple(sorted(excluded.difference(again)))
+
+
 def _stepped_in(iteration: Iteration, following: Iteration) -> tuple[int, ...]:
     return tuple(
         sorted(
@@ -262,7 +273,12 @@ def _stepped_in(iteration: Iteration, following: Iteration) -> tuple[int, ...]:
 
 
 def _actions(
-    iteration: Iteration, following: Iteration, excluded: tuple[int, ...], status: Status, is_entry: bool
+    iteration: Iteration,
+    following: Iteration,
+    excluded: tuple[int, ...],
+    status: Status,
+    is_entry: bool,
+    is_by_launcher: bool,
 ) -> tuple[str, ...]:
     sent = {rank: (", ".join(dict.fromkeys(signals)), reason) for rank, (reason, signals) in iteration.sent.items()}
     done = evidence_in_words(iteration.stacks_by, sent, iteration.unseen)
@@ -273,7 +289,9 @@ def _actions(
     stepped_in = _stepped_in(iteration, following)
     if stepped_in:
         done.append(f"{named(stepped_in)} stepped in")
-    if status == "restarted":
+    if is_by_launcher:
+        done.append(f"started again by the launcher: {named(following.started)}")
+    elif status == "restarted":
         done.append(f"{'started without it' if is_entry else 'restarted in place'}: {named(following.started)}")
     elif status == "continued" and iteration.unmonitored:
         done.append(f"{named(iteration.unmonitored)} continued without a monitor")

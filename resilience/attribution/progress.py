@@ -35,8 +35,15 @@ class Progress(NamedTuple):
 def in_iteration(history: History, key: Place) -> Progress:
     """Return the progress of an iteration that was interrupted."""
     iteration = history.iterations[key]
+    again = history.started_again(key)
+    has_several_functions = again is not None and key[2] > 0
+    resumed = _resumed(iteration) if again is None else _first_step_of_call(history, again[:3])
     return Progress(
-        _first_step(history, key), _reached(iteration), _resumed(iteration), partial(_seconds_a_step, history, key)
+        _first_step(history, key),
+        _reached(iteration),
+        None if has_several_functions else resumed,
+        partial(_seconds_a_step, history, key),
+        has_several_functions,
     )
 
 

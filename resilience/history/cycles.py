@@ -384,7 +384,7 @@ class CycleHistory:
         for node, part in self.parts(later).items():
             if self.before(node, later) == place:
                 restarts = restarts_of(self.part(node, place), part)
-                yield from (RankRestart(place, restart.rank, restart.duration_s) for restart in restarts)
+                yield from (RankRestart(place, restart.rank, restart.duration_s, True) for restart in restarts)
 
     def restart_phases(self, place: Cycle) -> Iterator[TimedPhase]:
         """Yield the phases of the restart that a cycle ended with, on all nodes. The last cycle's end is no restart."""

@@ -198,13 +198,23 @@ class History:
     def restarts_after(self, place: Place | Cycle) -> Iterator[RankRestart]:
         """Yield the restarts of ranks after an iteration or a cycle of the launcher, as far as they are over."""
         if len(place) == 2:
-            return self.cycles.restarts_after(place)
-        return self._iterations.restarts_after(place)
+            yield from self.cycles.restarts_after(place)
+            return
+        yield from self._iterations.restarts_after(place)
+        if self.started_again(place) is not None:
+            noticed_ns = self.iterations[place].wall_ns
+            yield from self._iterations.other_launchers.restarts_after(place, noticed_ns)
+
+    def started_again(self, place: Place) -> Place | None:
+        """Return the first iteration after a launcher without records of its own, such as torchrun, started the ranks
+        again because an iteration failed; None if it did not."""
+        has_agents = any(attempt == place[0] for attempt, _ in self.cycles.places)
+        return None if has_agents else self._iterations.other_launchers.following(place)
 
     def restarts(self) -> Iterator[RankRestart]:
         """Yield all restarts of ranks that are over, whether or not the launcher undid them a moment later."""
         for iteration in sorted(self.iterations):
-            yield from self._iterations.restarts_after(iteration)
+            yield from self.restarts_after(iteration)
         for cycle in self.cycles.places:
             yield from self.cycles.restarts_after(cycle)
 

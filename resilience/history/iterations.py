@@ -16,6 +16,7 @@ from resilience.facts import events
 from resilience.facts.interruptions import Collective, Frame, Hang, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.cycles import CycleHistory
+from resilience.history.other_launchers import OtherLaunchers
 from resilience.history.phases import PhaseTimes, Place, RankRestart, TimedPhase
 from resilience.history.places import AT_ENTRY, judged_place
 
@@ -110,6 +111,7 @@ class IterationHistory:
 
     def __init__(self) -> None:
         self.phases = PhaseTimes()
+        self.other_launchers = OtherLaunchers()
         self.finished: set[_Call] = set()  # calls that ended
         self.seen: set[_Call] = set()
         self._iterations: dict[Place, Iteration] = {}
@@ -175,11 +177,13 @@ class IterationHistory:
     def _call_ended(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
         self.seen.add(who)
         self.finished.add(who)
+        self.other_launchers.ended(place, at_ns)
 
     def _iteration_started(
         self, place: Place, who: _Call, record: Record, event: events.IterationStarted, at_ns: int
     ) -> None:
         self.seen.add(who)
+        self.other_launchers.iteration_started(place)
         iteration = self._at(place)
         iteration.started[who[3]] = event.state
         iteration.nodes[who[3]] = record.origin.node
@@ -195,6 +199,8 @@ class IterationHistory:
     def _stage_started(self, place: Place, who: _Call, record: Record, event: events.StageStarted, at_ns: int) -> None:
         if event.stage == "restart":
             self._began[who] = place
+        elif event.stage == "run":
+            self.other_launchers.entered(place, who[3], at_ns)
 
     def _stage_ended(self, place: Place, who: _Call, record: Record, event: events.StageEnded, at_ns: int) -> None:
         stage = event.stage

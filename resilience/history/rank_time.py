@@ -99,18 +99,25 @@ class RankTimes:
         self, calls: Iterable[RankCall], until: Callable[[str, Cycle], int | None]
     ) -> Iterator[tuple[int, RankSeconds]]:
         """Yield the time of ranks that the launcher of this package has not started, in the order of their cycles."""
-        earlier_ends: dict[tuple[int, str, int], int | None] = {}  # attempt, node, position -> end of the earlier cycle
+        earlier: dict[tuple[int, str, int], tuple[WrappedRank, int | None]] = {}  # the earlier cycle, and its end
         positions: Counter[tuple[Cycle, str]] = Counter()
+        calls, resumed = list(calls), dict[tuple[Cycle, str], int]()  # step with which each node began each cycle
+        for attempt, cycle, rank in calls:
+            wrapped = self._wrapped[attempt, cycle, rank]
+            if wrapped.first_step is not None:
+                here = (attempt, cycle), wrapped.node
+                resumed[here] = min(wrapped.first_step, resumed.get(here, wrapped.first_step))
         for attempt, cycle, rank in calls:
             wrapped, place = self._wrapped[attempt, cycle, rank], (attempt, cycle)
             end, seat = until(wrapped.node, place), (attempt, wrapped.node, positions[place, wrapped.node])
             positions[place, wrapped.node] += 1
             spent = wrapped.spent_until(end)
-            earlier_end = earlier_ends.get(seat)
+            former, earlier_end = earlier.get(seat, (wrapped, None))
             if earlier_end is not None:  # another launcher has restarted it
                 spent.restart += spent.startup + max(0, wrapped.began_ns - earlier_end)
                 spent.startup = 0
-            earlier_ends[seat] = end
+                spent.rework += former.repeated_from(resumed.get((place, wrapped.node)), earlier_end, 0)
+            earlier[seat] = (wrapped, end)
             yield rank, spent
 
     def _formers(self, place: Cycle, before: Iterable[int], ranks: Iterable[int]) -> dict[int, WrappedRank]:

@@ -94,6 +94,7 @@ SHORT = {
     "resilience/fault_tolerance/rank_monitor_client.py": "a module of the compatible API",
     "resilience/fault_tolerance/rank_monitor_server.py": "a module of the compatible API",
     "resilience/history/completeness.py": "one kind of fact, beside the history",
+    "resilience/history/other_launchers.py": "one kind of restart, beside the history of iterations",
     "resilience/history/places.py": "where records and verdicts belong, for the fold and for the views",
     "resilience/inprocess/_runtime/fork_safety.py": "two questions about a process, before its monitor starts",
     "resilience/inprocess/_runtime/forked.py": "one hazard: user code that forks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -66,6 +67,58 @@ def test_restarts_by_torchrun_are_cycles_of_one_job(tmp_path: Path, run_id: list
     summary = report(load(run))
     assert summary.attempts == 1
     assert [(incident.attempt, incident.cycle) for incident in summary.incidents] == [(0, 0)]
+
+
+DIES = """
+import os, signal, sys, time
+import resilience
+from resilience.inprocess import Wrapper
+from resilience.inprocess.finalize import Finalize
+
+class WaitForTheLauncher(Finalize):
+    def __call__(self, state, exc):
+        while True:
+            time.sleep(0.01)
+
+@Wrapper(finalize=WaitForTheLauncher())
+def train():
+    for step in range(4):
+        resilience.step(step)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        open(os.path.join(sys.argv[1], os.environ["RANK"]), "w").close()
+        while len(os.listdir(sys.argv[1])) < 2 or os.environ["RANK"] == "0":
+            time.sleep(0.01)  # rank 0 until it is interrupted
+        os.kill(os.getpid(), signal.SIGKILL)
+
+train()
+"""
+
+
+def test_restart_by_torchrun_is_the_same_in_every_view(tmp_path: Path) -> None:
+    """Rank 1 dies at step 3. torchrun stops rank 0 in its restart, and starts both again with step 0."""
+    (tmp_path / "train.py").write_text(DIES)
+    (tmp_path / "reached").mkdir()
+    options = ["--nproc-per-node=2", "--max-restarts=1", f"--master-port={free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "train.py")]
+    env = dict(os.environ, RESILIENCE_RUN_DIR=str(tmp_path / "runs"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    done = subprocess.run(
+        [*command, str(tmp_path / "reached")], env=env, capture_output=True, text=True, timeout=220, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    summary = report(load(run))
+    (incident,) = summary.incidents
+    assert (incident.status, incident.excluded, incident.verdict.first) == ("restarted", (), 1)
+    assert incident.actions[-1] == "started again by the launcher: ranks 0-1"
+    assert (incident.cost.lost_steps, incident.next_world_size) == (3, 2)
+    assert [(took.layer, took.restarts, took.ranks) for took in summary.restarts] == [("launcher", 1, 2)]
+    assert incident.restart is not None and incident.restart.max_s == summary.restarts[0].max_s
+    assert summary.times is not None and summary.times.rework_s > 0.0
+    assert summary.times.restart_s <= incident.restart.max_s + 0.01
+    status = [sys.executable, "-m", "resilience.cli", "status", str(run), "--json"]
+    shown = subprocess.run(status, capture_output=True, text=True, check=False)
+    now = json.loads(shown.stdout)
+    assert (now["restarts"], now["cycle"], now.get("iterations", 0)) == (1, 1, 0)
 
 
 KILLED = """

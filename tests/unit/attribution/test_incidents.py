@@ -15,6 +15,7 @@ from resilience.attribution.evidence import Evidence
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.attribution.incident import Incident, to_json, where
 from resilience.attribution.incidents import fold
+from resilience.attribution.restarts import restart_times
 from resilience.attribution.symptoms import Class, category_of, is_inside
 from resilience.attribution.verdict import Verdict, judge
 from resilience.facts import events
@@ -119,6 +120,28 @@ def test_ranks_that_torchrun_stops_in_their_restart_are_not_blamed(kind: Kind, w
     assert [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] == [(3, what)]
     assert incident.nodes.keys() == {3}
     assert any(cleared.ranks == (0, 1, 2) for cleared in incident.verdict.exonerated)
+
+
+def test_incident_after_which_torchrun_starts_all_ranks_again_is_a_restart() -> None:
+    stopped = stopped_in_restart(job([Fault("kill", 3, 0)], world=4, seed=3), cause=3)
+    later = 300 * 10**9
+    again = [
+        msgspec.structs.replace(
+            record,
+            origin=msgspec.structs.replace(record.origin, cycle=1),
+            wall_ns=record.wall_ns + later,
+            mono_ns=record.mono_ns + later,
+        )
+        for record in job(world=4).records
+    ]
+    (alone,), (incident,) = fold(stopped), fold([*stopped, *again])
+    assert (alone.status, alone.restart) == ("unfinished", None)
+    assert (incident.status, incident.excluded, incident.next_world_size) == ("restarted", (), 4)
+    assert incident.actions[-1] == "started again by the launcher: ranks 0-3"
+    assert incident.restart is not None and incident.restart.ranks == 4
+    assert incident.restart.max_s == pytest.approx(299.0, abs=0.1)  # the fault is 1 s after the entry
+    (times,) = restart_times(History().take_all([*again, *stopped]))
+    assert (times.layer, times.restarts, times.ranks, times.max_s) == ("launcher", 1, 4, incident.restart.max_s)
 
 
 @pytest.mark.parametrize(
