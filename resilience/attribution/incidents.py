@@ -50,7 +50,7 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     places = [place for place in cycles.places if launch_incidents.is_incident(cycles, place)]
     within = {place: _cut_off(history, place) for place in places}
     taken = {key for keys in within.values() for key in keys}
-    taken |= {key for key in iterations if (before := _given_up_after(history, key)) and before not in taken}
+    taken |= {key for key in iterations if (before := _ended_after(history, key)) and before not in taken}
     taken |= {key for key in iterations if _obeyed_a_signal(history, key)}
     incidents: list[Incident] = []
     makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
@@ -66,13 +66,29 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     return tuple(_known(incident, completeness) for incident in incidents)
 
 
-def _given_up_after(history: History, key: Place) -> Place | None:
-    """Return the previous iteration if the ranks only gave up in this one: its incident ended that way."""
+def _ended_after(history: History, key: Place) -> Place | None:
+    """Return the previous iteration if its incident ended in this one: the ranks only gave up, or a launcher such as
+    torchrun, which does not know of restarts in place, stopped them and started all ranks again for the same death."""
     iterations = history.iterations
     before = (*key[:3], key[3] - 1)
     records = iterations[key].records
-    has_given_up = records and all(gives_up(record) for record in records)
-    return before if has_given_up and before in iterations and iterations[before].is_incident else None
+    if not records or before not in iterations or not iterations[before].is_incident:
+        return None
+    is_same_death = (
+        all(_is_asked(record) for record in records)
+        and any(_is_end(record) and not _is_asked(record) for record in iterations[before].records)
+        and history.started_again(key) is not None
+    )
+    return before if is_same_death or all(gives_up(record) for record in records) else None
+
+
+def _is_end(record: InterruptionRecord) -> bool:
+    return record.interruption is Interruption.TERMINATED
+
+
+def _is_asked(record: InterruptionRecord) -> bool:
+    """Return True if a signal asked the process to end."""
+    return _is_end(record) and record.exit is not None and record.exit.is_stop
 
 
 def _obeyed_a_signal(history: History, key: Place) -> bool:
@@ -136,7 +152,7 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
         if key[:2] == place and iteration.is_incident
         if (*key[:3], key[3] + 1) not in iterations
         or is_same(iteration)
-        or _given_up_after(history, (*key[:3], key[3] + 1)) == key
+        or _ended_after(history, (*key[:3], key[3] + 1)) == key
     ]
 
 
@@ -145,14 +161,14 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     iteration = iterations[key]
     after = (*key[:3], key[3] + 1)
     following = iterations.get(after, Iteration())
-    has_given_up = bool(following.started) and _given_up_after(history, after) == key
-    gave_up = tuple(following.records) if has_given_up else ()
-    evidence = _evidence(iteration, gave_up)
+    has_ended = bool(following.started) and _ended_after(history, after) == key
+    records_after = tuple(following.records) if has_ended else ()
+    evidence = _evidence(iteration, records_after)
     verdict = judge(evidence)
-    records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *gave_up)
-    last = after if has_given_up else key
+    records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *records_after)
+    last = after if has_ended else key
     again = history.started_again(last)
-    following = iterations[again] if again is not None else Iteration() if has_given_up else following
+    following = iterations[again] if again is not None else Iteration() if has_ended else following
     restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(last)}
     excluded = _excluded(iteration, following.started.keys() if again is not None else ())
     status = _status(history, key, iteration, following)
@@ -174,13 +190,13 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         phases=spreads(history.restart_phases(key), events.PHASES),
         actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY, again is not None),
     )
-    progress = in_iteration(history, key)
+    progress = in_iteration(history, key, last)
     return completed(incident, before, restarts, progress, iteration.wall_ns, iteration.stacks, iteration.swallowed)
 
 
-def _evidence(iteration: Iteration, gave_up: tuple[InterruptionRecord, ...]) -> Evidence:
+def _evidence(iteration: Iteration, records_after: tuple[InterruptionRecord, ...]) -> Evidence:
     return Evidence(
-        records=(*iteration.records, *gave_up),
+        records=(*iteration.records, *records_after),
         first=iteration.first_reporter,
         active=frozenset(rank for rank, state in iteration.started.items() if state == "active"),
         inactive=frozenset(rank for rank, state in iteration.started.items() if state != "active"),

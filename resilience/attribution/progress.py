@@ -32,15 +32,16 @@ class Progress(NamedTuple):
         return any(step is not None for step in (self.first, self.reached, self.resumed))
 
 
-def in_iteration(history: History, key: Place) -> Progress:
-    """Return the progress of an iteration that was interrupted."""
+def in_iteration(history: History, key: Place, last: Place) -> Progress:
+    """Return the progress of an iteration that was interrupted. last: in which the incident ended, mostly the same."""
     iteration = history.iterations[key]
-    again = history.started_again(key)
+    again = history.started_again(last)
+    reached = [step for place in {key, last} if (step := _reached(history.iterations[place])) is not None]
     has_several_functions = again is not None and key[2] > 0
     resumed = _resumed(iteration) if again is None else _first_step_of_call(history, again[:3])
     return Progress(
         _first_step(history, key),
-        _reached(iteration),
+        max(reached, default=None),
         None if has_several_functions else resumed,
         partial(_seconds_a_step, history, key),
         has_several_functions,

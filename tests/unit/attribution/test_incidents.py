@@ -94,19 +94,24 @@ def test_each_kind_of_fault_is_one_incident_with_the_right_culprit(kind: Kind) -
         assert culprits(incident) == expected
 
 
-def stopped_in_restart(told: Job, cause: int) -> list[Record]:
-    """Return a job's records up to its first restart, in which a launcher like torchrun stops all ranks but `cause`."""
+def stopped_in_restart(told: Job, cause: int, after: type[events.Event] | None = None) -> list[Record]:
+    """Return a job's records up to its first restart, in which a launcher like torchrun stops all ranks but `cause`.
+    after: an event of the restart after which it does, by default the last one before the ranks meet again."""
     cut: list[Record] = []
     for rank, records in told.files.items():
-        names = [getattr(record.event, "stage", None) for record in records]
-        kept = records[: names.index("regroup") + 1] if rank != cause else records
-        cut += [record for record in kept if not isinstance(record.event, events.RankStoodInFor)]
+        names = [type(record.event) if after else getattr(record.event, "stage", None) for record in records]
+        kept = records[: names.index(after or "regroup") + 1] if rank != cause else records
+        cut += [record for record in kept if after or not isinstance(record.event, events.RankStoodInFor)]
         if rank == cause:
             continue
         last = kept[-1]
         at_ns = last.wall_ns + 10**8
         ended = InterruptionRecord(
-            rank, Interruption.TERMINATED, exit=Exit(signal="SIGTERM"), iteration=0, pid=100 + rank, stage="barrier"
+            *(rank, Interruption.TERMINATED),
+            exit=Exit(signal="SIGTERM"),
+            iteration=last.origin.iteration,
+            pid=100 + rank,
+            stage="barrier",
         )
         origin = msgspec.structs.replace(last.origin, role="monitor", pid=500 + rank)
         stated = (events.RankInterrupted(ended), events.IterationEnded("lost", 1.0, closed_by="monitor"))
@@ -122,8 +127,11 @@ def test_ranks_that_torchrun_stops_in_their_restart_are_not_blamed(kind: Kind, w
     assert any(cleared.ranks == (0, 1, 2) for cleared in incident.verdict.exonerated)
 
 
-def test_incident_after_which_torchrun_starts_all_ranks_again_is_a_restart() -> None:
-    stopped = stopped_in_restart(job([Fault("kill", 3, 0)], world=4, seed=3), cause=3)
+@pytest.mark.parametrize("after", [None, events.RestartEnded], ids=["in the restart", "after a restart in place"])
+def test_incident_after_which_torchrun_starts_all_ranks_again_is_a_restart(after: type[events.Event] | None) -> None:
+    """A restart in place takes less time than torchrun needs to see the death."""
+    told = job([Fault("kill", 3, 0)], world=4, seed=3)
+    stopped = stopped_in_restart(told, 3, after)
     later = 300 * 10**9
     again = [
         msgspec.structs.replace(
@@ -134,14 +142,16 @@ def test_incident_after_which_torchrun_starts_all_ranks_again_is_a_restart() -> 
         )
         for record in job(world=4).records
     ]
-    (alone,), (incident,) = fold(stopped), fold([*stopped, *again])
-    assert (alone.status, alone.restart) == ("unfinished", None)
+    (incident,) = fold([*stopped, *again])
+    assert [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] == [(3, "killed")]
+    assert any(cleared.ranks == (0, 1, 2) for cleared in incident.verdict.exonerated)
     assert (incident.status, incident.excluded, incident.next_world_size) == ("restarted", (), 4)
     assert incident.actions[-1] == "started again by the launcher: ranks 0-3"
     assert incident.restart is not None and incident.restart.ranks == 4
     assert incident.restart.max_s == pytest.approx(299.0, abs=0.1)  # the fault is 1 s after the entry
-    (times,) = restart_times(History().take_all([*again, *stopped]))
-    assert (times.layer, times.restarts, times.ranks, times.max_s) == ("launcher", 1, 4, incident.restart.max_s)
+    by_layer = {times.layer: times for times in restart_times(History().take_all([*again, *stopped]))}
+    assert (by_layer["launcher"].restarts, by_layer["launcher"].max_s) == (1, incident.restart.max_s)
+    assert ("inprocess" in by_layer) == (after is not None)
 
 
 @pytest.mark.parametrize(
