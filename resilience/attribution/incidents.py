@@ -227,7 +227,7 @@ def _without_store(iteration: Iteration) -> frozenset[int]:
         for record in iteration.records
         if not _is_store_error(record) and record.interruption is not Interruption.MONITOR_PROCESS_EXCEPTION
     ]
-    return frozenset() if iteration.answered and others else frozenset(iteration.store_lost.keys() | by_error)
+    return frozenset() if iteration.answered and others else frozenset(iteration.store_lost | by_error)
 
 
 def _is_store_error(record: InterruptionRecord) -> bool:

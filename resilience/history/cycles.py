@@ -329,8 +329,13 @@ class CycleHistory:
         """Return since when the nodes that were not in the job's previous cycle could be in this one: since the
         previous one failed, in UTC nanoseconds. None: there was none, or its end is not known here."""
         last = max((earlier for earlier in self._places if earlier[0] == place[0] and earlier < place), default=None)
-        parts = () if last is None else self.parts(last).values()
-        return min((part.wall_of(part.failed_at[0]) for part in parts if part.failed_at is not None), default=None)
+        return None if last is None else self.over_since(last)
+
+    def over_since(self, place: Cycle) -> int | None:
+        """Return when a node first knew that its workers' run is over, in UTC nanoseconds. From then on the launcher
+        may end any of them, and the cycle's store."""
+        failed = ((part, part.failed_at) for part in self.parts(place).values())
+        return min((part.wall_of(at[0]) for part, at in failed if at is not None), default=None)
 
     def waited_since(self, node: str, place: Cycle) -> int | None:
         """Return since when a node that was not restarted waited for a cycle that had a place for it, in its monotonic

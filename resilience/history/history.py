@@ -72,7 +72,8 @@ class History:
         self.excluded: dict[int, Place] = {}  # initial rank -> iteration after which the others went on without it
         self._iterations = IterationHistory()
         self._last_calls: dict[int, LastCall] = {}
-        self.noted: dict[str, set[int]] = {}  # text -> initial ranks
+        self._noted: dict[str, set[int]] = {}  # text -> initial ranks
+        self._lost_stores: list[tuple[str, int | None, Cycle, int]] = []  # text, initial rank, cycle, UTC nanoseconds
         self._offsets = {} if offsets is None else offsets
         self._notes = {} if notes is None else notes
         self._notes_or_states = OF_STATES.union(self._notes)
@@ -109,7 +110,7 @@ class History:
                     continue  # most records are starts of phases; only their ends count
                 is_phase = True
             if kind in notes_or_states:
-                self._take_note_and_state(record, rank)
+                self._take_note_and_state(record, rank, at_ns)
             if is_launchers:
                 self._take_of_launcher(record, at_ns)
             elif rank is not None:
@@ -139,6 +140,16 @@ class History:
     def iterations(self) -> dict[Place, Iteration]:
         """Return all iterations that have a record."""
         return self._iterations.settled(self.cycles)
+
+    @property
+    def noted(self) -> dict[str, set[int]]:
+        """Return the texts of all notes, each with the initial ranks that it is about."""
+        noted = {text: set(ranks) for text, ranks in self._noted.items()}
+        for text, rank, cycle, at_ns in self._lost_stores:
+            over_ns = self.cycles.over_since(cycle)
+            if over_ns is None or at_ns < over_ns:  # later the launcher ends the store
+                noted.setdefault(text, set()).update(() if rank is None else (rank,))
+        return noted
 
     @property
     def nodes(self) -> Collection[str]:
@@ -260,12 +271,14 @@ class History:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def _take_note_and_state(self, record: Record, rank: int | None) -> None:
+    def _take_note_and_state(self, record: Record, rank: int | None, at_ns: int) -> None:
         note = self._notes.get(type(record.event))
         if note is not None and (note_text := note(record.event)) is not None:
-            ranks = self.noted.setdefault(note_text, set())
-            if rank is not None:
-                ranks.add(rank)
+            if isinstance(record.event, events.StoreLost) and record.origin.role != "agent":
+                cycle = (record.origin.attempt, record.origin.cycle)
+                self._lost_stores.append((note_text, rank, cycle, at_ns))
+            else:
+                self._noted.setdefault(note_text, set()).update(() if rank is None else (rank,))
         if rank is not None and type(record.event) in OF_STATES:
             self._take_state(record, rank)
             for other in excluded_by(record):

@@ -61,7 +61,8 @@ class Iteration:
         self.stacks_by: dict[str, list[int]] = defaultdict(list)
         self.swallowed: list[tuple[int, str]] = []
         self.stuck: dict[int, str] = {}
-        self.store_lost: dict[int, str] = {}
+        self.lost_store_ns: dict[int, int] = {}  # when each rank's process noticed it (UTC nanoseconds)
+        self.store_lost: Set[int] = frozenset()  # ranks; without those whose launcher had ended the store
         self.unmonitored: set[int] = set()
         self.wall_ns: int | None = None  # when a rank first learned of the interruption, or of the loss of the store
 
@@ -145,7 +146,7 @@ class IterationHistory:
     def settled(self, cycles: CycleHistory) -> dict[Place, Iteration]:
         """Return all iterations. cycles: says which ranks the launcher ended on purpose."""
         if not self.is_settled:
-            self._settle(cycles.stopped)
+            self._settle(cycles)
             self.is_settled = True
         return self._iterations
 
@@ -307,7 +308,7 @@ class IterationHistory:
                 self._at(place).stuck[rank] = event.where
             case events.StoreLost():
                 iteration = self._at(place)
-                iteration.store_lost[rank] = event.error
+                iteration.lost_store_ns[rank] = at_ns
                 iteration.noticed(at_ns)
             case events.MonitorLost():
                 self._at(place).unmonitored.add(rank)
@@ -316,9 +317,15 @@ class IterationHistory:
 
     # -- derived from all records -----------------------------------------------------------------
 
-    def _settle(self, stopped: Mapping[tuple[int, int], Set[int]]) -> None:
+    def _settle(self, cycles: CycleHistory) -> None:
+        stopped = cycles.stopped
+        over_since = {place: cycles.over_since(place) for place in stopped}
         for place, iteration in self._iterations.items():
             iteration.stopped = stopped.get(place[:2], frozenset())
+            over_ns = over_since.get(place[:2])  # then the launcher ends the store
+            iteration.store_lost = {
+                rank for rank, ns in iteration.lost_store_ns.items() if over_ns is None or ns < over_ns
+            }
             iteration.is_judged = place in self._judged
             iteration.records = [
                 _in_order(iteration, record) for record in iteration.reported if not iteration.is_stopped(record)

@@ -15,11 +15,13 @@ from resilience.attribution.evidence import Evidence
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident, to_json
 from resilience.attribution.incidents import fold
+from resilience.attribution.notes import note
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
+from resilience.history.history import History
 from resilience.history.iterations import Iteration
 from tests.support import record_streams
 from tests.support.launch_streams import ECHO, LEG_S, STEP_S, TRACEBACK, Fault, Kind, Launched, launched
@@ -570,6 +572,23 @@ def test_rank_that_left_in_the_first_iteration_of_a_cycle_took_no_part_in_its_en
 def test_where_no_rank_found_a_store_the_rank_that_says_so_first_is_not_to_blame() -> None:
     (incident,) = fold(never_started(launched([Fault("raise", 2)], nodes=2), 2))
     assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
+
+
+@pytest.mark.parametrize(("later_s", "noted"), [(-0.5, {"a process lost its store: it is gone": {1}}), (0.5, {})])
+def test_store_that_the_launcher_ended_with_its_cycle_is_not_lost(later_s: float, noted: dict[str, set[int]]) -> None:
+    """A monitor may see that before the launcher ends it, too."""
+    told = launched([Fault("raise", 2)], nodes=2)
+    ended = (record for record in told.records if isinstance(record.event, events.CyclePhaseEnded))
+    ran = min((record for record in ended if record.event.phase == "run"), key=lambda record: record.wall_ns)
+    wall_ns, mono_ns = (at + round(later_s * 1e9) for at in (ran.wall_ns, ran.mono_ns))
+    origin = msgspec.structs.replace(
+        ran.origin, role="monitor", layer="inprocess", call=0, initial_rank=1, rank=1, world_size=4
+    )
+    lost = Record(0, wall_ns, mono_ns, origin, events.StoreLost("it is gone"))
+    history = History(notes=dict.fromkeys((events.StoreLost,), note)).take_all([*told.records, lost])
+    assert history.noted == noted
+    (iteration,) = history.iterations.values()
+    assert iteration.store_lost == (set() if not noted else {1})
 
 
 def test_rank_that_alone_found_no_store_is_to_blame() -> None:
