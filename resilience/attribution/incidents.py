@@ -137,7 +137,7 @@ def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
 
 def _cut_off(history: History, place: Cycle) -> list[Place]:
     """Return the iterations that are part of the cycle's own incident: no restart followed them because the launcher
-    took over, or the launcher restarted for the same death."""
+    took over, or the launcher restarted for the same death, or because a process ended whose rank had left."""
     mover = history.cycles.mover(place)
     iterations = history.iterations
 
@@ -146,12 +146,20 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
             record.rank == mover and record.interruption is Interruption.TERMINATED for record in iteration.records
         )
 
+    ends = {rank: worker.exit for part in history.cycles.parts(place).values() for rank, worker in part.workers.items()}
+    end = None if mover is None else ends.get(mover)
+
+    def has_left(key: Place, iteration: Iteration) -> bool:
+        is_newest = (*key[:3], key[3] + 2) not in iterations
+        return is_newest and mover in iteration.left and end is not None and end.signal is None
+
     return [
         key
         for key, iteration in iterations.items()
         if key[:2] == place and iteration.is_incident
         if (*key[:3], key[3] + 1) not in iterations
         or is_same(iteration)
+        or has_left(key, iteration)
         or _ended_after(history, (*key[:3], key[3] + 1)) == key
     ]
 

@@ -66,7 +66,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     without_store = _without_store(parts, inside)
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the other nodes are not to blame
     ranks = _ranks_by_node(parts, lost, size)
-    records = _records(parts, within, mover, [] if is_store_lost else lost, ranks)
+    records = _with_one_reason(_records(parts, within, mover, [] if is_store_lost else lost, ranks), inside)
     evidence = _with_inside(_evidence(parts, records, mover, size), inside)
     gone_nodes = set() if is_store_lost else {*lost, *_without_agent(parts)}
     gone = frozenset(rank for node in gone_nodes for rank in ranks.get(node, ()))
@@ -168,6 +168,18 @@ def _may_be_stopped(parts: dict[str, NodeCycle], record: InterruptionRecord) -> 
 
 def _is_end(record: InterruptionRecord) -> bool:
     return record.interruption is Interruption.TERMINATED
+
+
+def _with_one_reason(
+    records: Iterable[InterruptionRecord], inside: Sequence[Iteration]
+) -> tuple[InterruptionRecord, ...]:
+    """Return the records without the ends of processes whose rank had left its wrapped function: why is on record."""
+    reported = {record.rank for iteration in inside for record in iteration.records if record.rank in iteration.left}
+    return tuple(
+        record
+        for record in records
+        if not _is_end(record) or record.exit is None or record.exit.signal is not None or record.rank not in reported
+    )
 
 
 def _records(

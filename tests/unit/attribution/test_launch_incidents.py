@@ -347,6 +347,21 @@ def test_death_for_which_a_wrapper_and_then_the_launcher_restart_blames_its_node
         assert (incident.layer, judged(incident).rank, judged(incident).nodes) == ("launcher", 1, nodes)
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("raise", [("launcher", "left")]), ("kill", [("inprocess", "left")])])
+def test_end_of_a_process_whose_rank_had_left_its_function_is_the_same_incident(
+    kind: Kind, expected: list[tuple[str, str]]
+) -> None:
+    """Unless a signal ended it later: that is another fault."""
+    told = launched([Fault(kind, 1)], ranks=3)
+    wrapped = record_streams.job([record_streams.Fault("left", 1, 0)], world=3)
+    starts = [r for r in wrapped.records if isinstance(r.event, events.IterationStarted) and r.origin.iteration == 1]
+    inside = of_node([r for r in wrapped.records if r.origin.iteration != 1 or r in starts])
+    incidents = fold([*inside, *told.records])
+    more = [] if kind == "raise" else [("launcher", "killed")]
+    assert [(incident.layer, incident.verdict.what) for incident in incidents] == [*expected, *more]
+    assert all(incident.verdict.first == 1 for incident in incidents)
+
+
 def of_node(records: list[Record]) -> list[Record]:
     """Records of a Wrapper whose ranks are workers of a launched job."""
     return [msgspec.structs.replace(r, origin=msgspec.structs.replace(r.origin, node="node0")) for r in records]
