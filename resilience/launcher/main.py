@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from resilience.errors import ConfigurationError, ResilienceError
 from resilience.system.environment import one_blas_thread
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # If SIGCHLD was ignored when this process started, the kernel would drop the exit statuses of all workers.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _open_closed_streams()
-    with one_blas_thread():
+    with one_blas_thread(), _ended_by_ctrl_c():
         from resilience.launcher.arguments import parse
         from resilience.launcher.console import say
         from resilience.launcher.failed_workers import leave_error_file
@@ -31,6 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         leave_error_file(str(error))
         return WRONG_USE if isinstance(error, ConfigurationError) else 1
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end this process at once while modules are imported. As an exception it would be lost in a module that
+    handles whatever one of its own imports raises, as torch does for numpy."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open_closed_streams() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,3 +104,30 @@ def test_nodes_agree_on_the_name_of_a_job_that_has_none(launch: Launch, tmp_path
         "node0-agent.jsonl",
         "node1-agent.jsonl",
     }
+
+
+IN_AN_IMPORT = """
+import os, signal, sys
+from resilience.cli import main
+
+class LosesWhatItsImportsRaise:
+    def find_spec(self, name, path=None, target=None):
+        if name == "resilience.launcher.launch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+sys.meta_path.insert(0, LosesWhatItsImportsRaise())
+print("starts", flush=True)
+sys.exit(main(["run", "--nproc-per-node", "1", sys.argv[1]]))
+"""
+
+
+def test_ctrl_c_is_not_lost_while_the_launcher_imports_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('trained', 'w').close()")
+    command = [sys.executable, "-c", IN_AN_IMPORT, str(tmp_path / "train.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "starts\n", "")
+    assert not (tmp_path / "trained").exists()
