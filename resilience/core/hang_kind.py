@@ -8,7 +8,7 @@ A pure function. Missing evidence is ignored; without any evidence the result is
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from resilience.facts.interruptions import Frame, Hang, ProcessInfo
 
@@ -43,6 +43,13 @@ _WAITS = frozenset(("acquire", "_acquire_restore", "wait", "wait_for", "join", "
 _STANDARD = re.compile(r"/lib/python3\.\d+/(?!site-packages|dist-packages)|^<frozen")
 _WORK_WAIT = re.compile(r"\.wait\(")
 _ACQUIRES = re.compile(r"\.acquire\(|^\s*with\b")
+
+
+def shows_life(ages_s: Iterable[float], silent_for_s: float) -> bool:
+    """Return True if a program shows signs of life although what it owes has been missing for `silent_for_s`. ages_s:
+    how long ago the last sign of each kind came. One that came right after the beginning of this silence says nothing
+    about the rest."""
+    return any(age_s < silent_for_s / 2 for age_s in ages_s)
 
 
 def is_busy(process: ProcessInfo | None) -> bool:

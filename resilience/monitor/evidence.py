@@ -139,7 +139,7 @@ class Witness:
         """Store the program's present state before any signal: a signal ends a system call, and a stopped process
         is continued before it is killed. silent_for: seconds without a sign of life; None takes no time.
         waits_in: what the program has reported about itself."""
-        shows_life = self._shows_life(silent_for or 0.0)
+        shows_life = hang_kind.shows_life(self._ages_of_signs(), silent_for or 0.0)
         slept_in = waits_in or processes.waits_in(self.program.pid)
         self._seen_before_signal = _Seen(*self._process(silent_for), slept_in, shows_life)
 
@@ -209,12 +209,11 @@ class Witness:
             progress_unknown=not watch.shows_progress(limits, observation),
         )
 
-    def _shows_life(self, silent_for: float) -> bool:
-        """Return True if the program shows signs of life although what it owes has been missing for `silent_for`. One
-        that came right after the beginning of this silence says nothing about the rest."""
+    def _ages_of_signs(self) -> list[float]:
+        """Return how many seconds ago the last heartbeat, step, and end of a section came, as far as there were any."""
         view, now = self.page.read(), time.monotonic()
         signs = (view.heartbeat_at, view.step_at, view.section_left_at)
-        return any(at is not None and now - at < silent_for / 2 for at in signs)
+        return [now - at for at in signs if at is not None]
 
     def _process(self, silent_for: float | None) -> tuple[ProcessInfo | None, ProcessInfo | None]:
         """Return the program's present state, with its CPU use since the last sample: that distinguishes blocked from

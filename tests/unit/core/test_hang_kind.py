@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.hang_kind import WORDS, classify, cpu_share, in_collective, is_busy
+from resilience.core.hang_kind import WORDS, classify, cpu_share, in_collective, is_busy, shows_life
 from resilience.facts.interruptions import Frame, Hang, ProcessInfo
 
 USER = (Frame("/home/me/train.py", 12, "<module>"), Frame("/home/me/train.py", 7, "step"))
@@ -110,6 +110,14 @@ def test_rank_that_sleeps_between_signs_of_life_is_in_no_call_that_does_not_retu
     assert classify(IDLE, sleeps, "time.sleep(0.1)", "hrtimer_nanosleep") == "in_call"
     assert classify(IDLE, sleeps, "time.sleep(0.1)", "hrtimer_nanosleep", shows_life=True) is None
     assert classify(BUSY, sleeps, "while True: pass", shows_life=True) == "in_loop"
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "expected"),
+    [((), False), ((9.9,), False), ((5.0,), False), ((4.9,), True), ((60.0, 0.1), True), ((60.0, 9.0), False)],
+)
+def test_sign_of_life_in_the_second_half_of_a_silence_counts(ages_s: tuple[float, ...], expected: bool) -> None:
+    assert shows_life(ages_s, 10.0) is expected
 
 
 def test_use_of_processors_is_unknown_without_two_looks() -> None:
