@@ -25,7 +25,7 @@ from resilience.attribution.incident import (
     spreads,
 )
 from resilience.attribution.progress import in_iteration
-from resilience.attribution.symptoms import gives_up, symptom
+from resilience.attribution.symptoms import TORCHRUN_STOPS_WITHIN, gives_up, symptom
 from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated, Verdict, judge
 from resilience.errors import StoreError
 from resilience.facts import events
@@ -67,28 +67,51 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
 
 
 def _ended_after(history: History, key: Place) -> Place | None:
-    """Return the previous iteration if its incident ended in this one: the ranks only gave up, or a launcher such as
-    torchrun, which does not know of restarts in place, stopped them and started all ranks again for the same death."""
+    """Return the earlier iteration whose incident ended in this one: the ranks only gave up, or torchrun stopped them
+    because of the same fault. It does not know of restarts in place."""
     iterations = history.iterations
-    before = (*key[:3], key[3] - 1)
+    before = _before(key)
     records = iterations[key].records
     if not records or before not in iterations or not iterations[before].is_incident:
         return None
-    is_same_death = (
-        all(_is_asked(record) for record in records)
-        and any(_is_end(record) and not _is_asked(record) for record in iterations[before].records)
-        and history.started_again(key) is not None
-    )
-    return before if is_same_death or all(gives_up(record) for record in records) else None
+    if all(gives_up(record) for record in records):
+        return before
+    if not _is_only_stopped(iterations[key]) or not history.is_by_torchrun(key):
+        return None
+    while _is_only_stopped(iterations[before]) and _before(before) in iterations:
+        if not iterations[_before(before)].is_incident:
+            break
+        before = _before(before)
+    fault = iterations[before]
+    gone = {record.rank for record in fault.records if _is_end(record)} | fault.left.keys()
+    since, until = _first_detected(fault.records), _first_detected(records)
+    is_soon = since is None or until is None or until - since <= TORCHRUN_STOPS_WITHIN * 1e9
+    return before if is_soon and gone - {record.rank for record in records} else None
+
+
+def _before(key: Place) -> Place:
+    return (*key[:3], key[3] - 1)
+
+
+def _is_only_stopped(iteration: Iteration) -> bool:
+    """Return True if nothing is known of an iteration but processes that were asked to stop, or were killed, and errors
+    that followed from it."""
+    ends = [record for record in iteration.records if _is_end(record)]
+    others = (record for record in iteration.records if not _is_end(record))
+    are_stops = all(end.exit is not None and (end.exit.is_stop or _is_killed(end)) for end in ends)
+    return bool(ends) and are_stops and not any(symptom(record).is_own for record in others)
+
+
+def _is_killed(record: InterruptionRecord) -> bool:
+    return record.exit is not None and record.exit.signal == "SIGKILL"
+
+
+def _first_detected(records: Iterable[InterruptionRecord]) -> int | None:
+    return min((record.detected_wall_ns for record in records if record.detected_wall_ns is not None), default=None)
 
 
 def _is_end(record: InterruptionRecord) -> bool:
     return record.interruption is Interruption.TERMINATED
-
-
-def _is_asked(record: InterruptionRecord) -> bool:
-    """Return True if a signal asked the process to end."""
-    return _is_end(record) and record.exit is not None and record.exit.is_stop
 
 
 def _obeyed_a_signal(history: History, key: Place) -> bool:
@@ -146,12 +169,13 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
             record.rank == mover and record.interruption is Interruption.TERMINATED for record in iteration.records
         )
 
-    ends = {rank: worker.exit for part in history.cycles.parts(place).values() for rank, worker in part.workers.items()}
-    end = None if mover is None else ends.get(mover)
+    ends = launch_incidents.ends_of(history.cycles.parts(place).values(), mover)
+    last = max((key for key in iterations if key[:2] == place), default=None)
 
     def has_left(key: Place, iteration: Iteration) -> bool:
-        is_newest = (*key[:3], key[3] + 2) not in iterations
-        return is_newest and mover in iteration.left and end is not None and end.signal is None
+        left = [record for record in iteration.records if record.rank == mover and mover in iteration.left]
+        is_newest = last is not None and last <= (*key[:3], key[3] + 1)
+        return is_newest and any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
 
     return [
         key
@@ -167,19 +191,19 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
 def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     iterations = history.iterations
     iteration = iterations[key]
-    after = (*key[:3], key[3] + 1)
-    following = iterations.get(after, Iteration())
-    has_ended = bool(following.started) and _ended_after(history, after) == key
-    records_after = tuple(following.records) if has_ended else ()
-    evidence = _evidence(iteration, records_after)
+    places_after = _ended_in(history, key)
+    records_after = tuple(record for place in places_after for record in iterations[place].records)
+    evidence = _evidence(iteration, tuple(record for record in records_after if not _is_killed(record)))
     verdict = judge(evidence)
     records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *records_after)
-    last = after if has_ended else key
+    last = places_after[-1] if places_after else key
     again = history.started_again(last)
-    following = iterations[again] if again is not None else Iteration() if has_ended else following
+    has_following = again is not None or not places_after
+    following = iterations.get(again or (*key[:3], key[3] + 1), Iteration()) if has_following else Iteration()
     restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(last)}
+    stopped = {record.rank for record in records_after if _is_end(record)}
     excluded = _excluded(iteration, following.started.keys() if again is not None else ())
-    status = _status(history, key, iteration, following)
+    status = _status(history, key, iteration, following, again is not None)
     incident = Incident(
         *(0, *key),
         status=status,
@@ -196,10 +220,19 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         excluded=excluded,
         stepped_in=_stepped_in(iteration, following),
         phases=spreads(history.restart_phases(key), events.PHASES),
-        actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY, again is not None),
+        actions=_actions(iteration, following, excluded, status, key[3] == AT_ENTRY, again is not None, stopped),
     )
     progress = in_iteration(history, key, last)
     return completed(incident, before, restarts, progress, iteration.wall_ns, iteration.stacks, iteration.swallowed)
+
+
+def _ended_in(history: History, key: Place) -> list[Place]:
+    """Return the iterations after this one in which its incident ended, in order; none if it ended in its own."""
+    places: list[Place] = []
+    place = key
+    while (place := (*place[:3], place[3] + 1)) in history.iterations and _ended_after(history, place) == key:
+        places.append(place)
+    return places
 
 
 def _evidence(iteration: Iteration, records_after: tuple[InterruptionRecord, ...]) -> Evidence:
@@ -270,8 +303,8 @@ def _ordered(iteration: Iteration, verdict: Verdict, in_restart: Set[int]) -> tu
     return tuple(sorted(iteration.records, key=order))
 
 
-def _status(history: History, key: Place, iteration: Iteration, following: Iteration) -> Status:
-    if following.started:
+def _status(history: History, key: Place, iteration: Iteration, following: Iteration, is_by_launcher: bool) -> Status:
+    if following.started or is_by_launcher:
         return "restarted"
     if not iteration.is_interrupted and not iteration.store_lost:
         return "continued"
@@ -303,6 +336,7 @@ def _actions(
     status: Status,
     is_entry: bool,
     is_by_launcher: bool,
+    stopped: Set[int],
 ) -> tuple[str, ...]:
     sent = {rank: (", ".join(dict.fromkeys(signals)), reason) for rank, (reason, signals) in iteration.sent.items()}
     done = evidence_in_words(iteration.stacks_by, sent, iteration.unseen)
@@ -313,6 +347,8 @@ def _actions(
     stepped_in = _stepped_in(iteration, following)
     if stepped_in:
         done.append(f"{named(stepped_in)} stepped in")
+    if stopped:
+        done.append(f"the launcher stopped {named(stopped)}")
     if is_by_launcher:
         done.append(f"started again by the launcher: {named(following.started)}")
     elif status == "restarted":

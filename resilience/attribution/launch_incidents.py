@@ -170,16 +170,31 @@ def _is_end(record: InterruptionRecord) -> bool:
     return record.interruption is Interruption.TERMINATED
 
 
+def is_end_after(left: InterruptionRecord, end: InterruptionRecord) -> bool:
+    """Return True if a process ended with the exception with which its rank had left its wrapped function. left: the
+    record of that exception. end: perhaps of the end of that process."""
+    if not _is_end(end) or end.rank != left.rank or end.exit is None or end.exit.signal is not None:
+        return False
+    exception = left.exception
+    if exception is None or end.exception is not None:
+        return exception is not None and end.exception is not None and end.exception.in_words == exception.in_words
+    if exception.type == "SystemExit":
+        return end.exit.code == (int(exception.message) % 256 if exception.message.isdigit() else 1)
+    return end.exit.code == 1
+
+
+def ends_of(parts: Iterable[NodeCycle], rank: int | None) -> list[InterruptionRecord]:
+    """Return the records of the ends of a rank's process in a cycle."""
+    records = (sighting.record for part in parts for sighting in part.seen)
+    return [record for record in records if _is_end(record) and record.rank == rank]
+
+
 def _with_one_reason(
     records: Iterable[InterruptionRecord], inside: Sequence[Iteration]
 ) -> tuple[InterruptionRecord, ...]:
-    """Return the records without the ends of processes whose rank had left its wrapped function: why is on record."""
-    reported = {record.rank for iteration in inside for record in iteration.records if record.rank in iteration.left}
-    return tuple(
-        record
-        for record in records
-        if not _is_end(record) or record.exit is None or record.exit.signal is not None or record.rank not in reported
-    )
+    """Return the records without the ends of processes that follow from why their rank left its wrapped function."""
+    left = [record for iteration in inside for record in iteration.records if record.rank in iteration.left]
+    return tuple(end for end in records if not any(is_end_after(record, end) for record in left))
 
 
 def _records(

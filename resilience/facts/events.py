@@ -44,7 +44,9 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_field
 
 
 class CallStarted(Event, frozen=True, tag="call.started"):
-    """A wrapped function was called; the ranks are about to meet."""
+    """A wrapped function was called; the ranks are about to meet.
+
+    restarts_left: how often torchrun may start the ranks again; None if it has not started them."""
 
     function: str
     world_size: WorldSize
@@ -55,6 +57,7 @@ class CallStarted(Event, frozen=True, tag="call.started"):
     monitor: Literal["forked", "executed"]
     monitor_reason: str = ""  # why the monitor was executed instead of forked, or should have been
     monitor_start_s: Seconds = 0.0
+    restarts_left: int | None = None
 
 
 class ConfigurationAdvised(Event, frozen=True, tag="configuration.advised"):

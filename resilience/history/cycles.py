@@ -173,8 +173,13 @@ class NodeCycle:
         own = self._own_fault
         if own is not None:
             return own[:2]
+        return None if self.run_over_ns is None else (self.run_over_ns, "peer")
+
+    @property
+    def run_over_ns(self) -> int | None:
+        """Return when this node ended its workers' run, or the cycle without one."""
         ran = [stage.ended_ns for stage in self.stages if stage.phase == "run"]
-        return (ran[-1], "peer") if ran else (self.ended_ns, "peer") if self.ended is not None else None
+        return ran[-1] if ran else self.ended_ns if self.ended is not None else None
 
     @property
     def restarts_since(self) -> tuple[int, str] | None:
@@ -329,13 +334,14 @@ class CycleHistory:
         """Return since when the nodes that were not in the job's previous cycle could be in this one: since the
         previous one failed, in UTC nanoseconds. None: there was none, or its end is not known here."""
         last = max((earlier for earlier in self._places if earlier[0] == place[0] and earlier < place), default=None)
-        return None if last is None else self.over_since(last)
+        parts = () if last is None else self.parts(last).values()
+        return min((part.wall_of(part.failed_at[0]) for part in parts if part.failed_at is not None), default=None)
 
     def over_since(self, place: Cycle) -> int | None:
-        """Return when a node first knew that its workers' run is over, in UTC nanoseconds. From then on the launcher
-        may end any of them, and the cycle's store."""
-        failed = ((part, part.failed_at) for part in self.parts(place).values())
-        return min((part.wall_of(at[0]) for part, at in failed if at is not None), default=None)
+        """Return when a node first ended its workers' run, in UTC nanoseconds. From then on the launcher ends them, and
+        the cycle's store."""
+        parts = self.parts(place).values()
+        return min((part.wall_of(part.run_over_ns) for part in parts if part.run_over_ns is not None), default=None)
 
     def waited_since(self, node: str, place: Cycle) -> int | None:
         """Return since when a node that was not restarted waited for a cycle that had a place for it, in its monotonic
@@ -389,7 +395,7 @@ class CycleHistory:
         for node, part in self.parts(later).items():
             if self.before(node, later) == place:
                 restarts = restarts_of(self.part(node, place), part)
-                yield from (RankRestart(place, restart.rank, restart.duration_s, True) for restart in restarts)
+                yield from (RankRestart(place, restart.rank, restart.duration_s) for restart in restarts)
 
     def restart_phases(self, place: Cycle) -> Iterator[TimedPhase]:
         """Yield the phases of the restart that a cycle ended with, on all nodes. The last cycle's end is no restart."""

@@ -62,6 +62,7 @@ class History:
         self.started: events.CallStarted | None = None  # the first call on record
         self.calls: set[tuple[int, int, int]] = set()
         self.world_size: int | None = None  # of the largest call
+        self.restarts_left: dict[Cycle, int] = {}  # how often torchrun may start the ranks again after each cycle
         self._world: tuple[Cycle, int] = ((0, 0), 0)  # the last cycle with a call, and its number of ranks
         self.cycles = CycleHistory()
         self.ranks = RankHistory(has_details)
@@ -219,8 +220,16 @@ class History:
     def started_again(self, place: Place) -> Place | None:
         """Return the first iteration after a launcher without records of its own, such as torchrun, started the ranks
         again because an iteration failed; None if it did not."""
-        has_agents = any(attempt == place[0] for attempt, _ in self.cycles.places)
-        return None if has_agents else self._iterations.other_launchers.following(place)
+        return None if self._has_agents(place[0]) else self._iterations.other_launchers.following(place)
+
+    def is_by_torchrun(self, place: Place) -> bool:
+        """Return True if torchrun has started the ranks of an iteration, or another launcher started them again. Such a
+        launcher stops all ranks if a process ends."""
+        is_known = place[:2] in self.restarts_left and not self._has_agents(place[0])
+        return is_known or self.started_again(place) is not None
+
+    def _has_agents(self, attempt: int) -> bool:
+        return any(of_cycle == attempt for of_cycle, _ in self.cycles.places)
 
     def restarts(self) -> Iterator[RankRestart]:
         """Yield all restarts of ranks that are over, whether or not the launcher undid them a moment later."""
@@ -349,6 +358,8 @@ class History:
         self.world_size = max(event.world_size, self.world_size or 0)
         self.started = self.started or event
         self._world = max(self._world, (call[:2], event.world_size))
+        if event.restarts_left is not None:
+            self.restarts_left[call[:2]] = event.restarts_left
 
 
 _STARTED, _ENDED = events.StageStarted, events.StageEnded

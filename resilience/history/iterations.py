@@ -64,10 +64,10 @@ class Iteration:
         self.lost_store_ns: dict[int, int] = {}  # when each rank's process noticed it (UTC nanoseconds)
         self.store_lost: Set[int] = frozenset()  # ranks; without those whose launcher had ended the store
         self.unmonitored: set[int] = set()
-        self.wall_ns: int | None = None  # when a rank first learned of the interruption, or of the loss of the store
+        self.wall_ns: int | None = None  # when the interruption, or the loss of the store, was first noticed
 
     def noticed(self, at_ns: int) -> None:
-        """Note that a rank learned of the interruption at this time."""
+        """Note that the interruption was detected, or that a rank learned of it, at this time."""
         self.wall_ns = at_ns if self.wall_ns is None else min(self.wall_ns, at_ns)
 
     @property
@@ -152,20 +152,21 @@ class IterationHistory:
 
     def restart_phases(self, place: Place) -> Iterator[TimedPhase]:
         """Yield the phases of the restart after an iteration. Spares have no resume phase: they show no progress."""
-        following = self._iterations.get((*place[:3], place[3] + 1))
-        started = {} if following is None else following.started
-        spares = {rank for rank, state in started.items() if state == "inactive"}
+        spares = self._spares((*place[:3], place[3] + 1))
         for phase in self.phases.at(place):
             if phase.name != "resume" or phase.who not in spares:
                 yield phase
 
     def restarts_after(self, place: Place) -> Iterator[RankRestart]:
         """Yield the restarts of ranks after an iteration. A spare does not count: it shows no progress."""
-        iteration, following = self._iterations.get(place), self._iterations.get((*place[:3], place[3] + 1))
-        started = {} if following is None else following.started
+        iteration, spares = self._iterations.get(place), self._spares((*place[:3], place[3] + 1))
         for rank, restart in () if iteration is None else iteration.restarts.items():
-            if started.get(rank) != "inactive":
+            if rank not in spares:
                 yield RankRestart(place, rank, restart.duration_s)
+
+    def _spares(self, place: Place) -> set[int]:
+        iteration = self._iterations.get(place)
+        return set() if iteration is None else {rank for rank, state in iteration.started.items() if state != "active"}
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -173,6 +174,7 @@ class IterationHistory:
         iteration = self._iterations.get(place)
         if iteration is None:
             iteration = self._iterations[place] = Iteration()
+            self.other_launchers.began(place)
         return iteration
 
     def _call_ended(self, place: Place, who: _Call, record: Record, event: events.Event, at_ns: int) -> None:
@@ -184,7 +186,6 @@ class IterationHistory:
         self, place: Place, who: _Call, record: Record, event: events.IterationStarted, at_ns: int
     ) -> None:
         self.seen.add(who)
-        self.other_launchers.iteration_started(place)
         iteration = self._at(place)
         iteration.started[who[3]] = event.state
         iteration.nodes[who[3]] = record.origin.node
@@ -200,7 +201,7 @@ class IterationHistory:
     def _stage_started(self, place: Place, who: _Call, record: Record, event: events.StageStarted, at_ns: int) -> None:
         if event.stage == "restart":
             self._began[who] = place
-        elif event.stage == "run":
+        elif event.stage == "run" and self._at(place).started.get(who[3]) != "inactive":
             self.other_launchers.entered(place, who[3], at_ns)
 
     def _stage_ended(self, place: Place, who: _Call, record: Record, event: events.StageEnded, at_ns: int) -> None:
@@ -253,6 +254,7 @@ class IterationHistory:
                 iteration.after_answer.add((interruption.rank, interruption.interruption))
             if interruption.interruption is Interruption.SOFT_TIMEOUT:
                 iteration.looked[interruption.rank] = record.mono_ns
+        iteration.noticed(detected)
         iteration.reported.append(msgspec.structs.replace(interruption, detected_wall_ns=detected, node=node))
 
     def _arrived(self, place: Place, who: _Call, record: Record, event: events.InterruptionArrived, at_ns: int) -> None:
@@ -319,13 +321,12 @@ class IterationHistory:
 
     def _settle(self, cycles: CycleHistory) -> None:
         stopped = cycles.stopped
-        over_since = {place: cycles.over_since(place) for place in stopped}
+        over_since = {place: cycles.over_since(place) for place in {place[:2] for place in self._iterations}}
         for place, iteration in self._iterations.items():
             iteration.stopped = stopped.get(place[:2], frozenset())
-            over_ns = over_since.get(place[:2])  # then the launcher ends the store
-            iteration.store_lost = {
-                rank for rank, ns in iteration.lost_store_ns.items() if over_ns is None or ns < over_ns
-            }
+            over_ns = over_since[place[:2]]  # then the launcher ends the store
+            lost_ns = iteration.lost_store_ns.items()
+            iteration.store_lost = {rank for rank, ns in lost_ns if over_ns is None or ns < over_ns}
             iteration.is_judged = place in self._judged
             iteration.records = [
                 _in_order(iteration, record) for record in iteration.reported if not iteration.is_stopped(record)

@@ -22,8 +22,8 @@ class OtherLaunchers:
         self._last: dict[Cycle, Place] = {}
         self._ended_ns: dict[Cycle, int] = {}
 
-    def iteration_started(self, place: Place) -> None:
-        """Note that a rank started an iteration."""
+    def began(self, place: Place) -> None:
+        """Note an iteration that has a record."""
         cycle = place[:2]
         self._first[cycle] = min(place, self._first.get(cycle, place))
         self._last[cycle] = max(place, self._last.get(cycle, place))
@@ -50,4 +50,4 @@ class OtherLaunchers:
         since = self._ended_ns.get(place[:2]) if noticed_ns is None else noticed_ns
         if following is not None and since is not None:
             for rank, entered_ns in self._entered.get(following[:2], {}).items():
-                yield RankRestart(place, rank, max(0.0, (entered_ns - since) / 1e9), is_by_launcher=True)
+                yield RankRestart(place[:2], rank, max(0.0, (entered_ns - since) / 1e9))

@@ -47,16 +47,15 @@ class EndedPhase(NamedTuple):
 class RankRestart(msgspec.Struct, frozen=True, gc=False):
     """A rank's restart that is over, because the rank has made progress or its cycle ended. If the cycle ended before
     any progress, the restart ended with the start of the worker. place: of the iteration, or the cycle of the launcher,
-    that failed. is_by_launcher: a launcher restarted the rank; one without records of its own follows an iteration."""
+    that failed."""
 
     place: Place | tuple[int, int]
     rank: int
     duration_s: float
-    is_by_launcher: bool = False
 
     @property
     def layer(self) -> Layer:
-        return "launcher" if self.is_by_launcher else "inprocess"
+        return "launcher" if len(self.place) == 2 else "inprocess"
 
 
 class PhaseTimes:

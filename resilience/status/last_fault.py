@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from resilience.attribution.first_failure import cause_in_words
-from resilience.attribution.symptoms import CLASSES, symptom
+from resilience.attribution.symptoms import CLASSES, TORCHRUN_STOPS_WITHIN, symptom
 from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.interruptions import Interruption
@@ -48,6 +48,7 @@ class SeenFault(NamedTuple):
     cycle: Cycle
     call: int | None
     iteration: int | None
+    is_stop: bool = False  # a signal asked the process to end
 
     @property
     def place(self) -> Place:
@@ -66,6 +67,7 @@ class LastFault:
         self._since: dict[Place, int] = {}  # when any rank was first interrupted, UTC
         # With their times. If the rank is None, none is to blame.
         self._verdicts: dict[Place, tuple[events.IncidentJudged, int]] = {}
+        self._by_torchrun: set[Cycle] = set()
 
     def take(self, record: Record) -> None:
         """Add a record."""
@@ -74,6 +76,9 @@ class LastFault:
             self._interrupted(record, event)
         elif isinstance(event, events.IncidentJudged):
             self._judged(record, event)
+        elif isinstance(event, events.CallStarted):
+            if event.restarts_left is not None:
+                self._by_torchrun.add((origin.attempt, origin.cycle))
         elif isinstance(event, events.IterationDecided):
             if event.by is not None:
                 decided: Place = (origin.attempt, origin.cycle), origin.call, origin.iteration
@@ -110,7 +115,8 @@ class LastFault:
         iteration = origin.iteration if interruption.iteration is None else interruption.iteration
         call = None if iteration is None else origin.call
         at_ns, kind = interruption.detected_wall_ns or record.wall_ns, interruption.interruption
-        fault = SeenFault(at_ns, interruption.rank, kind, what, origin.node, cycle, call, iteration)
+        is_stop = interruption.exit is not None and interruption.exit.is_stop
+        fault = SeenFault(at_ns, interruption.rank, kind, what, origin.node, cycle, call, iteration, is_stop)
         if iteration is not None:
             self._iterations = set(sorted({*self._iterations, (*cycle, origin.call, iteration)})[-KEPT:])
         if interruption.interruption is not Interruption.TERMINATED:
@@ -180,7 +186,21 @@ class LastFault:
             ends = ends_by_rank.values()
             stopped = {node: cycles.part(node, cycle).stopped for node in {fault.node for fault in ends}}
             faults += [fault for fault in ends if fault.rank not in stopped[fault.node]]
-        return faults
+        return [fault for fault in faults if not self._is_by_torchrun(fault, faults)]
+
+    def _is_by_torchrun(self, fault: SeenFault, faults: Sequence[SeenFault]) -> bool:
+        """Return True if torchrun stopped a rank because another one had ended, or left its function."""
+        return (
+            fault.is_stop
+            and fault.cycle in self._by_torchrun
+            and any(
+                other.rank != fault.rank
+                and other.kind in (Interruption.TERMINATED, Interruption.BASE_EXCEPTION)
+                and other.cycle == fault.cycle
+                and 0 < fault.at_ns - other.at_ns <= TORCHRUN_STOPS_WITHIN * 1e9
+                for other in faults
+            )
+        )
 
     def _by_arrival(self, faults: Sequence[SeenFault], cycles: CycleHistory) -> SeenFault | None:
         """Return the last fault as the order of arrival in the store shows it."""

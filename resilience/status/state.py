@@ -302,6 +302,8 @@ class Watcher:
         place = self._history.cycles.places[-1] if self._history.cycles.places else None
         parts = {} if place is None else self._history.cycles.parts(place)
         starts = [part.started for part in parts.values() if part.started is not None]
+        by_torchrun = self._history.restarts_left.get(self._newest)
+        restarts = self._newest[1] if by_torchrun is not None else self._newest[1] or None
         restarts_left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
         evidence = self._evidence_of_loss(now, snapshots.values()) if phase != "ended" else ""
         if evidence:
@@ -319,9 +321,9 @@ class Watcher:
             world_size=self._size if place is None else self._history.cycles.world_size(place),
             states=dict(sorted(states.items())),
             ranks=ranks,
-            cycle=self._newest[1] or None if place is None else place[1],
-            restarts=max((event.restarts_used for event in starts), default=self._newest[1] or None),
-            restarts_left=min(restarts_left, default=None),
+            cycle=restarts if place is None else place[1],
+            restarts=max((event.restarts_used for event in starts), default=restarts),
+            restarts_left=min(restarts_left, default=by_torchrun),
             iterations=sum(self._in_place.values()) if is_present else 0,
             outcome=outcome,
             detail=detail,
@@ -357,6 +359,9 @@ class Watcher:
                     return "ended", "completed", ""
                 calls = self._history.last_calls()
                 are_asked = all(rank in calls and calls[rank].is_asked for rank in ended)
+                is_young = now - self._last_ns / 1e9 <= STARTED_AFTER
+                if is_young and not are_asked and self._history.restarts_left.get(self._newest):
+                    return "restarting", None, ""
                 return "ended", "stopped" if are_asked else "failed", ""
             return ("running" if self._iteration != (0, 0, 0, 0) or self._calls else "starting"), None, ""
         attempt = max(agents[-1].attempt for agents in cycles.agents.values())

@@ -164,7 +164,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_restart_duration_seconds",
         "histogram",
-        "From detection to the first progress, one sample per rank; without progress: until the start.",
+        "From detection to the first progress, one sample per rank; without progress: until the start. "
+        "Restarts by torchrun are not counted.",
         ("layer",),
         (_E.StageEnded, _E.WorkerProgressed, _E.StageStarted, _E.CycleEnded),
         RESTART_BUCKETS,

@@ -109,7 +109,6 @@ SHORT = {
     "resilience/inprocess/nested_restarter.py": "a module of the compatible API",
     "resilience/inprocess/terminate.py": "a module of the compatible API",
     "resilience/launcher/__main__.py": "an entry point",
-    "resilience/launcher/main.py": "an entry point",
     "resilience/launcher/output/byte_counts.py": "memory that two processes share",
     "resilience/launcher/output/drained_stream.py": "a type that the drain process's parts share",
     "resilience/launcher/registration.py": "an entry point of torchrun",

@@ -26,7 +26,7 @@ from resilience.core import restart
 from resilience.core.observation import Doing
 from resilience.core.restart import CompareSet
 from resilience.core.watched import watched
-from resilience.errors import MonitorError, ResilienceError
+from resilience.errors import ConfigurationError, MonitorError, ResilienceError
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.identity import FileOwner, Origin
@@ -54,6 +54,7 @@ from resilience.system.environment import (
     has_agent,
     launched_folder,
     node_name,
+    torchrun_restarts_left,
     unknown_variables,
 )
 from resilience.system.interrupt import Swallow
@@ -361,6 +362,7 @@ class Session:
                 monitor=self._monitor.how,
                 monitor_reason=self._monitor.reason,
                 monitor_start_s=self._monitor.start_s,
+                restarts_left=_restarts_left(),
             )
         )
 
@@ -444,6 +446,13 @@ class Session:
             detected_wall_ns=time.time_ns(),
         )
         self.emit(events.MonitorLost(self._monitor.pid, "its channel closed"), events.RankInterrupted(record))
+
+
+def _restarts_left() -> int | None:
+    """Return how often torchrun may start the ranks again, None if it has not started them, or does not say it."""
+    with contextlib.suppress(ConfigurationError):
+        return None if has_agent() else torchrun_restarts_left()
+    return None
 
 
 def _failed_to_start(function: str, number: int, state: State, error: Exception, duration: float) -> None:

@@ -347,19 +347,43 @@ def test_death_for_which_a_wrapper_and_then_the_launcher_restart_blames_its_node
         assert (incident.layer, judged(incident).rank, judged(incident).nodes) == ("launcher", 1, nodes)
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("raise", [("launcher", "left")]), ("kill", [("inprocess", "left")])])
+LEFT, THEN = ("inprocess", "left"), "launcher"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "expected"),
+    [
+        ("raise", 3, [("launcher", "left")]),
+        ("raise", 4, [LEFT, (THEN, "exited")]),
+        ("raise", None, [LEFT, (THEN, "exception")]),
+        ("kill", None, [LEFT, (THEN, "killed")]),
+    ],
+    ids=["the same status", "another status", "another exception", "a signal"],
+)
 def test_end_of_a_process_whose_rank_had_left_its_function_is_the_same_incident(
-    kind: Kind, expected: list[tuple[str, str]]
+    kind: Kind, code: int | None, expected: list[tuple[str, str]]
 ) -> None:
-    """Unless a signal ended it later: that is another fault."""
-    told = launched([Fault(kind, 1)], ranks=3)
+    """The rank left with SystemExit: 3. code: with which its process ended, without a traceback."""
+    told = launched([Fault(kind, 1)], ranks=3).records
     wrapped = record_streams.job([record_streams.Fault("left", 1, 0)], world=3)
     starts = [r for r in wrapped.records if isinstance(r.event, events.IterationStarted) and r.origin.iteration == 1]
     inside = of_node([r for r in wrapped.records if r.origin.iteration != 1 or r in starts])
-    incidents = fold([*inside, *told.records])
-    more = [] if kind == "raise" else [("launcher", "killed")]
-    assert [(incident.layer, incident.verdict.what) for incident in incidents] == [*expected, *more]
+    if code is not None:
+        told = [with_status(record, code) for record in told]
+    incidents = fold([*inside, *told])
+    assert [(incident.layer, incident.verdict.what) for incident in incidents] == expected
     assert all(incident.verdict.first == 1 for incident in incidents)
+
+
+def with_status(record: Record, code: int) -> Record:
+    """Return a record in which the process of rank 1 ended with this status and wrote nothing."""
+    event = record.event
+    if isinstance(event, events.RankInterrupted) and event.record.rank == 1:
+        ended = msgspec.structs.replace(event.record, exit=Exit(code=code), exception=None, log_tail=())
+        event = events.RankInterrupted(ended)
+    elif isinstance(event, events.WorkerExited) and event.worker_rank == 1 and not event.expected:
+        event = msgspec.structs.replace(event, code=code)
+    return msgspec.structs.replace(record, event=event)
 
 
 def of_node(records: list[Record]) -> list[Record]:
@@ -600,7 +624,11 @@ def test_store_that_the_launcher_ended_with_its_cycle_is_not_lost(later_s: float
         ran.origin, role="monitor", layer="inprocess", call=0, initial_rank=1, rank=1, world_size=4
     )
     lost = Record(0, wall_ns, mono_ns, origin, events.StoreLost("it is gone"))
-    history = History(notes=dict.fromkeys((events.StoreLost,), note)).take_all([*told.records, lost])
+    agent = next(record for record in told.records if isinstance(record.event, events.CycleStarted))
+    exited = events.WorkerExited(3, 3, 103, 3, None, False)
+    # An end that the restart policy tolerates is no end of the run.
+    tolerated = msgspec.structs.replace(agent, event=exited)
+    history = History(notes=dict.fromkeys((events.StoreLost,), note)).take_all([tolerated, *told.records, lost])
     assert history.noted == noted
     (iteration,) = history.iterations.values()
     assert iteration.store_lost == (set() if not noted else {1})

@@ -29,6 +29,7 @@ from tests.support.launch_streams import Fault, Kind, Launched, launched
 from tests.support.nested_streams import nested
 from tests.support.node_stories import NodeStory
 from tests.support.record_streams import STARTED_NS
+from tests.support.torchrun_streams import stopped_in_restart, under_torchrun
 
 START = STARTED_NS / 1e9
 
@@ -360,6 +361,21 @@ def test_job_that_torchrun_continued_without_a_node_ends_with_the_ranks_of_its_l
     now = now_of(written(records, tmp_path / "run"))
     assert (now.phase, now.outcome, now.world_size) == ("ended", "completed", 2)
     assert not [rank for rank in now.ranks if rank.rank > 1]
+
+
+@pytest.mark.parametrize(
+    ("left", "after", "phase"), [(1, 4.0, "restarting"), (1, 600.0, "ended"), (0, 4.0, "ended"), (None, 4.0, "ended")]
+)
+def test_job_that_torchrun_may_start_again_is_restarting(
+    left: int | None, after: float, phase: str, tmp_path: Path
+) -> None:
+    """Rank 3 died, the others restarted in place, and torchrun stopped them: the last fault is that of rank 3."""
+    died = record_streams.job([record_streams.Fault("kill", 3, 0)], world=4, seed=3)
+    stopped = stopped_in_restart(died, 3, events.RestartEnded)
+    now = now_of(written(stopped if left is None else under_torchrun(stopped, left), tmp_path / "run"), after)
+    assert (now.phase, now.restarts, now.restarts_left) == (phase, None if left is None else 0, left)
+    assert now.failure is not None
+    assert now.failure.rank == (2 if left is None else 3)
 
 
 def _in_cycle_1(records: list[Record]) -> list[Record]:
