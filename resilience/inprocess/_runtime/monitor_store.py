@@ -112,6 +112,7 @@ class MonitorStore:
         self._servers: list[Any] = []
         self._spare: Any = None
         self._final_event: events.Event | None = None
+        self._represented: Seat | None = None  # the seat of a rank whose process lived when the others went on
         self._job_goes_on = False  # without this rank; other ranks still need the store hosted here
         self._supervisor: Supervisor | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -306,7 +307,14 @@ class MonitorStore:
         self._spare = iteration_server(server.host)
 
     def _stand_in(self, record: InterruptionRecord) -> None:
-        self._final_event, seat = self._drive_stand_in(record, self._store)
+        seat = self._represented
+        if seat is None:
+            result, seat = self._drive_stand_in(record, self._store)
+            if record.exit is None and result.result != "failed":  # a container takes this monitor with the process
+                self._emit(result)
+                self._represented = seat
+            else:
+                self._final_event = result
         self._job_goes_on = True
         if record.exit is not None and self._terminal and telling.ends_with_ranks() and self._was_last_rank_0(seat):
             standard.end_of_killed(self._terminal, self._folder, record.exit)
