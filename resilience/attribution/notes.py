@@ -36,6 +36,8 @@ def note(event: events.Event) -> str | None:
         case events.TimeoutsShadowAlarm():
             where = _place(event.limit)
             return f"a shadow limit would have ended a rank in {where}: {seconds(event.allowed_s)} (nothing was done)"
+        case events.TimeoutsFitFailed():
+            return f"the limit of {event.deadline!r} could not be fitted in the job: {event.error}"
         case events.TimeoutsUnlearned():
             return unlearned_in_words(event)
         case events.RankProgressUnknown():
@@ -117,6 +119,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.RankSuspected,
         events.RankSuspicionCompared,
         events.TimeoutsShadowAlarm,
+        events.TimeoutsFitFailed,
         events.TimeoutsUnlearned,
         events.RankProgressUnknown,
         events.AbortDelayed,

@@ -22,6 +22,7 @@ from resilience.calibration.tails import (
     FEWEST_EVENTS,
     count_of,
     credible,
+    exp,
     quantile,
     split,
     tails_of,
@@ -165,11 +166,11 @@ def fit_pool(
     modes = split(values, pool.tops)
     tails = [tail for mode in modes for tail in credible(tails_of(mode, confidence, pool.tops, n))]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
-    level = math.exp(max(tail.level(p, n) for tail in tails) + shift)
+    level = exp(max(tail.level(p, n) for tail in tails) + shift)
     flaw = _flaw(pool, values, n)
     occurrences, p_of_occurrence = n // per_occurrence, min(1.0, p * per_occurrence)
     status, reason = _status(flaw, values[0][0], occurrences, runs, p_of_occurrence, level, fewest_short)
-    counted = math.exp(max(tail.level(SHORT_SHARE / n, n) for tail in tails) + shift)
+    counted = exp(max(tail.level(SHORT_SHARE / n, n) for tail in tails) + shift)
     timeout = {
         "ok": max(level, FLOOR * top),
         "tentative": max(level, TENTATIVE_FLOOR * top),
@@ -339,15 +340,15 @@ def _flaw(pool: Pool, values: Sequence[tuple[float, int]], n: int) -> str:
         times = {1: "once", 2: "twice"}.get(round(events), f"{round(events)} times")
         episodes = f", {near} occurrences in a row or nearly so" if is_clustered else ""
         return f"the slowest mode ({top:.4g} s) was seen {times} only{episodes}; observe runs in which it comes again"
-    if top > NEAR_TOP * pool.first_half_max:
-        return (
-            f"the maximum still rises: {pool.first_half_max:.4g} s in the first half of the data, {top:.4g} s in all; "
-            "observe further runs"
-        )
     if spread > RUNS_AGREE:
         return (
             f"the runs differ: medians from {min(pool.run_medians):.4g} s to {max(pool.run_medians):.4g} s, limit: "
             f"a factor of {RUNS_AGREE}; calibrate each configuration separately"
+        )
+    if top > NEAR_TOP * pool.first_half_max:
+        return (
+            f"the maximum still rises: {pool.first_half_max:.4g} s in the first half of the data, {top:.4g} s in all; "
+            "observe further runs"
         )
     if sum(longest >= top / NEAR_TOP for longest in pool.run_maxima) == 1 < runs:
         return f"the slowest mode ({top:.4g} s) was seen in one of {runs} runs only; observe further runs"

@@ -20,6 +20,7 @@ TAIL_SIZES = (10, 25, 50, 100, 200)  # how many of the largest values bound a mo
 INCREDIBLE = 1e-3  # probability below which a tail disagrees with the values above it
 FEWEST_EVENTS = 3  # events needed to know a mode
 CLUSTERED = 2.0  # durations per event from which they count as episodes
+_LARGEST_EXPONENT = 700.0  # math.exp raises an error from 710 on
 UNKNOWN = LargestDurations()
 
 
@@ -75,7 +76,7 @@ class Tail(msgspec.Struct, frozen=True):
         """Return the probability that a log duration of s is exceeded."""
         if self.xi <= 0.0:
             return 0.0 if s >= self.u else self.most / n
-        return self.most / n * math.exp(-(s - self.u) / self.xi)
+        return self.most / n * exp((self.u - s) / self.xi)
 
 
 def tails_of(mode: Sequence[tuple[float, int]], confidence: float, tops: LargestDurations, n: int) -> list[Tail]:
@@ -120,6 +121,11 @@ def credible(tails: Sequence[Tail]) -> list[Tail]:
         if all(poisson_at_most(math.ceil(observed), expected) >= INCREDIBLE for observed, expected in predictions):
             kept.append(tail)
     return kept
+
+
+def exp(exponent: float) -> float:
+    """Return e to this power, at most 1e304: as long a duration, or as many occurrences, as anything may need."""
+    return math.exp(min(exponent, _LARGEST_EXPONENT))
 
 
 def count_of(values: Sequence[tuple[float, int]]) -> int:

@@ -797,6 +797,15 @@ class ElasticTold(Event, frozen=True, tag="elastic.told"):
     error: str = ""
 
 
+class TimeoutsFitFailed(Event, frozen=True, tag="timeouts.fit_failed"):
+    """A job could not fit the limit of a deadline from its durations; `error` is the reason. The longest observed times
+    give the limit instead."""
+
+    level: ClassVar[Level] = "warning"
+    deadline: str
+    error: str
+
+
 class TimeoutsLoaded(Event, frozen=True, tag="timeouts.loaded"):
     """Learned limits are in force from the start of this run. `note`: what a user should know about them."""
 
@@ -910,6 +919,7 @@ AnyEvent = (
     | VariablesTooLate
     | ElasticMeasured
     | ElasticTold
+    | TimeoutsFitFailed
     | TimeoutsLoaded
     | TimeoutsShadowAlarm
     | TimeoutsStale

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 
 from resilience.core.observation import Doing
 from resilience.core.restart import ENTRY
-from resilience.errors import DecodeError, MonitorError
+from resilience.errors import DecodeError, MonitorError, error_in_words
 from resilience.facts.limits import Limits
 from resilience.facts.seats import Seat
 from resilience.monitor import messages
@@ -77,6 +77,11 @@ class WorkerLink:
     def request(self, action: str, description: str = "") -> bool:
         """Ask for a decision about this node or the workload."""
         return self.send(messages.RankRequest(action, description[: messages.DESCRIPTION]))
+
+    def fit_failed(self, deadline: str, error: Exception) -> None:
+        """Have the monitor record that no limit could be fitted. All ranks fit the same durations, so one reports."""
+        if self.rank == 0:
+            self.send(messages.FitFailed(deadline, error_in_words(error)))
 
     def _progressed(self, sign: str) -> None:
         """Report the first sign of progress and the first step, and nothing after that. The next sign takes the

@@ -94,6 +94,13 @@ class RankRequest(msgspec.Struct, frozen=True, tag="request"):
     description: str = ""
 
 
+class FitFailed(msgspec.Struct, frozen=True, tag="fit_failed"):
+    """The fit of a deadline's limit in the job raised an error."""
+
+    deadline: str
+    error: str
+
+
 # -- monitor to rank -----------------------------------------------------------------------------
 
 
@@ -311,7 +318,19 @@ class Alive(msgspec.Struct, frozen=True, tag="alive"):
     number: int
 
 
-FromRank = Begin | Emitted | LeftCall | HostStore | Introduced | Attached | Armed | Progressed | RankRequest | NewLimits
+FromRank = (
+    Begin
+    | Emitted
+    | LeftCall
+    | HostStore
+    | Introduced
+    | Attached
+    | Armed
+    | Progressed
+    | RankRequest
+    | NewLimits
+    | FitFailed
+)
 ToRank = Ready | Introduce | Welcome | Refused | ShowStacks | TerminalLine
 FromAgent = (
     OpenMonitor

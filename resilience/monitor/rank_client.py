@@ -204,7 +204,7 @@ class RankMonitorClient:
         selected = None if selected_sections is None else _recorded_names(selected_sections)
         observed = self._observed(link)
         try:
-            fitted = refit.limits(selected, link.world_size, link.rank) if method == "fit" else None
+            fitted = refit.limits(selected, link.world_size, link.rank, link.fit_failed) if method == "fit" else None
             section_timeouts = calculation.section_timeouts(
                 observed,
                 self.section_timeouts,

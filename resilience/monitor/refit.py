@@ -10,7 +10,7 @@ does not apply these limits to them."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from resilience.calibration.differences import differences, serious
@@ -32,11 +32,14 @@ _WHOLE_RUN = "\0"  # in place of a deadline: the run's milliseconds, in bucket 0
 _RANKS = "\0ranks"  # in place of a deadline: the number of ranks that exchange, in bucket 0
 
 
-def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str, float]:
+def limits(
+    selected: Collection[str] | None, ranks: int, rank: int, report: Callable[[str, Exception], object]
+) -> dict[str, float]:
     """Return the limits of sections for which a rate can be stated, in seconds; "out_of_section" is one of them.
 
-    selected: sections, by default all. ranks: of the job, in each of which a false alarm restarts all. A collective of
-    the default group: all ranks call it. Without a group, the limits are those of this rank's durations."""
+    selected: sections, by default all. ranks: of the job, in each of which a false alarm restarts all. report: takes a
+    deadline whose fit failed, and the error; it has no limit then, on any rank. A collective of the default group: all
+    ranks call it. Without a group, the limits are those of this rank's durations."""
     states = _own_histograms(rank)
     rank_buckets: dict[str, Counter[int]] = defaultdict(Counter)
     rank_buckets[_exchanged("", _RANKS)][0] = 1
@@ -61,7 +64,11 @@ def limits(selected: Collection[str] | None, ranks: int, rank: int) -> dict[str,
         pool = _pool([runs[run] for run in sorted(runs, key=_begun)], members)
         every = seconds / max(1.0, pool.n / members)
         p = trial_probability(1.0, len(by_section), MONTH, every) / max(1, ranks)
-        answer = fit_pool(pool, p, per_occurrence=members)
+        try:
+            answer = fit_pool(pool, p, per_occurrence=members)
+        except (ArithmeticError, ValueError) as error:  # a fault of the fit must not end the training
+            report(name, error)
+            continue
         if answer.status == "ok" and answer.timeout_s is not None:
             fitted[section_of(name) or name] = answer.timeout_s
     return fitted

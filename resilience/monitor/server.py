@@ -322,6 +322,7 @@ class RankMonitor:
                 | messages.Progressed()
                 | messages.RankRequest()
                 | messages.NewLimits()
+                | messages.FitFailed()
             ):
                 self._refuse(f"unexpected message: {type(message).__name__}")
 

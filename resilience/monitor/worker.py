@@ -362,6 +362,8 @@ class WorkerMonitor(RankMonitor):
                 self._link_changed(limits=limits)
             case messages.RankRequest(action, description):
                 self._request(action, description[: messages.DESCRIPTION])
+            case messages.FitFailed(deadline, error):
+                self.emit(events.TimeoutsFitFailed(deadline, error))
             case (
                 messages.Begin()
                 | messages.HostStore()

@@ -47,6 +47,36 @@ def test_pareto_tail_is_followed_or_refused_never_undercut() -> None:
                 assert (answer.timeout_s or 0.0) >= 1e4 ** (1 / exponent) * 0.9
 
 
+def test_runs_that_hardly_vary_and_differ_are_provisional() -> None:
+    """Between such runs lie thousands of times the spread of one run's tail."""
+    chance = random.Random(1)
+    for median, spread in ((1.5, 0.001), (2.0, 0.002), (3.0, 0.02)):
+        runs = [[slower * (1.0 + chance.gauss(0.0, spread)) for _ in range(600)] for slower in (1.0, median)]
+        answer = fit(runs, p=1e-8)
+        assert (answer.status, answer.reason.split(":")[0]) == ("provisional", "the runs differ")
+        assert answer.timeout_s == pytest.approx(5.0 * answer.max_s)
+
+
+def test_any_durations_give_a_limit_or_a_reason() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        spread, scale = 10 ** chance.uniform(-6.0, 0.5), 10 ** chance.uniform(-6.0, 6.0)
+        runs = []
+        for _ in range(chance.randint(1, 4)):
+            median = scale * 10 ** chance.choice((0.0, 0.0, chance.uniform(-3.0, 3.0)))
+            slow, apart = 10 ** chance.uniform(0.0, 3.0), chance.randint(1, 400)
+            n = chance.choice((1, 20, 60, 600))
+            runs.append(
+                [median * math.exp(chance.gauss(0.0, spread)) * (slow if i % apart == 7 else 1.0) for i in range(n)]
+            )
+        cuts = [Cut(scale * 10 ** chance.uniform(-3.0, 3.0), end) for end in ("cut", "killed", "hang")]
+        answer = fit(runs, 10 ** chance.uniform(-12.0, -0.5), censored=chance.sample(cuts, chance.randint(0, 3)))
+        assert answer.reason
+        assert (answer.timeout_s is None) == (answer.status == "insufficient")
+        assert answer.timeout_s is None or 1.0 <= answer.timeout_s < math.inf
+        assert answer.model_upper is None or 0.0 <= answer.model_upper <= 1.0
+
+
 def test_few_data_are_insufficient_and_say_how_many_are_needed() -> None:
     answer = fit([[1.0] * 29], p=0.01)
     assert (answer.status, answer.timeout_s) == ("insufficient", None)

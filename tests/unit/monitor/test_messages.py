@@ -27,6 +27,7 @@ DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
         messages.Armed(at=1.0),
         messages.RankRequest("Continue", "why"),
         messages.NewLimits(LIMITS),
+        messages.FitFailed("train", "OverflowError: math range error"),
     ],
     messages.decode_for_rank: [messages.Welcome(1, 4, LIMITS), messages.Refused("why"), messages.Ready()],
     messages.decode_from_agent: [

@@ -344,6 +344,21 @@ def test_fitted_limits_cover_what_still_lasts(begun: RankMonitorClient, monkeypa
     assert limit is not None and limit >= 400.0
 
 
+def test_fit_that_fails_is_on_record_and_the_longest_times_give_the_limit(
+    monitor: Monitor, begun: RankMonitorClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(selected: object, ranks: int, rank: int, report: Callable[[str, Exception], object]) -> dict[str, float]:
+        report("step", OverflowError("math range error"))
+        return {}
+
+    monkeypatch.setattr(refit, "limits", failing)
+    seen(monitor, outside=2, step=5)
+    assert begun.calculate_and_set_section_timeouts(method="fit")
+    assert begun.section_timeouts.section == {"step": 20.0}
+    reports = [message for message in monitor.hear() if isinstance(message, messages.FitFailed)]
+    assert reports == [messages.FitFailed("step", "OverflowError: math range error")]
+
+
 def test_names_of_the_oldest_version_mean_the_limits_of_heartbeats(monitor: Monitor, begun: RankMonitorClient) -> None:
     assert begun.timeouts == begun.hb_timeouts
     assert begun.calculate_and_set_timeouts(skip_if_not_ready=True) is False

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.calibration.fitting import Pool, Timeout
 from resilience.facts.configuration import Configuration
 from resilience.monitor import refit
 from resilience.telemetry.durations import Header, Recorder
@@ -21,6 +22,8 @@ def record(
     script: str = "train.py",
     first: float = 0.0,
     node: str = "host",
+    seconds: float = 2.0,
+    spread: float = 0.02,
 ) -> None:
     chance = random.Random(run)
     configuration = Configuration(script, world_size=1)
@@ -29,7 +32,7 @@ def record(
     if first:
         recorder.add("train", first, began)
     for i in range(n):
-        recorder.add("train", 2.0 * math.exp(chance.gauss(0.0, 0.02)), began + 2.0 * i)
+        recorder.add("train", seconds * math.exp(chance.gauss(0.0, spread)), began + 2.0 * i)
     recorder.add("save", 30.0, began)
     recorder.close(began + 2.0 * n)
 
@@ -44,48 +47,48 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_two_runs_of_a_configuration_give_a_limit_where_a_rate_can_be_stated(runs: Path) -> None:
     record(runs, "yesterday", 0.0)
     record(runs, "today", 1e6)
-    found = refit.limits(None, 1, 0)
+    found = refit.limits(None, 1, 0, pytest.fail)
     assert set(found) == {"train"}  # one checkpoint a run supports none
     assert 3.0 < found["train"] < 6.0
-    assert refit.limits(["save"], 1, 0) == {}
+    assert refit.limits(["save"], 1, 0, pytest.fail) == {}
 
 
 def test_slow_first_step_does_not_lengthen_the_limit(runs: Path) -> None:
     record(runs, "yesterday", 0.0, first=100.0)
     record(runs, "today", 1e6, first=100.0)
-    assert 3.0 < refit.limits(None, 1, 0)["train"] < 6.0
+    assert 3.0 < refit.limits(None, 1, 0, pytest.fail)["train"] < 6.0
 
 
 def test_rank_that_a_restart_moved_counts_on_all_its_nodes(runs: Path) -> None:
     for run, began in (("yesterday", 0.0), ("today", 1e6)):
         for number in range(3):
             record(runs, run, began + 1e5 * number, n=4_000, node=f"host{number}")
-    assert set(refit.limits(None, 1, 0)) == {"train"}  # 12,000 durations of each run are enough, 4,000 are not
+    assert set(refit.limits(None, 1, 0, pytest.fail)) == {"train"}  # 12,000 durations of each run are enough, 4,000 are not
 
 
 def test_nodes_of_a_run_do_not_count_as_runs(runs: Path) -> None:
     record(runs, "yesterday", 0.0)
     for number in range(refit.MOST_RUNS):
         record(runs, "today", 1e6 + 1e5 * number, n=3_000, node=f"host{number}")
-    assert set(refit.limits(None, 1, 0)) == {"train"}
+    assert set(refit.limits(None, 1, 0, pytest.fail)) == {"train"}
 
 
 def test_one_run_alone_gives_none_for_it_may_be_special(runs: Path) -> None:
     record(runs, "today", 0.0, n=30_000)
-    assert refit.limits(None, 1, 0) == {}
+    assert refit.limits(None, 1, 0, pytest.fail) == {}
 
 
 def test_runs_of_another_configuration_do_not_count(runs: Path) -> None:
     record(runs, "yesterday", 0.0, script="other.py")
     record(runs, "today", 1e6)
-    assert refit.limits(None, 1, 0) == {}
+    assert refit.limits(None, 1, 0, pytest.fail) == {}
 
 
 def test_without_a_run_folder_there_is_nothing_to_fit(runs: Path) -> None:
-    assert refit.limits(None, 1, 0) == {}
+    assert refit.limits(None, 1, 0, pytest.fail) == {}
     (runs / "today" / "timings").mkdir(parents=True)
     (runs / "today" / "timings" / "host-0.hist").write_text("torn {")
-    assert refit.limits(None, 1, 0) == {}
+    assert refit.limits(None, 1, 0, pytest.fail) == {}
 
 
 @pytest.mark.parametrize(("steps", "is_enough"), [(36, False), (15_000, True)])
@@ -101,11 +104,35 @@ def test_rate_needs_as_many_occurrences_with_many_ranks_as_with_one(
         return {name: {number: count * ranks for number, count in own.items()} for name, own in buckets.items()}
 
     monkeypatch.setattr(refit.rank_reductions, "sums_over_ranks", of_all)
-    assert ("train" in refit.limits(None, ranks, 0)) == is_enough
+    assert ("train" in refit.limits(None, ranks, 0, pytest.fail)) == is_enough
 
 
 def test_run_that_has_just_begun_gives_none(runs: Path) -> None:
     recorder = Recorder(runs / "today", Header(run="today", node="host", rank=0, world_size=1), 5.0)
     recorder.add("train", 0.001, 5.0)
     recorder.close(5.0)
-    assert refit.limits(None, 1, 0) == {}
+    assert refit.limits(None, 1, 0, pytest.fail) == {}
+
+
+def test_fit_that_fails_is_reported_and_the_other_sections_have_limits(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(runs, "yesterday", 0.0)
+    record(runs, "today", 1e6)
+    fit_pool = refit.fit_pool
+
+    def failing(pool: Pool, p: float, per_occurrence: int) -> Timeout:
+        if not pool.descending:  # each run has one `save`, its first
+            raise OverflowError("math range error")
+        return fit_pool(pool, p, per_occurrence=per_occurrence)
+
+    monkeypatch.setattr(refit, "fit_pool", failing)
+    failures = []
+    limits = refit.limits(None, 1, 0, lambda deadline, error: failures.append((deadline, str(error))))
+    assert (set(limits), failures) == ({"train"}, [("save", "math range error")])
+
+
+def test_runs_of_different_speed_give_none(runs: Path) -> None:
+    record(runs, "yesterday", 0.0, n=600, seconds=1.0, spread=0.001)
+    record(runs, "today", 1e6, n=600, spread=0.001)
+    assert refit.limits(None, 1, 0, pytest.fail) == {}
