@@ -14,6 +14,7 @@ from resilience.facts.configuration import Configuration
 from resilience.facts.in_words import count
 
 LONGEST = 120  # characters of the arguments that a difference shows
+OF_TABLE = "a table does not say what was run"
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -34,11 +35,12 @@ class Difference(msgspec.Struct, frozen=True):
 
 def differences(before: Configuration, now: Configuration, ranks: int = 0) -> tuple[Difference, ...]:
     """Return the differences of two runs. ranks: the number of ranks that the limits of the first run were fitted for
-    (`--ranks`); they apply from the observed number up to this number. A table of another tool fits any run."""
+    (`--ranks`); they apply from the observed number up to this number. A table of another tool may fit any run: only
+    the user knows."""
     if before.table and now.table:
-        return _unlike("table", before.table, now.table, "a table does not say what was run")
+        return _unlike("table", before.table, now.table, OF_TABLE)
     if before.table or now.table:
-        return ()
+        return _unlike("source", before.name, now.name, "")
     least, most = before.world_size, max(before.world_size, ranks)
     is_in_range = least <= now.world_size <= most
     is_known = before.ranks_per_node and now.ranks_per_node

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from resilience.calibration import rank_groups
-from resilience.calibration.differences import advice, differences, harmless, serious
+from resilience.calibration.differences import OF_TABLE, advice, differences, harmless, serious
 from resilience.calibration.limits_file import SCHEMA, Deadline, Timeouts, in_force
 from resilience.errors import ConfigurationError, DecodeError
 from resilience.facts import encoding
@@ -85,8 +85,8 @@ def learned(
 ) -> tuple[Limits, TimeoutsLoaded]:
     """Return the limits of a run, and the event about them.
 
-    source: a file, or `auto` for the newest one that fits this configuration. If there is none, `base` is used, and the
-    event says so. Raises: ConfigurationError for a file that cannot be read, or that does not fit."""
+    source: a file, or `auto` for the newest one that fits this configuration, and that was not learned from a table. If
+    there is none, `base` is used, and the event says so. Raises: ConfigurationError for a file that cannot be read, or that does not fit."""
     if source == AUTO:
         chosen, refused = _newest(run_dir, configuration)
         if chosen is None:
@@ -107,9 +107,13 @@ def learned(
         )
     unlike = harmless(unequal)
     limits = in_force(timeouts, base, margin, is_equal=not unlike)
-    notes = [f"it fits, with differences: {unlike}"] if unlike else []
+    is_of_table = bool(timeouts.configuration.table)
+    if is_of_table:
+        notes = [f"learned from {timeouts.configuration.name}; {OF_TABLE}, so make sure that it was such a job"]
+    else:
+        notes = [f"it fits, with differences: {unlike}"] if unlike else []
     notes += [] if limits.learned else [_without_effect(timeouts)]
-    event = TimeoutsLoaded(str(path), len(limits.learned), True, is_shadow, "; ".join(notes))
+    event = TimeoutsLoaded(str(path), len(limits.learned), not is_of_table, is_shadow, "; ".join(notes))
     if is_shadow:
         return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, rule=None)), event
     return limits, event
@@ -144,6 +148,8 @@ def _newest(run_dir: Path, configuration: Configuration) -> tuple[tuple[Path, Ti
             refused.append(str(error))
             continue
         mismatch = _mismatch(timeouts, configuration)
+        if timeouts.configuration.table:
+            mismatch = f"learned from {timeouts.configuration.name}; {OF_TABLE}: name the file to use it"
         if mismatch:
             refused.append(f"{path}: {mismatch}")
         else:

@@ -134,6 +134,21 @@ def test_auto_takes_the_newest_file_of_current_folder_run_directory_and_run_fold
     assert event.source == str(tmp_path / newest / timeouts_file.NAME)
 
 
+def test_limits_from_a_table_hold_only_if_the_user_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / timeouts_file.NAME
+    timeouts_file.write(path, msgspec.structs.replace(TWO_FOR_FOUR, configuration=Configuration(table="small.csv")))
+    monkeypatch.chdir(tmp_path)
+    job = Configuration("other.py", world_size=512)
+    limits, event = timeouts_file.learned(timeouts_file.AUTO, tmp_path / "runs", Limits(), job, False)
+    assert (limits, event.deadlines) == (Limits(), 0)
+    assert "learned from table small.csv; a table does not say what was run: name the file to use it" in event.note
+    limits, event = timeouts_file.learned(str(path), tmp_path, Limits(), job, False)
+    assert (limits.sections, limits.outside) == ({"work": Limit(hard=5.0)}, {})
+    assert not event.is_same_configuration and "a table does not say what was run" in event.note
+
+
 @pytest.mark.parametrize("value", [-5.0, 0.0, math.nan, math.inf])
 @pytest.mark.parametrize(("entry", "what"), [("alarms", "target_false_alarms"), ("horizon", "horizon_s")])
 def test_target_that_is_no_number_above_0_is_named(tmp_path: Path, entry: str, what: str, value: float) -> None:
