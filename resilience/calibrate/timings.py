@@ -12,7 +12,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
 
 import msgspec
 
@@ -233,7 +232,7 @@ def _groups(runs: Sequence[Sequence[Rank]]) -> _Groups:
     by_deadline: _Groups = {}
     for deadline, rank_medians in medians.items():
         paces = {
-            rank: RankPace(geometric_mean(pace_medians), min(longest[deadline][rank]) if len(runs) > 1 else 0.0)
+            rank: RankPace(tuple(pace_medians), min(longest[deadline][rank]) if len(runs) > 1 else 0.0)
             for rank, pace_medians in rank_medians.items()
             if len(pace_medians) == len(runs) and min(pace_medians) > 0.0
         }

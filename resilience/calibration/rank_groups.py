@@ -2,7 +2,7 @@
 
 The stages of a pipeline have different durations, and one rank saves checkpoints while the others continue. One limit
 for all ranks follows the slowest. If ranks fall into a few groups with clear gaps, each group gets its own limit. A gap
-lies between the medians of ranks, or between the durations that each rank reaches in every run. Ranks without a gap
+lies between the medians of ranks in each run, or between the durations that each rank reaches in every run. Ranks without a gap
 are one group: the limit follows the slowest, and each rank is compared with the whole range."""
 
 from __future__ import annotations
@@ -25,35 +25,44 @@ _NAME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*")
 
 
 class RankPace(msgspec.Struct, frozen=True):
-    """A rank's durations in seconds. median: of all runs. longest: a duration that every run reached, 0 for one run."""
+    """A rank's durations in seconds. medians: one for each run, above 0. longest: a duration that every run reached, 0
+    for one run."""
 
-    median: float
+    medians: tuple[float, ...]
     longest: float = 0.0
 
 
 def split(paces: Mapping[int, RankPace]) -> list[tuple[int, ...]]:
     """Return the groups of ranks, each in ascending order. A single group means that all ranks are similar."""
-    by_median = _apart(sorted(paces), lambda rank: paces[rank].median, math.log(RUNS_AGREE))
+    by_median = _apart(sorted(paces), lambda rank: paces[rank].medians, math.log(RUNS_AGREE))
     groups = [
         tuple(sorted(group))
         for ranks in by_median
-        for group in _apart(ranks, lambda rank: paces[rank].longest, LONGEST_APART)
+        for group in _apart(ranks, lambda rank: (paces[rank].longest,), LONGEST_APART)
     ]
     is_clear = len(groups) <= MOST and all(len(list(_ranges(group))) <= MOST_RANGES for group in groups)
     return sorted(groups) if is_clear else [tuple(sorted(paces))]
 
 
-def _apart(ranks: Sequence[int], value: Callable[[int], float], gap: float) -> list[list[int]]:
-    """Split the ranks, sorted by value, wherever two neighbours are more than `gap` apart (log)."""
-    groups: list[list[int]] = []
-    before = 0.0
-    for rank in sorted(ranks, key=value):
-        seconds = value(rank)
-        if not groups or (before > 0.0 and math.log(seconds / before) > gap):
+def _apart(ranks: Sequence[int], values: Callable[[int], tuple[float, ...]], gap: float) -> list[list[int]]:
+    """Split the ranks, sorted by their values, wherever all before are more than `gap` (log) below all that follow, in
+    each of the values."""
+    ordered = sorted(ranks, key=lambda rank: math.prod(values(rank)))
+    highest = itertools.accumulate(map(values, ordered), _elementwise(max))
+    lowest = reversed(list(itertools.accumulate(map(values, reversed(ordered)), _elementwise(min))))
+    groups = [ordered[:1]]
+    for rank, below, above in zip(ordered[1:], highest, itertools.islice(lowest, 1, None), strict=False):
+        if all(low > 0.0 and math.log(high / low) > gap for low, high in zip(below, above, strict=True)):
             groups.append([])
         groups[-1].append(rank)
-        before = seconds
     return groups
+
+
+def _elementwise(
+    choose: Callable[[float, float], float],
+) -> Callable[[tuple[float, ...], tuple[float, ...]], tuple[float, ...]]:
+    """Return a function that chooses in each place of two tuples."""
+    return lambda one, other: tuple(map(choose, one, other))
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -347,7 +347,9 @@ def test_fitted_limits_cover_what_still_lasts(begun: RankMonitorClient, monkeypa
 def test_fit_that_fails_is_on_record_and_the_longest_times_give_the_limit(
     monitor: Monitor, begun: RankMonitorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(selected: object, ranks: int, rank: int, report: Callable[[str, Exception], object]) -> dict[str, float]:
+    def failing(
+        selected: object, ranks: int, rank: int, report: Callable[[str, Exception], object]
+    ) -> dict[str, float]:
         report("step", OverflowError("math range error"))
         return {}
 

@@ -63,7 +63,9 @@ def test_rank_that_a_restart_moved_counts_on_all_its_nodes(runs: Path) -> None:
     for run, began in (("yesterday", 0.0), ("today", 1e6)):
         for number in range(3):
             record(runs, run, began + 1e5 * number, n=4_000, node=f"host{number}")
-    assert set(refit.limits(None, 1, 0, pytest.fail)) == {"train"}  # 12,000 durations of each run are enough, 4,000 are not
+    assert set(refit.limits(None, 1, 0, pytest.fail)) == {
+        "train"
+    }  # 12,000 durations of each run are enough, 4,000 are not
 
 
 def test_nodes_of_a_run_do_not_count_as_runs(runs: Path) -> None:
