@@ -272,8 +272,7 @@ def succeed(
             followed = msgspec.structs.replace(
                 above_limit(with_limit(fresh, limit, reason)), previous_timeout_s=previous.timeout_s
             )
-            is_fresh = limit == fresh.timeout_s
-            merged[name] = _with_parts(followed, previous) if is_fresh else _whole(followed)
+            merged[name] = _with_parts(followed, previous, is_kept=limit != fresh.timeout_s)
     return merged
 
 
@@ -283,24 +282,33 @@ def _whole(known: Deadline) -> Deadline:
     return whole
 
 
-def _with_parts(fresh: Deadline, previous: Deadline) -> Deadline:
+def _with_parts(fresh: Deadline, previous: Deadline, is_kept: bool) -> Deadline:
     """Return the entry in which the limits of groups and outside known phases are no shorter than earlier ones, unless
     an `ok` fit allows it. A group of other ranks than before follows the longest limit that one of its ranks had. A
-    limit outside known phases is left out if the earlier one is as long as the usual limit."""
+    limit outside known phases is left out if the earlier one is as long as the usual limit. is_kept: the usual limit is
+    an earlier one, which the new runs do not support. So it is what held where the earlier file has no shorter limit.
+    """
     longest = math.inf if fresh.timeout_s is None else fresh.timeout_s
+    unknown_s = longest if is_kept else 0.0
     warnings = list(fresh.warnings)
     groups = []
     for group in fresh.groups:
         earlier = (was.timeout_s or 0.0 for was in previous.groups if rank_groups.overlap(was.ranks, group.ranks))
-        kept_s = _kept(group, min(longest, max(earlier, default=0.0)))
+        kept_s = _kept(group, min(longest, max(earlier, default=unknown_s)))
         groups.append(group if kept_s is None else msgspec.structs.replace(group, timeout_s=kept_s))
         warnings += [] if kept_s is None else [f"ranks {group.ranks}: {_why_kept(kept_s)}"]
+    if previous.groups and not groups:
+        warnings.append("the earlier limits of groups of ranks are left out: these runs show no such groups")
     outside = fresh.outside
-    if outside is not None and previous.outside is not None:
-        kept_s = _kept(outside, min(longest, previous.outside.timeout_s))
+    if outside is not None:
+        earlier_s = unknown_s if previous.outside is None else previous.outside.timeout_s
+        kept_s = _kept(outside, min(longest, earlier_s))
         if kept_s is not None:
             kept = msgspec.structs.replace(outside, timeout_s=kept_s, warnings=(*outside.warnings, _why_kept(kept_s)))
             outside = kept if kept_s < longest else None
+            warnings += [] if outside is not None else [f"no limit outside known phases: {_why_kept(kept_s)}"]
+    elif previous.outside is not None:
+        warnings.append("the earlier limit outside known phases is left out: these runs do not support it")
     entry: Deadline = msgspec.structs.replace(fresh, groups=tuple(groups), outside=outside, warnings=tuple(warnings))
     return entry
 

@@ -2,8 +2,8 @@
 
 The stages of a pipeline have different durations, and one rank saves checkpoints while the others continue. One limit
 for all ranks follows the slowest. If ranks fall into a few groups with clear gaps, each group gets its own limit. A gap
-lies between the medians of ranks in each run, or between the durations that each rank reaches in every run. Ranks without a gap
-are one group: the limit follows the slowest, and each rank is compared with the whole range."""
+lies between the medians of ranks in each run, or between the durations that each rank reaches in every run. Ranks
+without a gap are one group: the limit follows the slowest, and each rank is compared with the whole range."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MOST_RANGES = 64  # ranges of ranks in a group's name
 LONGEST_APART = math.log(
     2.0
 )  # gap between the longest durations of two groups; random stragglers reach a factor of two
+_Values = tuple[float, ...]
 _NAME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*")
 
 
@@ -44,7 +45,7 @@ def split(paces: Mapping[int, RankPace]) -> list[tuple[int, ...]]:
     return sorted(groups) if is_clear else [tuple(sorted(paces))]
 
 
-def _apart(ranks: Sequence[int], values: Callable[[int], tuple[float, ...]], gap: float) -> list[list[int]]:
+def _apart(ranks: Sequence[int], values: Callable[[int], _Values], gap: float) -> list[list[int]]:
     """Split the ranks, sorted by their values, wherever all before are more than `gap` (log) below all that follow, in
     each of the values."""
     ordered = sorted(ranks, key=lambda rank: math.prod(values(rank)))

@@ -86,7 +86,8 @@ def learned(
     """Return the limits of a run, and the event about them.
 
     source: a file, or `auto` for the newest one that fits this configuration, and that was not learned from a table. If
-    there is none, `base` is used, and the event says so. Raises: ConfigurationError for a file that cannot be read, or that does not fit."""
+    there is none, `base` is used, and the event says so. Raises: ConfigurationError for a file that cannot be read, or
+    that does not fit."""
     if source == AUTO:
         chosen, refused = _newest(run_dir, configuration)
         if chosen is None:

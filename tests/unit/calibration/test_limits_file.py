@@ -156,6 +156,31 @@ def test_group_of_other_ranks_than_before_follows_the_longest_limit_that_one_of_
     assert [warning.split(",")[0] for warning in known.warnings] == ["ranks 0-1", "ranks 2-3: kept at 9 s"]
 
 
+def test_limits_beside_a_usual_limit_that_is_kept_are_kept_too() -> None:
+    earlier = msgspec.structs.replace(in_parts(2.0, ("0-1", 6.0), ("2-3", 9.0)), timeout_s=100.0)
+    fresh = msgspec.structs.replace(in_parts(1.0, ("0-1", 7.0), ("2-3", 8.0)), status="short")
+    known = succeed({"work": fresh}, {"work": earlier})["work"]
+    assert known.timeout_s == 100.0 and known.outside is not None and known.outside.timeout_s == 2.0
+    assert [group.timeout_s for group in known.groups] == [7.0, 9.0]
+
+
+def test_limit_that_these_runs_do_not_support_is_not_replaced_by_shorter_ones_beside_it() -> None:
+    """What made it long may come again, on any rank and at any position."""
+    fresh = msgspec.structs.replace(in_parts(1.0, ("0-1", 7.0), ("2-3", 8.0)), status="short")
+    known = succeed({"work": fresh}, {"work": Deadline(100.0, "short", "", 1e-6)})["work"]
+    assert ([group.timeout_s for group in known.groups], known.outside) == ([100.0, 100.0], None)
+    assert "no limit outside known phases: kept at 100 s, because only an `ok` fit may lower" in known.warnings[-1]
+
+
+def test_limits_beside_the_usual_one_that_are_left_out_are_named() -> None:
+    known = succeed({"work": Deadline(20.0, "short", "", 1e-6)}, {"work": in_parts(2.0, ("0-1", 6.0))})["work"]
+    assert (known.groups, known.outside) == ((), None)
+    assert [warning.split(" is ")[0].split(" are ")[0] for warning in known.warnings] == [
+        "the earlier limits of groups of ranks",
+        "the earlier limit outside known phases",
+    ]
+
+
 def test_limit_outside_known_phases_holds_for_a_group_of_ranks_with_a_longer_limit() -> None:
     known = with_groups(("0-1", 2.0), ("2-3", 10.0), outside_s=4.0)
     fast, slow = of_rank(known, 1, 4), of_rank(known, 2, 4)
