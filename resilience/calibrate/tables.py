@@ -6,9 +6,11 @@ import csv
 import gzip
 import math
 import zlib
+from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues, gravest
 from resilience.calibration.fitting import Cut
@@ -30,6 +32,7 @@ def read_table(path: Path) -> list[ObservedRun]:
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     cuts: dict[tuple[str, str], dict[int, Cut]] = defaultdict(dict)
     ranks: dict[str, set[str]] = defaultdict(set)
+    by_rank: dict[tuple[str, str], dict[str, array[float]]] = defaultdict(lambda: defaultdict(lambda: array("d")))
     numbers: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for line, row in _rows(path):
         run, section, rank = row["run"], of_table(row["section"]), row["rank"]
@@ -44,6 +47,7 @@ def read_table(path: Path) -> list[ObservedRun]:
         if row["end"] == "ok":
             by_number = values[run, section]
             by_number[number] = max(seconds, by_number.get(number, 0.0))
+            by_rank[run, section][rank].append(seconds)
         else:
             by_cut = cuts[run, section]
             by_cut[number] = gravest(by_cut.get(number), Cut(seconds, row["end"]))  # type: ignore[arg-type]
@@ -56,7 +60,7 @@ def read_table(path: Path) -> list[ObservedRun]:
     runs = []
     for run in sorted({run for run, _ in sections}, key=lambda name: (len(name), name)):
         deadlines = {
-            section: _whole_series(values[name, section], cuts[name, section])
+            section: _whole_series(values[name, section], cuts[name, section], by_rank[name, section].values())
             for name, section in sorted(sections)
             if name == run
         }
@@ -75,12 +79,15 @@ def of_table(name: str) -> str:
     return name if is_deadline else of_section(name)
 
 
-def _whole_series(by_number: dict[int, float], cuts: dict[int, Cut]) -> ObservedDeadline:
+def _whole_series(
+    by_number: dict[int, float], cuts: dict[int, Cut], by_rank: Collection[Sequence[float]]
+) -> ObservedDeadline:
     """Return the durations in order, counted from 0 as a recorder counts: an occurrence that did not end by itself has
     a number too. A number without a row has none, because tables of other tools may number occurrences by steps. An
-    occurrence that was cut on some ranks only is known."""
+    occurrence that was cut on some ranks only is known. by_number: of the slowest rank. by_rank: all of each rank."""
     numbers = sorted({*by_number, *cuts})
     counted = {number: position for position, number in enumerate(numbers)}
+    medians = [median(durations_of_rank) for durations_of_rank in by_rank]
     series = {counted[number]: by_number[number] for number in numbers if number in by_number}
     return ObservedDeadline(
         starts=[StartValues("cold", {number: s for number, s in series.items() if number < durations.FIRST})],
@@ -88,6 +95,7 @@ def _whole_series(by_number: dict[int, float], cuts: dict[int, Cut]) -> Observed
         n=len(series),
         max_s=max(series.values(), default=0.0),
         is_from_beginning=min(numbers, default=0) <= BEGINNING,
+        rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
         cuts=[
             ObservedCut(cut, counted[number], "cold")
             for number, cut in cuts.items()

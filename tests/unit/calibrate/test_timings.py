@@ -389,13 +389,16 @@ def test_durations_of_unlike_ranks_are_those_of_the_slowest(tmp_path: Path, fast
     assert known.status == "ok" and [group.status for group in known.groups] == ["ok", "ok"]
 
 
-def test_like_ranks_whose_slowest_differs_each_time_are_not_stale(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["run", "t.csv"])
+def test_like_ranks_whose_slowest_differs_each_time_are_not_stale(tmp_path: Path, source: str) -> None:
     chance = random.Random(3)
-    folder = tmp_path / "run"
+    rows = ["run,section,rank,i,seconds"]
     for rank in range(8):
         values = [0.1 * chance.lognormvariate(0.0, 0.3) for _ in range(2000)]
-        record(folder, [("cold", values)], rank=rank, world=8)
-    found = limits(folder)
+        record(tmp_path / "run", [("cold", values)], rank=rank, world=8)
+        rows += [f"0,train,{rank},{i},{seconds!r}" for i, seconds in enumerate(values)]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    found = limits(tmp_path / source)
     assert found.deadlines["train"].groups == ()
     known = of_rank(in_force(found, Limits()), 0, 8).learned["train"]
     assert staleness(known, SeenInJob(2000, 0.2, 0.1, 0, 2000)) == ""
