@@ -438,14 +438,17 @@ def fit_unended(cuts: Iterable[Cut], p: float, longest_s: float, *, max_timeout:
 
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:
-    """Return how many occurrences after a start are warm-up, one number for all runs."""
+    """Return how many occurrences after a start are warm-up, one number for all runs. A warm-up of more than half of
+    the given durations shows only in comparison with those after the longest warm-up."""
     longest = 1
     for durations in runs:
+        after = sorted(durations[LONGEST_WARM_UP:])
+        most = after[len(after) // 2] if len(after) >= SETTLED else math.inf
         for start in range(min(LONGEST_WARM_UP, len(durations)) + 1):
             later = sorted(durations[start:])
             if len(later) < SETTLED:
                 break
-            limit = NEAR_TOP * later[len(later) // 2]
+            limit = NEAR_TOP * min(most, later[len(later) // 2])
             if all(seconds <= limit for seconds in durations[start : start + SETTLED]):
                 longest = max(longest, start)
                 break

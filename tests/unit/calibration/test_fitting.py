@@ -283,6 +283,13 @@ def test_warm_up_is_found_and_equal_for_all_runs() -> None:
     assert warm_up([[1.0, 2.0]]) == 1
 
 
+@pytest.mark.parametrize("slow", [5, 31, 33, 48, 50])
+def test_warm_up_of_more_than_half_of_the_first_durations_is_found(slow: int) -> None:
+    chance = random.Random(slow)
+    assert warm_up([[chance.uniform(9.0, 11.0)] * slow + [1.0] * (64 - slow)]) == slow
+    assert warm_up([[chance.uniform(0.9, 1.1) for _ in range(slow)] + [1.0] * (64 - slow - 3) + [9.0] * 3]) == 1
+
+
 def test_target_is_shared_out_over_the_trials_of_the_horizon() -> None:
     assert trial_probability(1.0, 1, 1000.0, 1.0) == pytest.approx(1e-3)
     assert trial_probability(1.0, 4, 1000.0, 1.0) == pytest.approx(2.5e-4)
