@@ -87,7 +87,7 @@ def calibrate(
         target_false_alarms=target.false_alarms,
         horizon_s=target.horizon_s,
         ranks=aim.ranks,
-        deadlines=limits_file.succeed(limits, earlier, target.max_timeout),
+        deadlines=limits_file.succeed(limits, earlier, target.max_timeout, target.min_timeout),
         sources=tuple(observations.sources),
         observed_world=max(0 if previous is None else previous.world, *(run.world for run in runs)),
     )

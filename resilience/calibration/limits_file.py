@@ -255,25 +255,47 @@ def _unclaimed(limit: _Part) -> _Part:
 
 
 def succeed(
-    new: Mapping[str, Deadline], old: Mapping[str, Deadline], max_timeout: float | None = None
+    new: Mapping[str, Deadline],
+    old: Mapping[str, Deadline],
+    max_timeout: float | None = None,
+    min_timeout: float = 0.0,
 ) -> dict[str, Deadline]:
     """Return the merged limits. Only an `ok` fit may lower a limit, also one of a group or outside known phases; any
     fit may raise it. If the new fit has no limit and a healthy occurrence exceeded the old one, the limit is raised to
     5 times the maximum; if the old limit ended occurrences that may have been healthy, to 1.5 times their length,
-    within 5 times the maximum. The rates of the new fit are upper bounds for a longer limit too. max_timeout: the
-    longest limit in seconds, also of a deadline that only `old` has."""
+    within 5 times the maximum. The rates of the new fit are upper bounds for a longer limit too. max_timeout,
+    min_timeout: the longest and the shortest limit in seconds, also of a deadline that only `old` has."""
     merged = dict(new)
     for name, previous in old.items():
         fresh = new.get(name)
         if fresh is None:
-            merged[name] = _bounded(previous, max_timeout)
+            merged[name] = _at_least(_bounded(previous, max_timeout), min_timeout)
         elif previous.timeout_s is not None:
             limit, reason = _following(fresh, previous.timeout_s, max_timeout)
             followed = msgspec.structs.replace(
                 above_limit(with_limit(fresh, limit, reason)), previous_timeout_s=previous.timeout_s
             )
-            merged[name] = _with_parts(followed, previous, is_kept=limit != fresh.timeout_s)
+            merged[name] = _at_least(_with_parts(followed, previous, is_kept=limit != fresh.timeout_s), min_timeout)
     return merged
+
+
+def _at_least(known: Deadline, min_timeout: float) -> Deadline:
+    """Return the entry without limits below min_timeout seconds. Its rates are upper bounds for longer limits too."""
+    if known.timeout_s is not None and known.timeout_s < min_timeout:
+        reason = f"{known.reason}; raised from {known.timeout_s:.4g} s to min_timeout, {min_timeout:g} s"
+        earlier_s = known.previous_timeout_s or known.timeout_s
+        known = msgspec.structs.replace(with_limit(known, min_timeout, reason), previous_timeout_s=earlier_s)
+    outside = None if known.outside is None else _part_at_least(known.outside, min_timeout)
+    if outside is not None and known.timeout_s is not None and outside.timeout_s >= known.timeout_s:
+        outside = None
+    groups = tuple(_part_at_least(group, min_timeout) for group in known.groups)
+    bounded: Deadline = msgspec.structs.replace(known, groups=groups, outside=outside)
+    return bounded
+
+
+def _part_at_least(limit: _Part, min_timeout: float) -> _Part:
+    is_short = limit.timeout_s is not None and limit.timeout_s < min_timeout
+    return msgspec.structs.replace(limit, timeout_s=min_timeout) if is_short else limit
 
 
 def _whole(known: Deadline) -> Deadline:

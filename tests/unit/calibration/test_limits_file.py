@@ -65,6 +65,24 @@ def test_longest_limit_bounds_what_only_the_earlier_runs_had() -> None:
     assert succeed({}, earlier) == earlier
 
 
+def test_shortest_limit_bounds_what_only_the_earlier_runs_had() -> None:
+    save = Deadline(1.5, "short", "few", 1e-6, groups=(RankGroupLimit("0", 0.5, "short", ""),), max_s=0.5)
+    load = msgspec.structs.replace(in_parts(1.5, ("0", 30.0)), timeout_s=40.0)
+    known = succeed({}, {"save": save, "load": load, "step": RATED}, min_timeout=30.0)
+    assert (known["save"].timeout_s, known["save"].previous_timeout_s, known["save"].ratio_to_max) == (30.0, 1.5, 60.0)
+    assert known["save"].reason == "few; raised from 1.5 s to min_timeout, 30 s"
+    assert [group.timeout_s for group in (*known["save"].groups, *known["load"].groups)] == [30.0, 30.0]
+    assert known["load"].outside is not None and known["load"].outside.timeout_s == 30.0
+    assert succeed({}, {"save": load}, min_timeout=40.0)["save"].outside is None
+    assert known["step"] == RATED
+
+
+def test_earlier_limit_that_is_kept_without_a_fit_is_no_shorter_than_the_shortest_limit() -> None:
+    fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=0.5)
+    known = succeed({"step": fresh}, {"step": Deadline(1.5, "short", "", 1e-6)}, min_timeout=30.0)["step"]
+    assert (known.timeout_s, known.previous_timeout_s) == (30.0, 1.5)
+
+
 def test_limit_is_raised_without_a_fit_up_to_the_longest_limit_only() -> None:
     fresh = Deadline(None, "insufficient", "too few", 1e-6, max_s=6.0)
     known = succeed({"step": fresh}, {"step": Deadline(5.0, "ok", "", 1e-6)}, 20.0)["step"]
