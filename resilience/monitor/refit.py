@@ -3,9 +3,9 @@
 Each rank reads its monitor's histograms, of this run and of earlier runs with the same configuration in the same
 folder. The histograms are added up over ranks, so that all ranks compute the same limits. They count the durations of
 single ranks, so the requested probability is for one duration of one rank; a rate needs as many occurrences as there.
-Occurrences that a limit ended are missing, because a
-rank does not know the verdicts of incidents, and so are the last seconds: a monitor writes every 15 s. The first occurrences after a start are left out: they are slower, and `core.watch`
-does not apply these limits to them."""
+Occurrences that a limit ended are missing, because a rank does not know the verdicts of incidents, and so are the last
+seconds: a monitor writes every 15 s. The first occurrences after a start are left out: they are slower, and
+`core.watch` does not apply these limits to them."""
 
 from __future__ import annotations
 
