@@ -294,7 +294,7 @@ class Supervision:
         """Return the verdict after events elsewhere: another agent's verdict, the end of the last worker, a node that
         is lost or wants to join. Return None if the cycle continues."""
         rules = self.rules
-        if control.is_premature(rules.policy, workers.apart, rules.apart):
+        if workers.done and control.is_premature(rules.policy, workers.apart, rules.apart):
             return (yield from self.agree(self._premature(f"rank {', '.join(map(str, workers.done))}")))
         now = yield ReadClock()
         is_time = self._look_at is None or now >= self._look_at

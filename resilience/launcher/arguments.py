@@ -103,7 +103,8 @@ class Options:
         default=None,
         metadata={
             "help": "seconds that the other workers may still run after the first one has completed; then the job "
-            "fails; default: no limit"
+            "fails; default: no limit",
+            "bounds": Bounds("seconds", is_above_0=True),
         },
     )
     join_timeout: float = dataclasses.field(

@@ -455,6 +455,12 @@ def test_worker_may_run_on_after_the_others_of_its_node_for_as_long_as_it_needs(
     assert run.run(own.look(WorkerStates(True, 10.0**9, (1,)))) is None
 
 
+def test_workers_are_not_late_before_any_of_their_node_has_ended() -> None:
+    run = Run()
+    own = supervise(run, apart=0.0)
+    assert run.run(own.look(WorkerStates(are_living=True))) is None
+
+
 def test_node_whose_workers_end_well_waits_for_the_others_for_as_long_as_they_need() -> None:
     run = Run()
     own = supervise(run, "other", apart=None)

@@ -35,6 +35,7 @@ from resilience.launcher.signals import Signals
         ("--same-failure-exit-code 300", "--same-failure-exit-code is 300, expected an exit status from 0 to 255"),
         (f"--output-file-mb {10**20}", f"--output-file-mb is {10**20}, expected a whole number from 0 to 1000000000"),
         ("--join-timeout 0", "--join-timeout is 0.0, expected seconds above 0, up to 1000000000"),
+        ("--exit-barrier-timeout 0", "--exit-barrier-timeout is 0.0, expected seconds above 0, up to 1000000000"),
         *(
             (f"--{option} {value}", f"--{option} is {value}, expected seconds ")
             for option in ("stop-grace", "term-timeout", "exit-barrier-timeout", "failure-window", "join-timeout")
