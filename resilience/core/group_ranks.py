@@ -1,10 +1,10 @@
 """Which node gets which group rank?  The infrastructure's rank, or a deterministic one.
 
 Before the first cycle, `choose` decides where this node's rank comes from. `assign` then assigns the ranks of each
-cycle's nodes; `core.membership.form` calls it. Infrastructure: each node brings its rank and keeps it. There is one
-rank for each place, so there are no spares. Deterministic: a node keeps its previous rank if that rank still exists.
-The other nodes fill the gaps: first those that had a rank, then new nodes by name. `core.membership` decides before
-that which nodes take part and which are spares."""
+cycle's nodes; `core.membership.form` calls it. Infrastructure: each node brings its rank. If nodes are missing, the
+others keep that order and close the gaps. There is one rank for each place, so there are no spares. Deterministic: a
+node keeps its previous rank if that rank still exists. The other nodes fill the gaps: first those that had a rank, then
+new nodes by name. `core.membership` decides before that which nodes take part and which are spares."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ def choose(wanted: bool | None, given: tuple[str, int] | None, least: int, most:
     warning = ""
     if least < most:
         warning = (
-            f"--nnodes {least}:{most} with group ranks of the infrastructure ({variable}): there are no hot spares, "
-            "and a cycle of fewer nodes needs their ranks to be 0 and up without a gap; pass "
-            "--no-ft-use-infra-group-rank for spares"
+            f"--nnodes {least}:{most} with group ranks of the infrastructure ({variable}): there are no hot spares; "
+            "pass --no-ft-use-infra-group-rank for spares"
         )
     return Choice("infrastructure", rank, f"{variable} is set", warning)
 
@@ -98,7 +97,6 @@ def _of_infrastructure(assignments: Sequence[Assignment]) -> Mapping[str, int]:
     ranks = {
         assignment.seat.id: assignment.seat.infra for assignment in assignments if assignment.seat.infra is not None
     }
-    most = len(assignments) - 1
     problems = []
     without = sorted(assignment.seat.node for assignment in assignments if assignment.seat.infra is None)
     if without:
@@ -107,14 +105,11 @@ def _of_infrastructure(assignments: Sequence[Assignment]) -> Mapping[str, int]:
         nodes = sorted(assignment.seat.node for assignment in assignments if assignment.seat.infra == rank)
         if count > 1:
             problems.append(f"rank {rank} for each of {_nodes(nodes)}")
-        elif not 0 <= rank <= most:
-            problems.append(f"rank {rank} for {_nodes(nodes)}")
     if problems:
         raise ConfigurationError(
-            f"the infrastructure's group ranks ({SOURCES}) must be 0 to {most}, each once, for "
-            f"{in_words.count(most + 1, 'node')}; there is {'; '.join(problems)}"
+            f"each node needs its own group rank of the infrastructure ({SOURCES}); there is {'; '.join(problems)}"
         )
-    return ranks
+    return {id: place for place, id in enumerate(sorted(ranks, key=lambda id: ranks[id]))}
 
 
 def _deterministic(assignments: Sequence[Assignment]) -> Mapping[str, int]:

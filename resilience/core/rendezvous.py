@@ -79,7 +79,7 @@ class Rendezvous:
         self._log = RendezvousLog()
         self._silences = Silences(terms.interval, terms.lost_after)
         self._duplicates: dict[str, Seconds] = {}  # id -> since when another node has the same rank
-        self._wrong = Timer(terms.last_call)  # runs while the ranks are impossible
+        self._wrong = Timer(terms.last_call)  # runs while a node has no rank of the infrastructure, and others do
         self._lease: str | None = None  # key of the leadership that this agent holds
         self._announced: dict[str, int] = {}  # losses that this agent has announced as a leader: `Arrivals.lost`
         self._seat: NodeSeat | None = None  # the seat of this agent's arrival
@@ -293,7 +293,7 @@ class Rendezvous:
             self._wrong.has_run_out(False, now)
         except ConfigurationError as error:
             if not self._wrong.has_run_out(True, now):
-                return None  # the node whose rank is missing may only be late
+                return None  # the node without a rank may leave
             next_membership = Membership(cycle=number, closed="the ranks of nodes are wrong", error=str(error))
         return (yield from self._write(known.last, next_membership))
 

@@ -81,15 +81,21 @@ def test_infrastructures_ranks_win_over_previous_ones() -> None:
     ("wanted", "says"),
     [
         ([node("a", infra=0), node("b", infra=0)], "rank 0 for each of node a, b"),
-        ([node("a", infra=0), node("b", infra=2)], "rank 2 for node b"),
-        ([node("a", infra=0), node("b", infra=-1)], "rank -1 for node b"),
         ([node("a", infra=0), node("b", previous=1)], "node b without a rank"),
     ],
 )
 def test_what_is_wrong_with_the_infrastructures_ranks_is_named(wanted: list[Assignment], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says) as caught:
         assign(wanted)
-    assert "must be 0 to 1, each once, for 2 nodes" in str(caught.value)
+    assert "each node needs its own group rank of the infrastructure" in str(caught.value)
+
+
+def test_missing_nodes_leave_no_gap_between_the_infrastructures_ranks() -> None:
+    lost = [node("n0", previous=0, infra=0), node("n2", previous=2, infra=2), node("n3", previous=3, infra=3)]
+    assert ranks(*lost) == {"n0": 0, "n2": 1, "n3": 2}
+    assert ranks(node("n3", previous=2, infra=3)) == {"n3": 0}
+    back = [node("n1", infra=1), node("n3", previous=2, infra=3), node("n0", infra=0), node("n2", previous=1, infra=2)]
+    assert ranks(*back) == {f"n{number}": number for number in range(4)}
 
 
 @given(st.permutations(range(6)), st.randoms(use_true_random=False))

@@ -592,29 +592,47 @@ def test_second_node_with_a_rank_is_refused_unless_the_first_one_turns_out_to_be
                 join(run, Rendezvous("second", "second", TERMS))
 
 
-def test_ranks_that_cannot_be_end_the_job_after_a_last_call() -> None:
+def test_node_without_a_rank_of_the_infrastructure_ends_the_job_after_a_last_call() -> None:
     run = Run()
     own = agent(run, "own", msgspec.structs.replace(TERMS, last_call=5.0))
     run.counts("other")
-    run.writes(Arrived(msgspec.structs.replace(seat("other"), infra=7)))
+    run.writes(Arrived(seat("other")))
     with pytest.raises(ConfigurationError):
         run.run(own.join(msgspec.structs.replace(seat("own"), infra=0)))
     assert run.now >= 5.0
     assert run.run(own.newest()).error
 
 
-def test_ranks_that_cannot_be_for_a_while_have_the_whole_last_call_in_each_cycle() -> None:
+def test_missing_ranks_have_the_whole_last_call_in_each_cycle() -> None:
     run = Run()
     ranked = {id: msgspec.structs.replace(seat(id), infra=rank) for rank, id in enumerate(("own", "a", "b"))}
     own = agent(run, "own", msgspec.structs.replace(TERMS, least=2, most=3, last_call=5.0))
-    run.counts("a")
-    run.counts("b")
-    run.writes(Arrived(ranked["b"]))
-    at(run, 7.0, lambda: run.writes(Arrived(ranked["a"])))  # the first last call is over by then
+    for id in "ab":
+        run.counts(id)
+    run.writes(Arrived(ranked["a"]), Arrived(seat("b")))
+    at(run, 4.0, lambda: run.writes(Left("b"), Arrived(ranked["b"])))
     assert isinstance(run.run(own.join(ranked["own"])), Membership)
-    run.writes(Arrived(ranked["b"], known=0), Left("a"))
-    at(run, run.now + 4.0, lambda: run.writes(Arrived(ranked["a"], known=0)))
+    run.writes(Arrived(ranked["a"], known=0), Left("b"), Arrived(seat("b"), known=0))
+    at(run, run.now + 4.0, lambda: run.writes(Left("b"), Arrived(ranked["b"], known=0)))
     assert isinstance(run.run(own.join(ranked["own"])), Membership)
+
+
+def test_job_goes_on_without_any_node_of_the_infrastructures_order() -> None:
+    for missing in "abc":
+        run = Run()
+        ranked = {id: msgspec.structs.replace(seat(id), infra=rank) for rank, id in enumerate(("own", "a", "b", "c"))}
+        own = agent(run, "own", msgspec.structs.replace(TERMS, least=2, most=4))
+        others = {id: ranked[id] for id in "abc"}
+        for id in others:
+            run.counts(id)
+        run.writes(*map(Arrived, others.values()))
+        assert isinstance(run.run(own.join(ranked["own"])), Membership)
+        began = run.now
+        run.writes(Left(missing), *(Arrived(seat, known=0) for id, seat in others.items() if id != missing))
+        found = run.run(own.join(ranked["own"]))
+        assert isinstance(found, Membership) and missing not in [seat.id for seat in found.seats]
+        assert [seat.infra for seat in found.seats] == sorted(seat.infra or 0 for seat in found.seats)
+        assert run.now - began < TERMS.last_call
 
 
 # -- while workers run --------------------------------------------------------------------------------
