@@ -93,7 +93,11 @@ class Options:
     )
     no_output_files: bool = dataclasses.field(
         default=False,
-        metadata={"help": "let workers write straight to the terminal; the run folder keeps no output"},
+        metadata={
+            "help": "let workers write straight to the terminal; the run folder keeps no output. The records then lack "
+            "the exceptions of scripts without a Wrapper, and a missing import costs all restarts; so it is with "
+            "torchrun's --redirects 1, which keeps only stdout"
+        },
     )
     output_file_mb: int = dataclasses.field(
         default=256,

@@ -379,9 +379,10 @@ def worker_spec(config: LaunchConfig, entrypoint: str, arguments: list[str], han
 
 
 def start_drain(command: Command) -> DrainProcess | None:
-    """Start the process that reads the workers' output; None if the user redirects output, or if it cannot start."""
+    """Start the process that reads the workers' output; None if the user redirects output, or if it cannot start.
+    `--log-dir` alone redirects nothing."""
     args = command.torchrun
-    is_users = any((args.log_dir, args.redirects != "0", args.tee != "0", args.logs_specs))
+    is_users = any((args.redirects != "0", args.tee != "0", args.logs_specs))
     if is_users or command.options.no_output_files:
         return None
     try:

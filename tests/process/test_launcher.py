@@ -36,8 +36,12 @@ def test_job_that_completes_exits_with_0_and_shows_what_workers_wrote(launch: La
     assert job.of(events.JobEnded)[0].event.outcome == "completed"
 
 
-def test_output_goes_to_the_terminal_and_to_a_file_for_each_cycle_and_rank(launch: Launch) -> None:
-    job = launch("print(f'cycle {cycle} rank {rank}'); sys.exit(rank == 1 and cycle == 0)")
+@pytest.mark.parametrize("options", [(), pytest.param(("--log-dir", "logs"), marks=pytest.mark.slow)])
+def test_output_goes_to_the_terminal_and_to_a_file_for_each_cycle_and_rank(
+    launch: Launch, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    options = tuple(str(tmp_path / option) if option == "logs" else option for option in options)
+    job = launch("print(f'cycle {cycle} rank {rank}'); sys.exit(rank == 1 and cycle == 0)", *options)
     assert job.wait() == [0]
     shown = job.output().splitlines()
     assert {"cycle 0 rank 1", "cycle 1 rank 0", "cycle 1 rank 1"} <= set(shown)

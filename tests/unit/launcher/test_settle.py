@@ -7,6 +7,7 @@ import re
 import pytest
 
 from resilience.errors import ConfigurationError
+from resilience.launcher import launch
 from resilience.launcher.arguments import parse
 from resilience.launcher.launch import rendezvous_parameters, settle
 from resilience.launcher.signals import Signals
@@ -59,6 +60,23 @@ from resilience.launcher.signals import Signals
 def test_wrong_value(options: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         settle(parse([*options.split(), "train.py"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_kept"),
+    [
+        ("", True),
+        ("--log-dir logs", True),
+        ("--no-output-files", False),
+        ("--redirects 1", False),
+        ("--log-dir logs --tee 3", False),
+    ],
+)
+def test_run_folder_keeps_output_unless_it_is_redirected(
+    options: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "DrainProcess", lambda limit: limit)
+    assert (launch.start_drain(parse([*options.split(), "train.py"])) is not None) is is_kept
 
 
 def test_one_node_alone_meets_nobody() -> None:
