@@ -32,6 +32,7 @@ from resilience.telemetry.recording import RecordTail
 SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as lost
 ORPHANED = 5.0  # seconds in which a live agent records the end of its workers; usually it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
+FILES_AHEAD = 60.0  # seconds that the file system's clock may be ahead of ours
 LIST_EVERY = 5.0  # seconds between two searches for new files
 STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
@@ -349,7 +350,7 @@ class Watcher:
         cycles = self._history.cycles
         if not cycles.agents:
             ended = self._left
-            if now - self._last_ns / 1e9 > BETWEEN_CALLS:
+            if self._is_quiet(now, BETWEEN_CALLS):
                 ended = ended | self._outside
             expected = filter(self._is_in_last_cycle, self._calls.keys() - self._history.excluded.keys())
             if ended and ended.issuperset(expected):
@@ -375,21 +376,30 @@ class Watcher:
             return "restarting", None, ""
         return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""
 
+    def _is_quiet(self, now: float, limit: float) -> bool:
+        """Return True if nothing was recorded for this many seconds, by the clock of the node with the last record and
+        by the file system's. The node's clock may be behind ours."""
+        return now - self._last_ns / 1e9 > limit and _modified_ago(now, self._folder / "records") > limit
+
     def _evidence_of_loss(self, now: float, snapshots: Collection[rank_snapshot.RankSnapshot]) -> str:
         """Return the evidence that no process of an unfinished job is alive, "" if some may be."""
         quiet = now - self._last_ns / 1e9
         parts = self._history.cycles.last_parts()
         if self._is_between_cycles():
             return ""  # no monitor has a rank to watch, and agents may wait for nodes for long
-        is_known = quiet > ORPHANED or all(part.has_lost_its_agent for part in parts)
-        if parts and is_known and all(part.is_undecided for part in parts):
+        if (
+            parts
+            and all(part.is_undecided for part in parts)
+            and (all(part.has_lost_its_agent for part in parts) or self._is_quiet(now, ORPHANED))
+        ):
             return f"all ranks ended {seconds(quiet)} ago, but no agent recorded it"
         alive_times = [snapshot.wall(snapshot.alive_at) for snapshot in snapshots if snapshot.alive_at is not None]
         interval_s = rank_snapshot.alive_every(
             max((snapshot.origin.world_size or 1 for snapshot in snapshots), default=1)
         )
-        silent = min([quiet, *(now - at for at in alive_times)])
-        if alive_times and silent > SILENT_LOOKS * interval_s:
+        silent, limit = min([quiet, *(now - at for at in alive_times)]), SILENT_LOOKS * interval_s
+        is_silent = bool(alive_times) and silent > limit and self._is_quiet(now, limit)
+        if is_silent and _modified_ago(now, self._folder / "timings") > limit:
             return f"no sign of life for {seconds(silent)}; expected every {seconds(interval_s)}"
         return ""
 
@@ -417,6 +427,17 @@ class Watcher:
                     by_rank[rank] = _rank_now(rank, node, state, now, snapshots.get(rank))
         pids = {rank: pid for rank, pid in self._pid.items() if rank not in self._left}
         return tuple(msgspec.structs.replace(by_rank[rank], pid=pids.get(rank)) for rank in sorted(by_rank))
+
+
+def _modified_ago(now: float, folder: Path) -> float:
+    """Return the seconds since the last change of a file in a folder, by the clock of the file system, which need not
+    be that of the writer. inf if this is unknown, or if that clock is far ahead of ours."""
+    try:
+        with os.scandir(folder) as entries:
+            ago = min((now - entry.stat().st_mtime for entry in entries), default=float("inf"))
+    except OSError:
+        return float("inf")
+    return ago if ago >= -FILES_AHEAD else float("inf")
 
 
 _SHOWN = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -133,6 +134,25 @@ def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
         False,
         "no sign of life for 9 min 00 s; expected every 10 s",
     )
+
+
+def touched(folder: Path, after: float) -> None:
+    """Give all files this time of change, as the clock of the file server has it."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        os.utime(path, (START + after, START + after))
+
+
+def test_job_whose_nodes_clocks_are_behind_is_not_lost_while_its_files_change(tmp_path: Path) -> None:
+    folder = launched(is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0, alive_at=160.0)  # a minute after the start
+    touched(folder, 598.0)
+    assert now_of(folder, after=600.0).phase == "running"
+    assert now_of(folder, after=590.0).phase == "running"  # the file server's clock may be ahead
+    assert now_of(folder, after=640.0).phase == "lost"
+    orphaned = agent_killed("section:train").write(tmp_path / "orphaned")
+    touched(orphaned, 598.0)
+    assert now_of(orphaned, after=600.0).phase == "running"
+    assert now_of(orphaned, after=604.0).phase == "lost"
 
 
 def test_job_that_waits_for_a_node_between_two_cycles_is_not_lost(tmp_path: Path) -> None:
@@ -466,6 +486,9 @@ def test_calls_that_are_over_are_the_end_of_the_job_unless_another_one_begins_so
     last = (max(record.wall_ns for record in records) - STARTED_NS) / 1e9
     folder = written(records, tmp_path / "run")
     assert (now_of(folder, last + 1.0).phase, now_of(folder, last + 1.0).states) == ("running", {"active": 3})
+    touched(folder, last + 40.0)  # the clocks of the nodes are 40 s behind
+    assert now_of(folder, last + 40.0 + state.BETWEEN_CALLS).phase == "running"
+    touched(folder, last)
     now = now_of(folder, last + state.BETWEEN_CALLS + 1.0)
     assert (now.phase, now.outcome, now.is_well, now.states) == ("ended", "completed", True, {})
     again = [record for record in records if record.origin.initial_rank == 0][:2]
