@@ -174,7 +174,10 @@ class Options:
     )
     exclude_on_full_disk: bool = dataclasses.field(
         default=False,
-        metadata={"help": "a node with less free space than --min-free-disk-mb leaves the job, with status 95"},
+        metadata={
+            "help": "a node with less free space than --min-free-disk-mb, or on whose disk the run folder cannot be "
+            "created, leaves the job, with status 95"
+        },
     )
 
     def __post_init__(self) -> None:

@@ -145,7 +145,7 @@ def launch(command: Command) -> int:
             zygote,
             drain,
             signals,
-            Preflight(checks(folder, handler.probe, command.options)),
+            Preflight(checks(checked_folder(command, settings, folder, launched), handler.probe, command.options)),
             PeriodicCheck(Devices(), command.config.node_health_check_interval),
             command.options,
             limits_of(command, settings, folder, reporter),
@@ -430,7 +430,7 @@ def run_folder(
     """Return this node's run folder, which contains job.json, and its launch.
 
     One node allocates the attempt number, and an id for a job without one. Raises: StoreError, ConfigurationError."""
-    root = Path(command.options.run_dir or settings.run_dir).absolute()
+    root = run_root(command, settings)
 
     def allocate() -> attempts.Launch:
         job_id = settings.job_id or config.run_id
@@ -459,6 +459,19 @@ def run_folder(
     with contextlib.suppress(OSError):  # the disk failed or does not answer
         asked(lambda: write_job(job, folder))
     return folder, launch
+
+
+def run_root(command: Command, settings: Settings) -> Path:
+    """Return the folder in which each job gets a folder of its own."""
+    return Path(command.options.run_dir or settings.run_dir).absolute()
+
+
+def checked_folder(command: Command, settings: Settings, folder: Path, launch: attempts.Launch) -> Path:
+    """Return the folder whose disk is checked before each cycle: the run folder. With --exclude-on-full-disk it is the
+    requested one, even if that cannot be used and records go elsewhere."""
+    root = run_root(command, settings)
+    is_substitute = folder.parent != root and command.options.exclude_on_full_disk
+    return root / launch.run_name if is_substitute else folder
 
 
 def own_folder(root: Path, launch: attempts.Launch) -> Path:

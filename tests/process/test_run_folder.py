@@ -104,6 +104,16 @@ def test_disk_with_too_little_room_excludes_the_node_if_that_is_asked_for(launch
     assert not list(job.folder.glob("ran*"))
 
 
+@pytest.mark.parametrize("is_full", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_disk_that_takes_no_run_folder_excludes_the_node_if_that_is_asked_for(
+    launch: Launch, small: Path, is_full: bool
+) -> None:
+    disks.fill(small)
+    job = launch("say('ran')", "--run-dir", str(small) if is_full else "/proc/nowhere", "--exclude-on-full-disk")
+    assert job.wait() == [95], job.job.output()
+    assert not list(job.folder.glob("ran*"))
+
+
 def test_wrapper_without_the_launcher_runs_where_no_folder_can_be_made(
     start: Callable[..., Job], read_only: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from resilience.launcher import launch
 from resilience.launcher.arguments import parse
 from resilience.launcher.launch import rendezvous_parameters, settle
 from resilience.launcher.signals import Signals
+from resilience.system.attempts import Launch
+from resilience.system.environment import Settings
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,20 @@ def test_run_folder_keeps_output_unless_it_is_redirected(
 ) -> None:
     monkeypatch.setattr(launch, "DrainProcess", lambda limit: limit)
     assert (launch.start_drain(parse([*options.split(), "train.py"])) is not None) is is_kept
+
+
+@pytest.mark.parametrize("options", ["", "--exclude-on-full-disk"])
+def test_disk_of_the_requested_run_folder_decides_whether_a_node_is_excluded(options: str, tmp_path: Path) -> None:
+    command = parse(["--run-dir", str(tmp_path), *options.split(), "train.py"])
+    settings = Settings.from_environment()
+    first = Launch("job", 1)
+
+    def checked(folder: Path) -> Path:
+        return launch.checked_folder(command, settings, folder, first)
+
+    assert checked(tmp_path / "job@1") == tmp_path / "job@1"
+    substitute = Path("/tmp/elsewhere/job@1")
+    assert checked(substitute) == (tmp_path / "job@1" if options else substitute)
 
 
 def test_one_node_alone_meets_nobody() -> None:
