@@ -111,11 +111,11 @@ class Options:
             "bounds": Bounds("seconds", is_above_0=True),
         },
     )
-    join_timeout: float = dataclasses.field(
-        default=600.0,
+    join_timeout: float | None = dataclasses.field(
+        default=None,
         metadata={
             "help": "seconds that a node waits for a place, or for enough other nodes, while no cycle runs; a spare "
-            "of a running cycle waits without a limit",
+            "of a running cycle waits without a limit; default: join_timeout of --rdzv-conf, else 600",
             "bounds": Bounds("seconds", is_above_0=True),
         },
     )

@@ -312,6 +312,9 @@ def settle(command: Command) -> tuple[LaunchConfig, str, list[str]]:
         raise ConfigurationError(f"--nnodes is {args.nnodes!r}, expected a number of nodes, or MIN:MAX")
     try:
         config, entrypoint, arguments = _torchrun_config(args)
+    except OSError as error:  # torch creates the folder, or finds a file
+        place = f"--log-dir is {args.log_dir!r}, which" if args.log_dir else "a temporary folder for logs"
+        raise ConfigurationError(f"{place} cannot be used: {error_in_words(error)}") from error
     except (ValueError, RuntimeError, AssertionError) as error:  # torch's own message
         if not args.nproc_per_node.lstrip("-").isdecimal() and args.nproc_per_node not in DEVICES:
             raise ConfigurationError(f"--nproc-per-node is {args.nproc_per_node!r}, expected {WORKERS}") from error
@@ -347,7 +350,9 @@ def _dated_id() -> str:
 
 def rendezvous_parameters(config: LaunchConfig, command: Command, attempt: int) -> RendezvousParameters:
     """Return the rendezvous parameters for torchelastic."""
-    values = {"join_timeout": command.options.join_timeout, "attempt": attempt, **config.rdzv_configs}
+    values = {"attempt": attempt, **config.rdzv_configs}
+    if command.options.join_timeout is not None:
+        values["join_timeout"] = command.options.join_timeout
     return RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resilience.facts.in_words import count, seconds
+from resilience.history.clocks import largest_difference_ns
 from resilience.run_folder.load import RECORDS, unlisted_in
 from resilience.run_folder.merge import LOGS, OUTPUT, MergedLines
 from resilience.system.render import cut
@@ -25,10 +26,11 @@ def clock_notes(timeline: MergedLines) -> Iterator[str]:
     if len(corrected) > _NAMED:
         yield f"… and {count(len(corrected) - _NAMED, 'more clock')}"
     unknown = [clock.node for clock in timeline.clocks if clock.uncertainty_ns is None]
-    bounds = [clock.uncertainty_ns for clock in timeline.clocks if clock.uncertainty_ns is not None]
-    if len(bounds) > 1:
-        precision = f"to within {seconds(max(bounds) / 1e9)}"
-        compared = f"{len(bounds)} of " if unknown else ""
+    known = [clock for clock in timeline.clocks if clock.uncertainty_ns is not None]
+    largest = largest_difference_ns(known)
+    if largest is not None:
+        precision = f"to within {seconds(largest / 1e9)}"
+        compared = f"{len(known)} of " if unknown else ""
         nodes = f"{compared}{count(len(timeline.clocks), 'node')}"
         yield f"{nodes}: their clocks agree {precision}, by {_barriers(timeline)}"
     if unknown:

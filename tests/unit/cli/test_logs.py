@@ -170,7 +170,7 @@ def test_order_between_nodes_is_reported_with_its_uncertainty(
 def test_only_nodes_whose_clocks_were_compared_are_said_to_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for node in "ab":
+    for node in "abc":
         began = record_line(events.CyclePhaseStarted("rendezvous"), AT, node)
         ended = record_line(events.CyclePhaseEnded("rendezvous", "completed", 1e-6), AT + SECOND // 10, node)
         led_to = record_line(events.CycleStarted("first", 0, 3), AT + SECOND // 10, node)
@@ -178,7 +178,7 @@ def test_only_nodes_whose_clocks_were_compared_are_said_to_agree(
     write(tmp_path, "records/z-2.jsonl", record_line(events.MonitorStarted(5), AT, "z", 2))
     assert main(["logs", str(tmp_path)]) == 0
     notes = capsys.readouterr().err
-    assert "2 of 3 nodes: their clocks agree to within 100 ms" in notes
+    assert "3 of 4 nodes: their clocks agree to within 200 ms" in notes  # b and c may err in opposite directions
     assert "the clock of z cannot be compared" in notes
 
 

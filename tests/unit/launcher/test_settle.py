@@ -102,6 +102,26 @@ def test_one_node_alone_meets_nobody() -> None:
     assert arguments[-3:] == ["train.py", "--lr", "1"] and entrypoint
 
 
+@pytest.mark.parametrize(
+    ("conf", "options", "expected"),
+    [("", "", None), ("join_timeout=60", "", "60"), ("join_timeout=60", "--join-timeout 900", 900.0)],
+)
+def test_join_timeout_of_the_option_counts_before_that_of_rdzv_conf(
+    conf: str, options: str, expected: float | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_RDZV_CONF", conf)
+    command = parse([*options.split(), "train.py"])
+    config, _, _ = settle(command)
+    assert rendezvous_parameters(config, command, 0).get("join_timeout") == expected
+
+
+def test_log_folder_that_cannot_be_used_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", Path("/proc/nowhere/logs")):
+        with pytest.raises(ConfigurationError, match=f"--log-dir is '{place}', which cannot be used: "):
+            settle(parse(["--log-dir", str(place), "train.py"]))
+
+
 def test_fraction_of_a_second_is_kept() -> None:
     command = parse(["--join-timeout", "0.5", "--shutdown-timeout", "0", "--monitor-interval", "0.25", "train.py"])
     config, _, _ = settle(command)
