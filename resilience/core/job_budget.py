@@ -29,8 +29,8 @@ class JobBudget:
         self._failures: list[Failure] = []
 
     def open(self) -> Protocol[None]:
-        """Read the existing entries. They are older than this agent, so their time is unknown, and they lie outside any
-        window."""
+        """Read the entries from before this agent took part, at its start and later as a spare. Their time is unknown,
+        so they lie outside any window."""
         yield from self._read(-math.inf)
 
     def used(self) -> Protocol[int]:

@@ -82,7 +82,16 @@ class Supervision:
 
     def join(self, seat: NodeSeat) -> NodeProtocol[Membership | Refusal]:
         """Arrive and wait until a cycle has a place for this agent. Raises: ConfigurationError for wrong ranks."""
-        return self._rendezvous.join_if_continued(seat, self.why_not_continued)
+        last = self._rendezvous.cycle
+        result = yield from self._rendezvous.join_if_continued(seat, self.why_not_continued)
+        yield from self._read_missed(last, self._rendezvous.cycle - 1)
+        return result
+
+    def _read_missed(self, last: int, former: int) -> Protocol[None]:
+        """Read the failures of cycles in which this agent had no part: nobody knows when they were. last: the last
+        cycle that it took part in; former: the last one of the job."""
+        if last < former:
+            yield from self.budget.open()
 
     def began(self) -> Protocol[CycleDecision | None]:
         """Begin a cycle. Return its verdict if it is already over, for example because this agent was stopped for a
@@ -181,6 +190,7 @@ class Supervision:
         """Return why the job ends with the former cycle, empty if it continues. A cycle without a verdict has lost all
         its agents, or they were declared lost and came back. This is charged as a failure, unless all of them left by
         themselves."""
+        yield from self._read_missed(self._rendezvous.cycle, former)
         verdict = yield from self.standing(former)
         if verdict is None:
             known = self._rendezvous.arrivals

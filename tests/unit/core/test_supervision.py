@@ -13,6 +13,7 @@ from resilience.core.agent_protocol import Emit, NodeOperation, NodeProtocol, T
 from resilience.core.budget import Budget, Failure
 from resilience.core.control import Policy, Request
 from resilience.core.cycle import CycleDecision
+from resilience.core.job_budget import JobBudget
 from resilience.core.membership import Arrived, Left, Membership, NodeSeat
 from resilience.core.rendezvous import Rendezvous, Terms
 from resilience.core.rendezvous_log import RendezvousLog
@@ -392,6 +393,42 @@ def test_agent_that_obeys_a_verdict_charges_the_budget_for_one_that_died_before_
     run.store.data["end/0"] = cycle.encode(CycleDecision("interrupted", "other", "membership"))
     assert run.run(own.standing()) is not None
     assert run.run(own.budget.used()) == 0
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_failures_of_cycles_that_a_spare_missed_are_outside_its_window(leads: bool) -> None:
+    run = Run()
+    run.counts("other")
+    allowed = Budget(100, same_in_window=2)
+    spare = Supervision(agent(run, "own", msgspec.structs.replace(FOUR, least=1)), Rules("any-failed", allowed), False)
+    run.run(spare.budget.open())
+    past = [failure(cycle=number, step=100 * number) for number in range(5)]  # once in an hour
+    for one in past:
+        run.run(JobBudget(allowed).spend(one))
+    run.now += 5 * 3600.0
+    run.store.data["end/4"] = cycle.encode(CycleDecision("failed", "other", "failure", failure=past[-1]))
+    last = Membership(cycle=4, seats=(seat("other"),), by="other")
+    run.run(RendezvousLog().write(Membership(), last))
+    if leads:
+        run.writes(Arrived(seat("other"), known=4))
+    else:
+        next_membership = Membership(cycle=5, seats=(seat("other"), seat("own")), by="other")
+        run.store.data["leader/5/0"] = "other"
+        waits_until = run.now + 1.0
+
+        def lead(operation: object) -> None:
+            if run.now >= waits_until:
+                run.run(RendezvousLog().write(last, next_membership))
+
+        run.before = lead
+    formed = run.run(spare.join(seat("own")))
+    assert isinstance(formed, Membership) and formed.by == ("own" if leads else "other")
+    assert run.run(spare.began()) is None
+    assert spare.restarts_used == 5
+    for number in range(5, 8):
+        answer = run.run(spare.budget.decide(failure(cycle=number, step=100 * number)))
+        assert answer.is_restart is (number < 7), answer.why
+        run.run(spare.budget.spend(failure(cycle=number, step=100 * number)))
 
 
 def test_lost_node_restarts_the_cycle_once_it_is_silent_for_long_enough() -> None:
