@@ -83,7 +83,8 @@ class Supervision:
     def join(self, seat: NodeSeat) -> NodeProtocol[Membership | Refusal]:
         """Arrive and wait until a cycle has a place for this agent. Raises: ConfigurationError for wrong ranks."""
         last = self._rendezvous.cycle
-        result = yield from self._rendezvous.join_if_continued(seat, self.why_not_continued)
+        joining: NodeProtocol[Membership | Refusal] = self._rendezvous.join_if_continued(seat, self.why_not_continued)
+        result = yield from joining
         yield from self._read_missed(last, self._rendezvous.cycle - 1)
         return result
 
