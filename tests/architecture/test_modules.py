@@ -113,7 +113,6 @@ SHORT = {
     "resilience/launcher/output/drained_stream.py": "a type that the drain process's parts share",
     "resilience/launcher/registration.py": "an entry point of torchrun",
     "resilience/launcher/worker/tied.py": "a program of its own, without the package",
-    "resilience/logs/notes.py": "words of the view; the command only prints them",
     "resilience/monitor/collectives.py": "one question, of the loop and of the evidence",
     "resilience/monitor/oom.py": "one question, without the loop that asks it",
     "resilience/report/log_lines.py": "the one part of the page that reads files",
