@@ -439,7 +439,8 @@ def fit_unended(cuts: Iterable[Cut], p: float, longest_s: float, *, max_timeout:
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:
     """Return how many occurrences after a start are warm-up, one number for all runs. A warm-up of more than half of
-    the given durations shows only in comparison with those after the longest warm-up."""
+    the given durations shows only in comparison with those after the longest warm-up; these are few, so that the
+    difference has to be large."""
     longest = 1
     for durations in runs:
         after = sorted(durations[LONGEST_WARM_UP:])
@@ -448,7 +449,8 @@ def warm_up(runs: Iterable[Sequence[float]]) -> int:
             later = sorted(durations[start:])
             if len(later) < SETTLED:
                 break
-            limit = NEAR_TOP * min(most, later[len(later) // 2])
+            median = later[len(later) // 2]
+            limit = NEAR_TOP * (most if median > 2.0 * most else median)
             if all(seconds <= limit for seconds in durations[start : start + SETTLED]):
                 longest = max(longest, start)
                 break
