@@ -414,6 +414,8 @@ class Exports:
     def close(self, timeout: float, outcome: Outcome | None) -> None:
         """Let the exporters finish, within `timeout` seconds in total. outcome: of the job on this node."""
         deadline = time.monotonic() + timeout
+        if outcome == "stopped" and not self.is_agents:
+            outcome = "left"  # without an agent, this node knows only that its own ranks were asked to stop
         if self._metric_sender is not None:
             self._metric_sender.close(max(0.0, (deadline - time.monotonic()) / 2))
         if self._sender is not None:

@@ -67,16 +67,24 @@ class Targets:
         return self._write()
 
     def renew(self) -> None:
-        """Keep the entry from expiring. Cheap; call it often."""
-        if self._entry and time.monotonic() >= self._renew_at:
-            self._renew_at = time.monotonic() + RENEWED_EVERY
-            try:
+        """Keep the entry from expiring, and write it again if another node has removed it. Cheap; call it often.
+
+        A node that is slow to end removes all entries of the job, perhaps after this one has begun its next call."""
+        if not self._entry:
+            return
+        is_due = time.monotonic() >= self._renew_at
+        try:
+            if is_due:
                 os.utime(self._path(self._node))
-            except OSError:
-                self._write()
+                self._renew_at = time.monotonic() + RENEWED_EVERY
+            else:
+                os.stat(self._path(self._node))
+        except OSError:
+            self._write()
 
     def leave(self, outcome: Outcome | None) -> None:
-        """Record how the job ended. None: unknown, as if this process had been killed."""
+        """Record how the job ended. None: unknown, as if this process had been killed. completed and stopped are about
+        the whole job, the others about this node."""
         if not self._entry or outcome is None:
             return
         self._entry = b""

@@ -17,11 +17,13 @@ from resilience.system.background import WRITER
 from resilience.system.environment import Exporting
 from resilience.telemetry import exporters, otlp_metrics
 from resilience.telemetry.durations import Header, Recorder
-from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
+from resilience.telemetry.exporters import Exports, ExportThread, MetricsOptions, NodeExports
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp import Emit
-from resilience.telemetry.prometheus import ENDED
+from resilience.telemetry.prometheus import ENDED, Exposition, MetricsServer
 from resilience.telemetry.span import Span
+from resilience.telemetry.spans import SpanView
+from resilience.telemetry.targets import FOLDER, Targets
 from tests.support.record_streams import Fault, job
 
 
@@ -208,6 +210,20 @@ def test_metrics_are_sent_once_all_earlier_records_are_counted(
     for _ in range(2):
         exports.poll()
     assert counted == [len(told.records)]
+
+
+@pytest.mark.parametrize("is_agents", [False, True])
+def test_without_an_agent_a_stopped_node_keeps_the_entries_of_the_others(
+    is_agents: bool, tmp_path: Path, emitted: list[events.Event]
+) -> None:
+    (tmp_path / "run").mkdir()
+    assert Targets(tmp_path / "run", "other").announce("other:9400")
+    server = MetricsServer("127.0.0.1", 0, Exposition(MetricView()), tmp_path / "run", "node")
+    assert server.announce()
+    exports = Exports(emitted.append, MetricView(), SpanView(), is_agents)
+    exports._server = server
+    exports.close(1.0, "stopped")
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == (set() if is_agents else {"run@@other.json"})
 
 
 @pytest.mark.parametrize(("count", "outcome"), [("1", None), ("3", "failed")])

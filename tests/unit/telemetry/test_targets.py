@@ -95,6 +95,17 @@ def test_entries_that_nobody_has_renewed_for_a_day_are_removed(run: Path) -> Non
     assert "job@@killed.json" in entries(run)
 
 
+def test_entry_that_another_node_removed_is_written_again_at_the_next_snapshot(run: Path) -> None:
+    slow, next_call = announce(run, "n0"), announce(run, "n1")
+    slow.leave("completed")
+    assert entries(run) == {}
+    next_call.renew()
+    assert set(entries(run)) == {"job@@n1.json"}
+    next_call.leave("completed")
+    next_call.renew()
+    assert entries(run) == {}
+
+
 def test_entries_over_http_say_so(run: Path) -> None:
     announce(run, "n0")
     announce(run.parent / "job2", "n0")
