@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from resilience.core.observation import Doing
 from resilience.errors import DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, of_section
@@ -24,6 +25,7 @@ ALIVE_EVERY = 10.0
 WRITE_EVERY = 2.0  # minimum seconds between two writes of a rank's file
 FILES_PER_SECOND = 128  # maximum files per second that all ranks of a job write: they may share one file server
 MOST_SECTIONS = 16
+_OWES_NO_SIGN = (Doing.WAITING.value, Doing.ENDING.value)
 _NAME = re.compile(r"(?P<node>.+)-(?P<rank>\d+)\.signs")
 
 
@@ -79,8 +81,9 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         return max(0.0, self._known_until(now) - section.at)
 
     def silent_for(self, now: float) -> float | None:
-        """Return for how many seconds the rank has certainly been silent, None if it never gave a sign of life."""
-        if self.heartbeat_at is None:
+        """Return for how many seconds the rank has certainly been silent. None if it never gave a sign of life, or owes
+        none: it waits for the others, for instance because its function has returned, or it shuts down."""
+        if self.heartbeat_at is None or self.doing in _OWES_NO_SIGN:
             return None
         return max(0.0, self._known_until(now) - self.heartbeat_at)
 
