@@ -135,6 +135,15 @@ def interruption_attributes(record: InterruptionRecord) -> dict[str, Value]:
     return attributes
 
 
+def place_of_rank(record: InterruptionRecord) -> dict[str, Value | None]:
+    """Return where an interrupted rank ran, in place of the origin of a record that another process wrote about it."""
+    return {
+        "host.name": record.node,
+        "resilience.rank.active": record.active_rank,
+        "process.pid": record.pid,
+    }
+
+
 def origin_attributes(origin: Origin, layer: str) -> dict[str, Value]:
     """Return an origin as attributes."""
     attributes: dict[str, Value | None] = {

@@ -9,6 +9,7 @@ separate trace, and each cycle links to it. A span leaves only when it ends. To 
 
 from __future__ import annotations
 
+from resilience.attribution.symptoms import symptom
 from resilience.facts import identity
 from resilience.facts.identity import JOB, ROOT, Key, Origin
 from resilience.facts.records import Record
@@ -26,6 +27,7 @@ from resilience.telemetry.span import (
     interruption_attributes,
     is_sampled,
     origin_attributes,
+    place_of_rank,
     trace_id,
 )
 
@@ -60,7 +62,7 @@ class SpanView:
 
     def _is_shown(self, interval: Interval) -> bool:
         """Return True if the span is sent: in a large world, only a sample of ranks and those with their own fault."""
-        if interval.name == "interruption" and interval.record is not None:
+        if interval.record is not None and symptom(interval.record).is_own:  # one fault disturbs all ranks of a world
             self._faulty.add((interval.origin.call, interval.record.rank))
         if interval.name in ("interruption", "monitor.hang") or interval.key[0] in (*ROOT, *JOB):
             return True
@@ -72,6 +74,9 @@ class SpanView:
         span_events = tuple(event_of(noted.event, noted.at_ns) for noted in interval.noted)
         if interval.record is not None:
             attributes |= interruption_attributes(interval.record)
+            if interval.record.rank != interval.origin.initial_rank:
+                placed = attributes | place_of_rank(interval.record)
+                attributes = {name: value for name, value in placed.items() if value is not None}
             if interval.record.exception is not None:
                 span_events += (SpanEvent("exception", interval.start_ns, exception_event(interval.record.exception)),)
         parent = None if interval.parent is None else self._id(interval.origin, interval.parent)

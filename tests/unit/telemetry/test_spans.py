@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from resilience.facts import events, identity
 from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.intervals import NOTED
-from resilience.telemetry.span import ALL_UP_TO, Span, parse_traceparent, run_span_id, trace_id
+from resilience.telemetry.span import ALL_UP_TO, SAMPLED, Span, is_sampled, parse_traceparent, run_span_id, trace_id
 from resilience.telemetry.spans import SpanView
 from tests.support.record_streams import STARTED_NS, Fault, Job, Kind, job
 
@@ -243,12 +244,30 @@ def test_attributes_are_values_that_opentelemetry_takes(told: Job) -> None:
 
 
 def test_large_world_shows_a_share_of_its_ranks_and_every_faulty_one() -> None:
-    world = ALL_UP_TO * 4
-    spans = spans_of(job([Fault("kill", 7, 0)], world=world).records)
+    """The kill also ends the collectives of many other ranks. They have no fault of their own."""
+    told = job([Fault("kill", 7, 0)], world=ALL_UP_TO * 4)
+    spans = spans_of(told.records)
     shown = {span.attributes["resilience.rank.initial"] for span in named(spans, "inprocess.iteration")}
-    assert 7 in shown
-    assert world / 64 < len(shown) < world / 2
-    assert named(spans, "interruption", 7)
+    sampled = {r.origin.initial_rank for r in told.records if is_sampled(r.origin)}
+    assert len(sampled) < 2 * SAMPLED
+    assert shown == sampled | {7}
+    assert len(named(spans, "interruption")) > 2 * SAMPLED
+
+
+@pytest.mark.parametrize("pid", [4711, None])
+def test_interruption_of_a_lost_rank_names_its_own_place_and_not_the_reporters(pid: int | None) -> None:
+    detector = Detector("peer", 8.0)
+    lost = InterruptionRecord(7, Interruption.UNRESPONSIVE, "", detector=detector, active_rank=6, node="lost", pid=pid)
+    origin = Origin("job", "reporter", "monitor", 12, initial_rank=0, rank=0, world_size=8, iteration=0)
+    reported = Record(1, STARTED_NS, 0, origin, events.RankInterrupted(lost))
+    (span,) = SpanView().take(reported)
+    assert span.attributes["host.name"] == "lost"
+    assert span.attributes["resilience.rank.initial"] == 7
+    assert span.attributes["resilience.rank.active"] == 6
+    assert span.attributes.get("process.pid") == pid
+    own = msgspec.structs.replace(lost, rank=0)
+    (span,) = SpanView().take(msgspec.structs.replace(reported, event=events.RankInterrupted(own)))
+    assert (span.attributes["host.name"], span.attributes["process.pid"]) == ("reporter", 12)
 
 
 def test_traceparent_wins_over_the_computed_trace() -> None:
