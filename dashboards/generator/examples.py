@@ -6,11 +6,13 @@ A firing case lists the labels and the value that the alert must have; no other 
 from __future__ import annotations
 
 import re
+import urllib.parse
 from typing import Any
 
 import msgspec
 
 from dashboards.generator.rules import ALERTS, Alert, annotations_of, unit_test_file
+from resilience.telemetry.catalogue import SLOW_BY_LAUNCHER_S, SLOW_IN_PLACE_S
 
 WHERE = 'cluster="c", job_id="j"'
 
@@ -96,6 +98,12 @@ CASES: dict[str, tuple[Case, ...]] = {
         # Its agents were killed: the entries exist, but no endpoint answers.
         Case({_UP: "1x10 0x30", _UP_PEER: "1x10 0x30"}, "20m", ((_job(), ""),)),
         Case({_UP: "1x10 0x30", _UP_PEER: "1x40"}, "20m"),
+        # The links of the alert name a job whose id needs an escape, both as a folder and in a URL.
+        Case(
+            {_UP.replace('job_id="j"', 'job_id="team%2Fa b&c"'): "1x10 0x30"},
+            "20m",
+            ((_job(job_id="team%2Fa b&c"), ""),),
+        ),
         # A clean end removes the entries; a failed end is reported.
         Case({_UP: "1x10 stale", _UP_PEER: "1x10 stale"}, "20m"),
         Case({_UP: "1x10 0x30", _UP_FAILED: "_x10 0x30"}, "20m"),
@@ -211,16 +219,17 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
         Case(
             {
-                _restart("inprocess", "0.5"): "_x5 8x30",
-                _restart("inprocess", "15"): "_x5 8x30",
+                # Each took 25 s: the quantile stays within the bucket that ends at the limit.
+                _restart("inprocess", "20"): "_x5 0x30",
+                _restart("inprocess", f"{SLOW_IN_PLACE_S:g}"): "_x5 8x30",
                 _restart("inprocess", "+Inf"): "_x5 8x30",
             },
             "20m",
         ),
         Case(
             {
-                _restart("launcher", "15"): "_x5 0x30",
-                _restart("launcher", "60"): "_x5 8x30",
+                _restart("launcher", "168"): "_x5 0x30",
+                _restart("launcher", f"{SLOW_BY_LAUNCHER_S:g}"): "_x5 8x30",
                 _restart("launcher", "+Inf"): "_x5 8x30",
             },
             "20m",
@@ -305,6 +314,11 @@ def _expected(
             continue
         without_queries = re.sub(r"\{\{ with .*?\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1", template)
         without_queries = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], without_queries)
+        without_queries = re.sub(
+            r"\{\{ \$labels\.(\w+) \| urlquery \}\}",
+            lambda found: urllib.parse.quote_plus(labels[found[1]]),
+            without_queries,
+        )
         texts[name] = re.sub(r"\{\{ \$value[^}]*\}\}", value, without_queries)
     alert_labels = {"severity": alert.severity, "level": alert.level}
     return {"exp_labels": {**labels, **alert_labels}, "exp_annotations": texts}

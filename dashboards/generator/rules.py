@@ -24,7 +24,7 @@ from dashboards.generator.queries import (
     restarts,
     select,
 )
-from resilience.telemetry.catalogue import OTHER
+from resilience.telemetry.catalogue import OTHER, SLOW_BY_LAUNCHER_S, SLOW_IN_PLACE_S
 
 RUNBOOKS_UID = "resilience-runbooks"
 EVERY, SLOW = "30s", "2m"  # between two evaluations
@@ -129,6 +129,19 @@ _FILE_AT = "resilience_written_timestamp_seconds"  # changes every 15 s
 _FILE_CHANGES = f"max by ({_NODE}) (changes({_FILE_AT}[5m]))"
 _FILE_ENDED = f"max by ({_NODE}) (resilience_ended_timestamp_seconds)"
 _STOPPED = "node:resilience_file:stopped"
+_SOON_S = 300  # clocks of two nodes may differ by minutes, and a file is written for the last time after the end
+
+
+def _latest(metric: str, by: str, *matchers: str) -> str:
+    """Return a time from the files for node-exporter, also of hosts that are gone: their series end with them."""
+    return f"max by ({by}) (last_over_time({select(metric, *matchers, scope=NO_SCOPE)}[{_REMEMBERED}]))"
+
+
+def _ended(by: str, *matchers: str) -> str:
+    """Return when a job or a node ended. No value if one of these files was written later: another node continued, or
+    the job started again."""
+    ended = _latest("resilience_ended_timestamp_seconds", by, *matchers)
+    return f"({ended} > {_latest(_FILE_AT, by)} - {_SOON_S})"
 
 
 def _living(metric: str) -> str:
@@ -158,12 +171,12 @@ _ANNOUNCED = f'{_TARGETS}, discovery!="http"'
 _FRESH, _STARTED = "job:resilience_file:fresh", "job:resilience_start_timestamp_seconds:min"
 
 RECORDINGS = (
-    # The seconds since a file was written, if it has stood still for 5 minutes, and nothing says that the node has
-    # ended or that it lives.
+    # The seconds since a file was written, if it has stood still for 5 minutes or is gone with its host, and nothing
+    # says that the node has ended or that it lives.
     Recording(
         _STOPPED,
-        f"time() - max by ({_NODE}) ({_FILE_AT}) and on ({_NODE}) {_FILE_CHANGES} == 0 "
-        f"unless on ({_NODE}) {_FILE_ENDED} unless on ({_NODE}) max by ({_NODE}) (up{{{_TARGETS}}}) == 1",
+        f"time() - {_latest(_FILE_AT, _NODE)} unless on ({_NODE}) {_FILE_CHANGES} > 0 "
+        f"unless on ({_NODE}) {_ended(_NODE)} unless on ({_NODE}) max by ({_NODE}) (up{{{_TARGETS}}}) == 1",
     ),
     Recording(_FRESH, f"max by ({_JOB}) ({_FILE_CHANGES} > 0 unless on ({_NODE}) {_FILE_ENDED})"),
     # A job exists while a node reports its start. The exporter of a node may change, which leaves a short gap.
@@ -212,9 +225,9 @@ _SAMPLES = counted(
 _WAS_ALIVE = f"max_over_time(job:up:max[{_REMEMBERED}]) == 1"
 _LEFT_FAILED = f'max by ({_JOB}) (up{{job_id!="", outcome="failed"}})'
 # One node knows how the whole job ended. Another one may have been killed before, or may have lost all its ranks.
-_ENDED_WELL = f'max by ({_JOB}) (resilience_ended_timestamp_seconds{{outcome=~"completed|stopped"}})'
-_COMPLETED = f'max by ({_JOB}) (resilience_ended_timestamp_seconds{{outcome="completed"}})'
-_ENDED_FAILED = f'max by ({_JOB}) (time() - resilience_ended_timestamp_seconds{{outcome="failed"}} < {_REMEMBERED_S})'
+_ENDED_WELL = _ended(_JOB, 'outcome=~"completed|stopped"')
+_COMPLETED = _ended(_JOB, 'outcome="completed"')
+_ENDED_FAILED = f"""(time() - {_ended(_JOB, 'outcome="failed"')} < {_REMEMBERED_S})"""
 
 
 def _unchanged(recorded: str) -> str:
@@ -486,8 +499,8 @@ ALERTS = (
     Alert(
         name="RestartSlow",
         expr=(
-            '(job:resilience_restart_duration_seconds:p95_1h{layer="inprocess"} > 30 '
-            'or job:resilience_restart_duration_seconds:p95_1h{layer="launcher"} > 240) '
+            f'(job:resilience_restart_duration_seconds:p95_1h{{layer="inprocess"}} > {SLOW_IN_PLACE_S:g} '
+            f'or job:resilience_restart_duration_seconds:p95_1h{{layer="launcher"}} > {SLOW_BY_LAUNCHER_S:g}) '
             f"and {_EXISTS}"
         ),
         wait="0s",
@@ -671,7 +684,7 @@ def annotations_of(alert: Alert, grafana: str) -> dict[str, str]:
         **culprit,
         "run_folder": _FOLDER,
         "command": f"resilience {alert.command} '{_FOLDER}'",
-        "dashboard_url": f"{grafana}/d/resilience-{alert.board}?var-job={{{{ $labels.job_id }}}}",
+        "dashboard_url": f"{grafana}/d/resilience-{alert.board}?var-job={{{{ $labels.job_id | urlquery }}}}",
         "runbook_url": f"{grafana}/d/{RUNBOOKS_UID}/runbooks?viewPanel={runbook_place(alert.name)}",
     }
 

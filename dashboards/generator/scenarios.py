@@ -142,6 +142,14 @@ def killed(since: int, minutes: int) -> dict[str, str]:
     }
 
 
+def lost_host(at: int, node: str = "n0") -> dict[str, str]:
+    """Return the series of a job on a host that loses power at a minute, and with it node-exporter."""
+    return {
+        **without_endpoint(job(pattern=f"Xx{at} stale", node=node)),
+        f'resilience_written_timestamp_seconds{{job_id="j", node="{node}"}}': f"0+60x{at} stale",
+    }
+
+
 def _last(values: str) -> int:
     """Return the last value of `first+stepxtimes`."""
     first, _, progression = values.partition("+")
@@ -163,6 +171,16 @@ def ended(
         **series,
         f"resilience_written_timestamp_seconds{{{of_node}}}": f"0+60x{at} {at * 60}x{minutes}",
         f'resilience_ended_timestamp_seconds{{{of_node}, outcome="{outcome}"}}': f"_x{at} {at * 60}x{minutes}",
+    }
+
+
+def switched_off(at: int, outcome: str, node: str = "n1") -> dict[str, str]:
+    """Return the series of a job that ended at a minute, on a host that is switched off five minutes later."""
+    of_node = f'job_id="j", node="{node}"'
+    return {
+        **{name: f"{values} stale" for name, values in ended(at, outcome, at + 5, node).items()},
+        f"resilience_written_timestamp_seconds{{{of_node}}}": f"0+60x{at} {at * 60}x5 stale",
+        f'resilience_ended_timestamp_seconds{{{of_node}, outcome="{outcome}"}}': f"_x{at} {at * 60}x6 stale",
     }
 
 
@@ -225,6 +243,49 @@ SCENARIOS = (
         "without a launcher, a node loses its ranks, and the other one completes the job",
         {**ended(30, "failed", 130, "n0"), **ended(90, "completed", 130)},
         (20, *range(31, 45), 60, 89, *range(90, 130)),
+    ),
+    Scenario(
+        "all nodes lose power, and with them node-exporter",
+        {**lost_host(30), **lost_host(31, "n1")},
+        (20, 34, 43, 60, 90, 380, 400),
+        {"JobGone": (43, 60, 90, 380)},
+    ),
+    Scenario(
+        "one of two nodes loses power, and the other one completes the job",
+        {**lost_host(30), **switched_off(90, "completed")},
+        (20, 33, 40, 60, 88, *range(92, 120)),
+        {"MonitorDown": (40, 60, 88)},
+    ),
+    Scenario(
+        "a job completes, and its hosts are switched off",
+        {**switched_off(20, "completed", "n0"), **switched_off(20, "completed")},
+        tuple(range(1, 60)),
+    ),
+    Scenario(
+        "a job fails, and its host is switched off",
+        switched_off(20, "failed"),
+        (10, 27, 40, 60, 90),
+        {"JobFailed": (27, 40, 60, 90)},
+    ),
+    Scenario(
+        "a job completes, starts again in an emptied folder, and loses power",
+        {
+            'resilience_written_timestamp_seconds{job_id="j", node="n0"}': "0+60x20 1200x19 2400+60x20 stale",
+            'resilience_ended_timestamp_seconds{job_id="j", node="n0", outcome="completed"}': "_x20 1200x19 stale",
+        },
+        (*range(1, 69), 73, 90),
+        {"JobGone": (73, 90)},
+    ),
+    Scenario(
+        "without a launcher, one node is drained, and the other one is killed an hour later",
+        {**ended(10, "stopped", 100, "n0"), **lost_host(70, "n1")},
+        (9, *range(15, 70), 82, 100),
+        {"JobGone": (82, 100)},
+    ),
+    Scenario(
+        "without a launcher, a scheduler stops all nodes within a minute",
+        {**ended(20, "stopped", 60, "n0"), **ended(21, "stopped", 60, "n1")},
+        tuple(range(1, 60)),
     ),
     Scenario(
         "the clock of a node is 4 minutes slow",

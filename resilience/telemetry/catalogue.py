@@ -25,8 +25,15 @@ def geometric(first: float, last: float, ratio: float) -> tuple[float, ...]:
 
 
 # A quantile is within one bucket of the true value: within a factor of 1.5 for restarts up to 10 minutes, and of 2 for
-# longer ones and for sections. 1,000 ranks may need 40 minutes.
-RESTART_BUCKETS = PHASE_BUCKETS = geometric(0.001, 600.0, 1.49) + geometric(600.0, 7200.0, 1.99)[1:]
+# longer ones and for sections. 1,000 ranks may need 40 minutes. A quantile is interpolated within its bucket, so the
+# limits of RestartSlow are edges: if all restarts are below the limit, the quantile is too.
+SLOW_IN_PLACE_S, SLOW_BY_LAUNCHER_S = 30.0, 240.0
+RESTART_BUCKETS = PHASE_BUCKETS = (
+    geometric(0.001, SLOW_IN_PLACE_S, 1.49)
+    + geometric(SLOW_IN_PLACE_S, SLOW_BY_LAUNCHER_S, 1.49)[1:]
+    + geometric(SLOW_BY_LAUNCHER_S, 600.0, 1.49)[1:]
+    + geometric(600.0, 7200.0, 1.99)[1:]
+)
 DURATION_BUCKETS = geometric(0.001, 3600.0, 1.99)
 CALL_BUCKETS = (0.1, 1.0, 10.0, 60.0, 600.0)
 
@@ -304,7 +311,7 @@ METRICS: tuple[Metric, ...] = (
         "resilience_rank_silence_seconds",
         "gauge",
         "Time since a rank's last sign of life (heartbeat, ping, step, end of a section) when its state was written, "
-        "or at the scrape if that is overdue.",
+        "or at the scrape if that is overdue. No value for a rank that waits for the others or shuts down.",
         ("rank",),
         source="rank snapshots",
     ),

@@ -21,7 +21,7 @@ from dashboards.generator.panels import COLUMNS, Board, Panel
 from dashboards.generator.rules import ALERTS, EVERY, NEAR, RECORDINGS, SILENCES, Alert
 from dashboards.generator.scenarios import SCENARIOS, Scenario
 from resilience.calibration.limits_file import NEAR_MISS
-from resilience.telemetry.catalogue import METRICS
+from resilience.telemetry.catalogue import METRICS, RESTART_BUCKETS
 from tests.generate_dashboards import ROOT, files
 from tests.support.promql import Finding, Known, catalogue, check
 
@@ -105,6 +105,13 @@ def test_rules_and_alerts_ask_for_what_exists() -> None:
         labels = check(alert.expr, known, is_rule=True)
         named = set(re.findall(r"\$labels\.(\w+)", alert.summary))
         assert named <= labels, alert.name
+
+
+def test_quantile_is_compared_with_an_edge_of_its_buckets() -> None:
+    """Else interpolation raises the alert though all samples are below its limit."""
+    limits = re.findall(r"restart_duration_seconds:p\d+_1h\S* > ([0-9.]+)", " ".join(alert.expr for alert in ALERTS))
+    assert len(limits) == 2 and {float(limit) for limit in limits} <= set(RESTART_BUCKETS)
+    assert [alert.name for alert in ALERTS if "quantile(" in alert.expr] == []
 
 
 BAD = {
