@@ -15,6 +15,7 @@ from resilience.history.cycles import Cycle, NodeCycle, Restart, restarts_of
 from resilience.history.history import History
 from resilience.history.intervals import Fact, Interval, Noted, Open, anchor, hang, instant
 from resilience.history.phases import EndedPhase
+from resilience.history.processes import AgentProcess
 
 _LEADING = ("gate", "rendezvous")  # phases that end before their cycle is known
 
@@ -29,6 +30,7 @@ class NodeTimeline:
         self._began: dict[int, int] = {}  # attempt -> UTC of its first record
         self._before: dict[Cycle, Cycle] = {}  # cycle -> the cycle whose restart led to it
         self._last: Cycle | None = None  # the last cycle that began; None once the job has ended
+        self._agent: AgentProcess | None = None  # the newest
         self._at_ns = 0  # time of the agent's last record
         self._phase: Open | None = None
         self._last_words: list[Noted] = []  # verdicts on the last cycle, which arrive after its intervals are closed
@@ -40,6 +42,13 @@ class NodeTimeline:
             return [self._interrupted(record, event.record)]
         if origin.role != "agent":
             return self._of_monitor(record, place)
+        agent = self._history.cycles.agents[self._name][-1]
+        left = [] if agent is self._agent else self._left()  # the agent before was killed
+        self._agent = agent
+        return [*left, *self._of_agent(record, place)]
+
+    def _of_agent(self, record: Record, place: Cycle) -> list[Interval]:
+        origin, event = record.origin, record.event
         self._at_ns = record.wall_ns
         self._began.setdefault(origin.attempt, record.wall_ns)
         match event:
@@ -70,7 +79,13 @@ class NodeTimeline:
         return [] if rank is None else self._progressed(record, rank)
 
     def left_open(self) -> list[Interval]:
-        if self._last is None:
+        intervals = self._left()
+        self._last = None
+        return intervals
+
+    def _left(self) -> list[Interval]:
+        """Return what the agent has left open in its last cycle, once."""
+        if self._last is None or self._part(self._last).node is None:
             return []
         place, at = self._last, self._at_ns
         part, facts = self._part(place), self._facts(place)
@@ -88,7 +103,7 @@ class NodeTimeline:
                 for opened in (part.node, part.cycle)
                 if opened is not None
             ]
-        self._last = self._phase = None
+        part.node = part.cycle = self._phase = None
         return intervals
 
     # -- the agent's cycle ---------------------------------------------------------------------
@@ -103,6 +118,8 @@ class NodeTimeline:
         return []  # gate and rendezvous are returned when their cycle starts, stop when its cycle ends
 
     def _cycle_started(self, place: Cycle, record: Record, event: events.CycleStarted) -> list[Interval]:
+        is_end_lost = self._last is not None and self._last != place and self._facts(self._last).ended is None
+        left = self._left() if is_end_lost else []
         self._last = place
         origin, part, facts = record.origin, self._part(place), self._facts(place)
         before = self._history.cycles.before(self._name, place)
@@ -116,7 +133,7 @@ class NodeTimeline:
         part.node = Open("launcher.node", node_key(self._name), ROOT, origin, start_ns, about)
         part.node.note(event, record.wall_ns)
         leads = self._origin_of(place, origin)
-        intervals = [self._stage(stage, self._leading_to(place), leads) for stage in leading]
+        intervals = [*left, *(self._stage(stage, self._leading_to(place), leads) for stage in leading)]
         if facts.met is None or facts.met.group_rank == 0:
             earlier = None if before is None else (before, ROOT)
             part.cycle = Open("launcher.cycle", ROOT, None, origin, start_ns, about, previous=earlier)

@@ -237,6 +237,8 @@ class MetricView:
 
     def _take_interval(self, interval: Interval) -> None:
         """Add the durations of restarts of both layers, and of their phases."""
+        if interval.outcome == "open":
+            return  # the agent was killed meanwhile
         layer = LAUNCHER if interval.origin.is_launchers or interval.name == "import" else LAYER
         is_idle = interval.facts.get("rank.state") == "inactive"  # a spare has no progress to show
         away = interval.each_s

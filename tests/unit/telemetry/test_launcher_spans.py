@@ -17,7 +17,8 @@ from resilience.telemetry.span import Span, cycle_span_id
 from resilience.telemetry.spans import SpanView
 from tests.support.launch_streams import Fault, Kind, launched
 from tests.support.nested_streams import nested
-from tests.support.record_streams import job
+from tests.support.node_stories import NodeStory
+from tests.support.record_streams import STARTED_NS, job
 from tests.unit.telemetry.test_spans import assert_whole, by_id, named, order
 
 
@@ -142,6 +143,27 @@ def test_restart_that_leads_to_no_cycle_ends_with_the_job() -> None:
     (restart,) = named(found, "restart")
     assert restart.attributes["resilience.outcome"] == "failed"
     assert children(found, restart) == ["detect", "gate", "rendezvous", "stop"]
+
+
+@pytest.mark.parametrize("pid", [10, 11])
+def test_cycle_of_a_killed_agent_is_left_open_once_the_node_has_another_agent(pid: int) -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=1)
+    told.start("a", 1.0)
+    told.new_agent("a", pid)
+    told.join("a", 60.0, 61.0, cycle=1, size=1)
+    told.start("a", 61.0, cycle=1)
+    told.finish("a", 90.0, cycle=1)
+    view = SpanView(is_launched=True)
+    found = [span for r in told.of_node("a") for span in view.take(r)] + view.left_open()
+    assert_whole(found)
+    for name in ("launcher.cycle", "launcher.node"):
+        first, second = named(found, name)
+        assert first.attributes["resilience.outcome"] == "open"
+        assert first.attributes["resilience.closed_by"] == "reader"
+        assert (first.end_ns - STARTED_NS) / 1e9 < 5.0  # as far as it is known
+        assert second.attributes["resilience.outcome"] == "completed"
+    assert [span.attributes["resilience.outcome"] for span in named(found, "run")] == ["open", "completed"]
 
 
 def test_job_whose_start_fails_has_its_phases_in_the_jobs_trace() -> None:
