@@ -341,7 +341,7 @@ class Exports:
         if exporting.metrics_protocol is not None:
             from resilience.telemetry.otlp_metrics import MetricSender  # loaded only by a node that sends metrics
 
-            exports._send_metrics = functools.partial(MetricSender, exporting, folder.name, node, view, emit)
+            exports._send_metrics = functools.partial(MetricSender, exporting, node, view, emit)
         if not asked.is_nothing:
             exports._expose(folder, node, asked)
         is_nothing = exports._sender is None and exports._send_metrics is None and exports._exposition is None

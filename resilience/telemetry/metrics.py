@@ -101,6 +101,7 @@ class MetricView:
             metric.name: {} for metric in METRICS if metric.kind == "histogram"
         }
         self._timings = Timings()
+        self._job_id = ""
         self._newest = (0, 0)  # attempt and cycle
         self._newest_ns = 0  # monotonic time of the newest record
         self._names: dict[str, set[str]] = {}  # by kind: names from torch, and of nodes, that are labels
@@ -136,6 +137,7 @@ class MetricView:
 
     def _take(self, record: Record, intervals: list[Interval]) -> None:
         origin, event = record.origin, record.event
+        self._job_id = origin.job_id
         self._newest = max(self._newest, (origin.attempt, origin.cycle))
         self._newest_ns = max(self._newest_ns, record.mono_ns)
         self._limits.take(record)
@@ -254,6 +256,11 @@ class MetricView:
             self._observe("resilience_restart_phase_duration_seconds", (layer, interval.name), interval.seconds)
 
     # -- values ---------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> tuple[str, int]:
+        """The job's id and attempt, as in its records; empty before the first one."""
+        return self._job_id, self._newest[0]
 
     def _count(self, name: str, labels: Labels, amount: float = 1) -> None:
         values = self._values[name]

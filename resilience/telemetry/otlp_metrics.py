@@ -34,9 +34,9 @@ _MIDDLE = 1.005  # of a bucket of 1 %
 class MetricSender:
     """Sends a view's metrics from a separate thread until `close`."""
 
-    def __init__(self, exporting: Exporting, job_id: str, node: str, view: MetricView, emit: Emit) -> None:
+    def __init__(self, exporting: Exporting, node: str, view: MetricView, emit: Emit) -> None:
         self._exporting = exporting
-        self._place = (job_id, node)
+        self._node = node
         self._view = view
         self._emit = emit
         self._exporter: Any = None
@@ -58,7 +58,7 @@ class MetricSender:
         try:
             name = self._exporting.metrics_protocol or ""
             exporter = self._exporter = importlib.import_module(EXPORTERS[name]).OTLPMetricExporter()
-            convert = _Converter(*self._place)
+            convert = _Converter(self._node)
         except Exception as error:  # the exporter reads many variables, and a bad one may raise anything
             self._emit(
                 events.ExportFailed(
@@ -71,7 +71,7 @@ class MetricSender:
         while not is_last and not self._is_over:
             is_last = self._done.wait(self._exporting.metrics_every_s)
             try:
-                is_sent = getattr(exporter.export(convert(self._view.exported())), "name", "") == "SUCCESS"
+                is_sent = getattr(exporter.export(convert(self._view.exported(), *self._view.job)), "name", "") == "SUCCESS"
             except Exception:  # edge to the exporter: an exception costs measurements only
                 is_sent = False
             if not is_sent and not has_failed:
@@ -82,7 +82,7 @@ class MetricSender:
 class _Converter:
     """Converts rows of the view into OpenTelemetry's data. Raises: ImportError."""
 
-    def __init__(self, job_id: str, node: str) -> None:
+    def __init__(self, node: str) -> None:
         from opentelemetry.sdk.metrics import export as otel
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -90,17 +90,19 @@ class _Converter:
         from resilience import __version__
 
         self._otel = otel
-        self._resource = resource_of(node).merge(Resource({"resilience.job.id": encoding.text(job_id)}))
+        self._new_resource, self._node = Resource, resource_of(node)
         self._scope = InstrumentationScope(SCOPE, __version__)
 
-    def __call__(self, rows: Iterable[tuple[Metric, list[tuple[Labels, Any]]]]) -> Any:
+    def __call__(self, rows: Iterable[tuple[Metric, list[tuple[Labels, Any]]]], job_id: str, attempt: int) -> Any:
+        job = {"resilience.job.id": encoding.text(job_id), "resilience.attempt": attempt}
+        resource = self._node.merge(self._new_resource(job))
         now = time.time_ns()
         all_rows = list(rows)
         start_times = [value for metric, values in all_rows if metric.name == BEGAN for _, value in values]
         start = round(start_times[0] * 1e9) if start_times else now
         metrics = [self._metric(metric, values, start, now) for metric, values in all_rows if values]
         scope = self._otel.ScopeMetrics(self._scope, metrics, "")
-        return self._otel.MetricsData([self._otel.ResourceMetrics(self._resource, [scope], "")])
+        return self._otel.MetricsData([self._otel.ResourceMetrics(resource, [scope], "")])
 
     def _metric(self, metric: Metric, values: list[tuple[Labels, Any]], start: int, now: int) -> Any:
         otel, cumulative = self._otel, self._otel.AggregationTemporality.CUMULATIVE

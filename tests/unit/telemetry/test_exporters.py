@@ -195,7 +195,7 @@ def test_metrics_are_sent_once_all_earlier_records_are_counted(
     """A successor that sent part of them would look like a reset of the counters."""
     counted: list[float] = []
 
-    def send(exporting: Exporting, job_id: str, node: str, view: MetricView, emit: Emit) -> SimpleNamespace:
+    def send(exporting: Exporting, node: str, view: MetricView, emit: Emit) -> SimpleNamespace:
         samples = view.samples().items()
         counted.append(sum(value for (name, _), value in samples if name == "resilience_events_total"))
         return SimpleNamespace(close=lambda timeout: None)

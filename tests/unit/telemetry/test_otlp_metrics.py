@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.system.environment import Exporting
+from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp_metrics import MOST_BUCKETS, exponential
 from resilience.telemetry.timings import Histogram
 
@@ -16,6 +18,7 @@ pytest.importorskip("opentelemetry.sdk", reason="the extra `otlp` is not install
 
 from resilience.telemetry.otlp_metrics import _Converter, unit_of
 from tests.support.busy_node import busy_node
+from tests.support.record_streams import job
 
 
 @given(durations=st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=60))
@@ -50,11 +53,22 @@ def test_nothing_and_zeros_have_no_buckets() -> None:
     assert exponential(fine)[2:] == ([], 1)
 
 
+def test_job_and_attempt_are_those_of_the_spans_and_not_the_name_of_the_folder() -> None:
+    view = MetricView()
+    for record in job(world=1).records:
+        origin = msgspec.structs.replace(record.origin, job_id="team/job7", attempt=1)
+        view.take(msgspec.structs.replace(record, origin=origin))
+    (resource,) = _Converter("node0")([], *view.job).resource_metrics
+    about = resource.resource.attributes
+    assert (about["resilience.job.id"], about["resilience.attempt"]) == ("team/job7", 1)
+
+
 def test_exported_values_are_those_of_the_endpoint() -> None:
     view = busy_node()
     found = view.samples()
-    (resource,) = _Converter("job", "node0")(view.exported()).resource_metrics
-    assert resource.resource.attributes["resilience.job.id"] == "job"
+    (resource,) = _Converter("node0")(view.exported(), *view.job).resource_metrics
+    about = resource.resource.attributes
+    assert (about["resilience.job.id"], about["resilience.attempt"]) == ("job", 0)
     (scope,) = resource.scope_metrics
     compared = 0
     for metric in scope.metrics:
@@ -75,7 +89,7 @@ def test_exported_values_are_those_of_the_endpoint() -> None:
 
 def test_histogram_leaves_out_its_minimum_which_is_not_known() -> None:
     encoder = pytest.importorskip("opentelemetry.exporter.otlp.proto.common.metrics_encoder")
-    (resource,) = encoder.encode_metrics(_Converter("job", "node0")(busy_node().exported())).resource_metrics
+    (resource,) = encoder.encode_metrics(_Converter("node0")(busy_node().exported(), "job", 0)).resource_metrics
     points = [
         point for metric in resource.scope_metrics[0].metrics for point in metric.exponential_histogram.data_points
     ]
@@ -100,13 +114,13 @@ def test_metrics_leave_only_where_somebody_asks_for_it(environment: dict[str, st
 
 
 def test_names_that_are_not_utf8_are_sent_with_escapes() -> None:
-    (resource,) = _Converter("job-\udcff", "node-\udcff")([]).resource_metrics
+    (resource,) = _Converter("node-\udcff")([], "job-\udcff", 0).resource_metrics
     attributes = resource.resource.attributes
     assert (attributes["resilience.job.id"], attributes["host.name"]) == ("job-\\udcff", "node-\\udcff")
 
 
 def test_only_ratios_have_the_unit_of_ratios() -> None:
-    (resource,) = _Converter("job", "node0")(busy_node().exported()).resource_metrics
+    (resource,) = _Converter("node0")(busy_node().exported(), "job", 0).resource_metrics
     (scope,) = resource.scope_metrics
     units = {metric.name: metric.unit for metric in scope.metrics}
     assert (units["resilience_ranks"], units["resilience_lost_seconds"]) == ("", "s")
