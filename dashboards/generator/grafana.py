@@ -38,7 +38,10 @@ with warnings.catch_warnings():
 
 TAG = "resilience"
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-_TO_JOB = {"title": "Overview of the job", "url": "/d/resilience-overview?var-job=${__data.fields.job_id:percentencode}"}
+_TO_JOB = {
+    "title": "Overview of the job",
+    "url": "/d/resilience-overview?var-job=${__data.fields.job_id:percentencode}",
+}
 ROOM = 4  # height for a runbook's heading
 
 # Metrics have the name of the run as label, such as job@1; spans and log lines have the job's id.

@@ -71,7 +71,8 @@ class MetricSender:
         while not is_last and not self._is_over:
             is_last = self._done.wait(self._exporting.metrics_every_s)
             try:
-                is_sent = getattr(exporter.export(convert(self._view.exported(), *self._view.job)), "name", "") == "SUCCESS"
+                result = exporter.export(convert(self._view.exported(), *self._view.job))
+                is_sent = getattr(result, "name", "") == "SUCCESS"
             except Exception:  # edge to the exporter: an exception costs measurements only
                 is_sent = False
             if not is_sent and not has_failed:
