@@ -52,6 +52,7 @@ LONG = {
     "resilience/system/interrupt.py": "one signal, its way out of the standard library, and who swallows it",
     "resilience/system/processes.py": "one process seen from another: identity, state, children, end",
     "resilience/telemetry/durations.py": "one file format: its writer and its reader",
+    "resilience/telemetry/catalogue.py": "the table of every metric",
     "resilience/telemetry/exporters.py": "the exports of one node: who runs them, and how they end",
     "resilience/telemetry/metrics.py": "every metric, and the event that moves it",
 }
