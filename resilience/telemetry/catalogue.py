@@ -28,7 +28,8 @@ def geometric(first: float, last: float, ratio: float) -> tuple[float, ...]:
 # longer ones and for sections. 1,000 ranks may need 40 minutes. A quantile is interpolated within its bucket, so the
 # limits of RestartSlow are edges: if all restarts are below the limit, the quantile is too.
 SLOW_IN_PLACE_S, SLOW_BY_LAUNCHER_S = 30.0, 240.0
-RESTART_BUCKETS = PHASE_BUCKETS = (
+PHASE_BUCKETS = geometric(0.001, 600.0, 1.49) + geometric(600.0, 7200.0, 1.99)[1:]
+RESTART_BUCKETS = (
     geometric(0.001, SLOW_IN_PLACE_S, 1.49)
     + geometric(SLOW_IN_PLACE_S, SLOW_BY_LAUNCHER_S, 1.49)[1:]
     + geometric(SLOW_BY_LAUNCHER_S, 600.0, 1.49)[1:]

@@ -95,7 +95,7 @@ class _Converter:
         self._scope = InstrumentationScope(SCOPE, __version__)
 
     def __call__(self, rows: Iterable[tuple[Metric, list[tuple[Labels, Any]]]], job_id: str, attempt: int) -> Any:
-        job = {"resilience.job.id": encoding.text(job_id), "resilience.attempt": attempt}
+        job: dict[str, str | int] = {"resilience.job.id": encoding.text(job_id), "resilience.attempt": attempt}
         resource = self._node.merge(self._new_resource(job))
         now = time.time_ns()
         all_rows = list(rows)
