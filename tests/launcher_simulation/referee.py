@@ -179,8 +179,9 @@ class Referee:
         if forgotten:
             raise broken("the last cycle is heard", f"cycle {number} is formed without a word of {forgotten}")
         if self._schedule.ranks:
-            if [seat[4] for seat in membership["seats"]] != list(range(len(seats))):
-                raise broken("ranks are the infrastructure's", f"cycle {number} has {membership['seats']}")
+            given = [seat[4] for seat in membership["seats"]]  # a node may be missing: the others keep their order
+            if given != sorted(set(given)):
+                raise broken("ranks are in the order of the infrastructure's", f"cycle {number} has {given}")
             former = []
         for rank, id in enumerate(former):
             if id in came and (id not in seats or (rank < len(seats) and seats[rank] != id)):
@@ -308,7 +309,7 @@ class Referee:
             self._undisturbed()
         if all(isinstance(fault, Signalled) for fault in self._schedule.faults):
             self._costs_no_restart()
-        if not self._schedule.ranks:  # given ranks leave no gap, or the job ends
+        if are_right:
             self._others_go_on()
 
     def _is_its_own(self, agent: Agent, verdict: CycleDecision) -> bool:
