@@ -431,6 +431,28 @@ def test_failures_of_cycles_that_a_spare_missed_are_outside_its_window(leads: bo
         run.run(spare.budget.spend(failure(cycle=number, step=100 * number)))
 
 
+def test_failure_of_the_cycle_in_which_an_agent_took_part_is_inside_its_window() -> None:
+    """Another agent has charged the budget for it, and this one has not read it yet."""
+    run = Run()
+    run.counts("other")
+    allowed = Budget(100, same_in_window=2)
+    rendezvous = agent(run, "own", msgspec.structs.replace(FOUR, least=1))
+    own = Supervision(rendezvous, Rules("any-failed", allowed), hosts_store=False)
+    run.run(own.budget.open())
+    past = failure(cycle=4, step=400)
+    run.run(JobBudget(allowed).spend(past))
+    run.store.data["end/4"] = cycle.encode(CycleDecision("failed", "other", "failure", failure=past))
+    rendezvous.membership = Membership(cycle=4, seats=(seat("other"), seat("own")), by="other")
+    run.run(RendezvousLog().write(Membership(), rendezvous.membership))
+    run.writes(Arrived(seat("other"), known=4))
+    assert isinstance(run.run(own.join(seat("own"))), Membership)
+    assert run.run(own.began()) is None
+    for number in (5, 6):
+        answer = run.run(own.budget.decide(failure(cycle=number, step=100 * number)))
+        assert answer.is_restart is (number < 6), answer.why
+        run.run(own.budget.spend(failure(cycle=number, step=100 * number)))
+
+
 def test_lost_node_restarts_the_cycle_once_it_is_silent_for_long_enough() -> None:
     run = Run()
     own = supervise(run, "a", "b")
