@@ -117,13 +117,14 @@ def _read_state(pid: int) -> ProcessState:
 class Process:
     """A process that is not our child, held by its pidfd."""
 
-    def __init__(self, pid: int) -> None:
-        """Open the process. Raises: ProcessLookupError if there is no such process; OSError, as with too many open
-        files."""
+    def __init__(self, pid: int, pidfd: int | None = None, start_time: int | None = None) -> None:
+        """Open the process. pidfd, start_time: of this process, opened while it lived; it may be gone meanwhile, and
+        its number may be that of another one. Raises: ProcessLookupError if there is no such process; OSError, as with
+        too many open files."""
         self.pid = pid
-        self.pidfd = open_pidfd(pid)
-        present = state(pid)
-        self.start_time = None if present is None else present.start_time
+        self.pidfd = open_pidfd(pid) if pidfd is None else pidfd
+        present = state(pid) if start_time is None else None
+        self.start_time = start_time if present is None else present.start_time
 
     def send(self, number: int) -> bool:
         """Send a signal. Return True if the process was still there."""

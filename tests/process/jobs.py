@@ -733,3 +733,24 @@ def train_on_a_frozen_disk() -> float:
     value: float = loop()
     signs.show("done", int(os.environ["RANK"]))
     return value
+
+
+def end_before_the_monitor_runs(kind: str) -> Any:
+    """Rank 1 completes or is killed before its monitor, a fresh process, has been set up."""
+    from tests.process import late_filter
+
+    if os.environ["RANK"] == "1":
+        os.environ[late_filter.AWAITED] = str(os.getpid())
+    end = threading.Event()
+    threading.Thread(target=end.wait, args=(120,), name="user-thread", daemon=True).start()
+
+    @Wrapper(rank_filter=late_filter.LateFilter())
+    def work(call: CallWrapper | None = None) -> str:
+        if kind == "killed" and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "done"
+
+    try:
+        return work()
+    finally:
+        end.set()

@@ -181,6 +181,20 @@ def test_process_with_threads_gets_an_executed_monitor_and_is_told_why(start: St
     assert Interruption.EXCEPTION in job.kinds(0)[1]
 
 
+@pytest.mark.parametrize("kind", ["completes", "killed"])
+def test_monitor_that_runs_only_after_its_rank_has_ended_records_and_represents_it(start: Start, kind: str) -> None:
+    job = start(2, "tests.process.jobs:end_before_the_monitor_runs", kind=kind)
+    ranks = job.wait()
+    assert [rank.value for rank in ranks] == ["done", "done" if kind == "completes" else None]
+    job.await_record(events.MonitorEnded, rank=1)
+    (exited,) = job.of(events.RankExited, rank=1)
+    assert exited.event.goodbye is (kind == "completes")
+    if kind == "completes":
+        assert [record.event.outcome for record in job.of(events.CallEnded, rank=1)] == ["completed"]
+    else:
+        assert Interruption.TERMINATED in job.kinds(0)[1]
+
+
 def test_hook_that_an_executed_monitor_cannot_get_is_refused_clearly(start: Start) -> None:
     job = start(1, "tests.process.jobs:train_beside_a_thread", hooks={"groups_of": 1})
     (rank,) = job.wait_ranks()

@@ -65,7 +65,7 @@ class Plan:
         self.rank_assignment: RankAssignment | None = wrapper.rank_assignment
         self.rank_filter: RankFilter | None = wrapper.rank_filter
         self.initial_rank = state.initial_rank
-        self.rank_pid = os.getpid()
+        self.rank_pid, self.rank_start_time = processes.identity_of(os.getpid())
         self.terminal = terminal.path_of_stderr()
         self.logfile = (wrapper.monitor_process_logfile or "").format(rank=state.initial_rank)
 
@@ -189,9 +189,14 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     rank_side = RankSide(page)
     rank_side.lock_life()
     dump = stacks.arm()
+    # Opened here, because this process may have ended before its monitor runs.
+    rank = processes.Process(plan.rank_pid, start_time=plan.rank_start_time)
     try:
         pickled, reason = _plan_to_send(plan)
-        pid = _fork(plan, page, theirs, ours, dump) if pickled is None else _execute(pickled, page, theirs, dump)
+        if pickled is None:
+            pid = _fork(plan, page, theirs, ours, dump, rank)
+        else:
+            pid = _execute(pickled, page, theirs, dump, rank)
         how: StartMethod = "forked" if pickled is None else "executed"
         return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
     except BaseException:
@@ -200,6 +205,7 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
         ours.close()
         raise
     finally:
+        rank.close()
         theirs.close()
         page.close()
 
@@ -251,14 +257,16 @@ def _pickled(plan: Plan) -> bytes:
     return pickled.getvalue()
 
 
-def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump) -> int:
+def _fork(
+    plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump, rank: processes.Process
+) -> int:
     read, write = os.pipe()
     open_ends = [read, write]
     try:
         with processes.job_signals_blocked():  # the monitor inherits the mask, and unblocks them once it ignores them
             between = os.fork()
             if not between:
-                _fork_again(plan, page, channel, (other_end.fileno(), read), write, dump)
+                _fork_again(plan, page, channel, (other_end.fileno(), read), write, dump, rank)
         os.close(open_ends.pop())
         with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored, or a handler of the program has reaped it
             os.waitpid(between, 0)
@@ -271,7 +279,13 @@ def _fork(plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: st
 
 
 def _fork_again(
-    plan: Plan, page: Page, channel: Channel, rank_fds: tuple[int, ...], write: int, dump: stacks.Dump
+    plan: Plan,
+    page: Page,
+    channel: Channel,
+    rank_fds: tuple[int, ...],
+    write: int,
+    dump: stacks.Dump,
+    rank: processes.Process,
 ) -> NoReturn:
     """Send the monitor's process id to the rank, and end. The child becomes the monitor."""
     code = 1
@@ -282,8 +296,8 @@ def _fork_again(
             os._exit(0)
         for fd in (*rank_fds, write):
             os.close(fd)
-        descriptors.release_others((page.fd, channel.fileno(), dump.fd))  # what an executed monitor is passed
-        _become_monitor(plan, page, channel, dump)
+        descriptors.release_others((page.fd, channel.fileno(), dump.fd, rank.pidfd))  # as for an executed monitor
+        _become_monitor(plan, page, channel, dump, rank)
         code = 0
     except BaseException as error:  # the last chance to print the error before the process ends
         message = f"resilience monitor of rank {plan.initial_rank}: {error_in_words(error)}\n"
@@ -292,8 +306,8 @@ def _fork_again(
         os._exit(code)
 
 
-def _execute(pickled: bytes, page: Page, channel: Channel, dump: stacks.Dump) -> int:
-    fds = (page.fd, channel.fileno(), dump.fd)
+def _execute(pickled: bytes, page: Page, channel: Channel, dump: stacks.Dump, rank: processes.Process) -> int:
+    fds = (page.fd, channel.fileno(), dump.fd, rank.pidfd)
     # Not a pipe, which would block here if the plan is large and the monitor slow.
     with os.fdopen(os.memfd_create("resilience-plan"), "w+b") as plan_file:
         plan_file.write(pickled)
@@ -360,7 +374,7 @@ become_executed(plan_file, *map(int, sys.argv[2:]))
 """
 
 
-def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump) -> None:
+def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump, rank: processes.Process) -> None:
     """Run in the monitor's own process until its rank is gone and its end is on record."""
     if os.getsid(0) != os.getpid():
         os.setsid()  # a signal to the rank's group, or Ctrl-C, must not end the monitor too
@@ -388,7 +402,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump)
         alert=lambda line: channel.send(messages.encode(messages.TerminalLine(line))),
         terminal=plan.terminal,
     )
-    monitor = RankMonitor(MonitorSide(page), channel, processes.Process(plan.rank_pid), receiver, dump)
+    monitor = RankMonitor(MonitorSide(page), channel, rank, receiver, dump)
     receiver.start()
     monitor.run()
     WRITER.flush()
@@ -430,7 +444,7 @@ def shortened(record: Record) -> Record:
     return record
 
 
-def become_executed(plan_file: BinaryIO, page_fd: int, channel_fd: int, dump_fd: int) -> None:
+def become_executed(plan_file: BinaryIO, page_fd: int, channel_fd: int, dump_fd: int, rank_pidfd: int) -> None:
     """Be the monitor in a fresh process. plan_file: at the pickled plan; the rank's module path came before it."""
     channel = Channel(socket.socket(fileno=channel_fd))
     try:
@@ -439,4 +453,5 @@ def become_executed(plan_file: BinaryIO, page_fd: int, channel_fd: int, dump_fd:
     except Exception as error:  # of a user's module, which is imported here
         channel.send(messages.encode(messages.Ready(f"it cannot load the wrapper's hooks: {error_in_words(error)}")))
         raise
-    _become_monitor(plan, Page.attach(page_fd), channel, stacks.Dump(dump_fd))
+    rank = processes.Process(plan.rank_pid, rank_pidfd, plan.rank_start_time)
+    _become_monitor(plan, Page.attach(page_fd), channel, stacks.Dump(dump_fd), rank)
