@@ -25,7 +25,7 @@ from resilience.attribution.incident import (
     spreads,
 )
 from resilience.attribution.progress import in_iteration
-from resilience.attribution.symptoms import TORCHRUN_STOPS_WITHIN, gives_up, symptom
+from resilience.attribution.symptoms import TORCHRUN_STOPS_WITHIN, gives_up, is_end, symptom
 from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated, Verdict, judge
 from resilience.errors import StoreError
 from resilience.facts import events
@@ -78,12 +78,13 @@ def _ended_after(history: History, key: Place) -> Place | None:
         return before
     if not _is_only_stopped(iterations[key]) or not history.is_by_torchrun(key):
         return None
-    while _is_only_stopped(iterations[before]) and _before(before) in iterations:
-        if not iterations[_before(before)].is_incident:
+    while _is_only_stopped(iterations[before]):
+        earlier = iterations.get(_before(before))
+        if earlier is None or not earlier.is_incident:
             break
         before = _before(before)
     fault = iterations[before]
-    gone = {record.rank for record in fault.records if _is_end(record)} | fault.left.keys()
+    gone = {record.rank for record in fault.records if is_end(record)} | fault.left.keys()
     since, until = _first_detected(fault.records), _first_detected(records)
     is_soon = since is None or until is None or until - since <= TORCHRUN_STOPS_WITHIN * 1e9
     return before if is_soon and gone - {record.rank for record in records} else None
@@ -96,8 +97,8 @@ def _before(key: Place) -> Place:
 def _is_only_stopped(iteration: Iteration) -> bool:
     """Return True if nothing is known of an iteration but processes that were asked to stop, or were killed, and errors
     that followed from it."""
-    ends = [record for record in iteration.records if _is_end(record)]
-    others = (record for record in iteration.records if not _is_end(record))
+    ends = [record for record in iteration.records if is_end(record)]
+    others = (record for record in iteration.records if not is_end(record))
     are_stops = all(end.exit is not None and (end.exit.is_stop or _is_killed(end)) for end in ends)
     return bool(ends) and are_stops and not any(symptom(record).is_own for record in others)
 
@@ -108,10 +109,6 @@ def _is_killed(record: InterruptionRecord) -> bool:
 
 def _first_detected(records: Iterable[InterruptionRecord]) -> int | None:
     return min((record.detected_wall_ns for record in records if record.detected_wall_ns is not None), default=None)
-
-
-def _is_end(record: InterruptionRecord) -> bool:
-    return record.interruption is Interruption.TERMINATED
 
 
 def _obeyed_a_signal(history: History, key: Place) -> bool:
@@ -165,9 +162,7 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
     iterations = history.iterations
 
     def is_same(iteration: Iteration) -> bool:
-        return any(
-            record.rank == mover and record.interruption is Interruption.TERMINATED for record in iteration.records
-        )
+        return any(record.rank == mover and is_end(record) for record in iteration.records)
 
     ends = launch_incidents.ends_of(history.cycles.parts(place).values(), mover)
     last = max((key for key in iterations if key[:2] == place), default=None)
@@ -201,7 +196,7 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     has_following = again is not None or not places_after
     following = iterations.get(again or (*key[:3], key[3] + 1), Iteration()) if has_following else Iteration()
     restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(last)}
-    stopped = {record.rank for record in records_after if _is_end(record)}
+    stopped = {record.rank for record in records_after if is_end(record)}
     excluded = _excluded(iteration, following.started.keys() if again is not None else ())
     status = _status(history, key, iteration, following, again is not None)
     incident = Incident(

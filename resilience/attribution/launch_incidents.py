@@ -23,6 +23,7 @@ from resilience.attribution.incident import (
     spreads,
 )
 from resilience.attribution.progress import in_cycle
+from resilience.attribution.symptoms import is_end
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
 from resilience.facts import tracebacks
@@ -73,7 +74,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     evidence = msgspec.structs.replace(evidence, store_lost=without_store, on_lost_node=gone)
     verdict = judge(evidence)
     first = _first(verdict, evidence, mover)
-    records = tuple(sorted(records, key=lambda record: (record.rank != first, _is_end(record), record.rank)))
+    records = tuple(sorted(records, key=lambda record: (record.rank != first, is_end(record), record.rank)))
     restarts = {restart.rank: restart.duration_s for restart in history.restarts_after(place)}
     lowest = {node: min(part.workers, default=0) for node, part in (parts | following).items()}
     ended = [part for part in parts.values() if part.ended is not None]
@@ -163,30 +164,25 @@ def _may_be_stopped(parts: dict[str, NodeCycle], record: InterruptionRecord) -> 
     """Return True if a process ended as agents end workers, and its agent, which knows whether it was that, has left no
     record."""
     is_recorded = any(part.started is not None for node, part in parts.items() if node == record.node)
-    return _is_end(record) and record.exit is not None and record.exit.signal == "SIGTERM" and not is_recorded
-
-
-def _is_end(record: InterruptionRecord) -> bool:
-    return record.interruption is Interruption.TERMINATED
+    return is_end(record) and record.exit is not None and record.exit.signal == "SIGTERM" and not is_recorded
 
 
 def is_end_after(left: InterruptionRecord, end: InterruptionRecord) -> bool:
     """Return True if a process ended with the exception with which its rank had left its wrapped function. left: the
     record of that exception. end: perhaps of the end of that process."""
-    if not _is_end(end) or end.rank != left.rank or end.exit is None or end.exit.signal is not None:
+    if not is_end(end) or end.rank != left.rank or end.exit is None or end.exit.signal is not None:
         return False
     exception = left.exception
     if exception is None or end.exception is not None:
         return exception is not None and end.exception is not None and end.exception.in_words == exception.in_words
-    if exception.type == "SystemExit":
-        return end.exit.code == (int(exception.message) % 256 if exception.message.isdigit() else 1)
-    return end.exit.code == 1
+    is_status = exception.type == "SystemExit" and exception.message.isdecimal()
+    return str(end.exit.code) == exception.message if is_status else end.exit.code == 1
 
 
 def ends_of(parts: Iterable[NodeCycle], rank: int | None) -> list[InterruptionRecord]:
     """Return the records of the ends of a rank's process in a cycle."""
     records = (sighting.record for part in parts for sighting in part.seen)
-    return [record for record in records if _is_end(record) and record.rank == rank]
+    return [record for record in records if is_end(record) and record.rank == rank]
 
 
 def _with_one_reason(
@@ -216,18 +212,18 @@ def _records(
                 own[key] = record  # the monitor's record says more than the agent's
     for record in within:  # a Wrapper's monitor knows the step and the sections, the launcher's may not
         key = (record.rank, record.interruption, record.pid)
-        if _is_end(record) and key in own and own[key].step is None and record.step is not None:
+        if is_end(record) and key in own and own[key].step is None and record.step is not None:
             own[key] = record
     for node, part in parts.items():
         own |= {(end.rank, end.interruption, end.pid): end for end in _failed_programs(node, part, own.values())}
-    known = {record.rank for record in own.values() if _is_end(record)}
-    records = [*own.values(), *(record for record in within if not (_is_end(record) and record.rank in known))]
+    known = {record.rank for record in own.values() if is_end(record)}
+    records = [*own.values(), *(record for record in within if not (is_end(record) and record.rank in known))]
     for node in sorted({*lost, *_without_agent(parts)}):
         # Monitors that still ran ended their workers because the agent was gone. One record stands for the whole node.
         workers = parts[node].workers if node in parts else {}
         ended = {rank for rank, worker in workers.items() if worker.lost_its_agent}
-        detected = [record.detected_wall_ns for record in records if _is_end(record) and record.rank in ended]
-        records = [record for record in records if not (_is_end(record) and record.rank in ended)]
+        detected = [record.detected_wall_ns for record in records if is_end(record) and record.rank in ended]
+        records = [record for record in records if not (is_end(record) and record.rank in ended)]
         rank = min(ranks[node], default=None)
         if rank is not None and not any(record.rank == rank for record in records):
             message = f"node {node} is lost" if node in lost else f"the agent of {node} is gone"

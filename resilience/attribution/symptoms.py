@@ -154,9 +154,14 @@ def gives_up(record: InterruptionRecord) -> bool:
     return record.exception is not None and record.exception.type in _GIVES_UP
 
 
+def is_end(record: InterruptionRecord) -> bool:
+    """Return True if the record is of the end of a rank's process."""
+    return record.interruption is Interruption.TERMINATED
+
+
 def ends_process(record: InterruptionRecord) -> bool:
     """Return True if the process of a rank ended, or was lost with its node: a launcher then stops the others."""
-    return record.interruption is Interruption.TERMINATED or symptom(record).what in ("node_lost", "agent_lost")
+    return is_end(record) or symptom(record).what in ("node_lost", "agent_lost")
 
 
 def is_inside(stack: tuple[Frame, ...]) -> bool:

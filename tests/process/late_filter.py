@@ -14,7 +14,7 @@ AWAITED = "LATE_FILTER_AWAITS"  # variable with the pid of the process
 if (pid := os.environ.get(AWAITED)) and int(pid) != os.getpid():
     deadline = time.monotonic() + 60.0
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(0.02)  # until its parent has reaped it, which no descriptor shows
 
 
 class LateFilter(rank_filter.RankFilter):

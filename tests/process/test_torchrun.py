@@ -77,8 +77,7 @@ from resilience.inprocess.finalize import Finalize
 
 class WaitForTheLauncher(Finalize):
     def __call__(self, state, exc):
-        while True:
-            time.sleep(0.01)
+        signal.pause()
 
 @Wrapper(finalize=WaitForTheLauncher())
 def train():

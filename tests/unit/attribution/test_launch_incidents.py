@@ -18,7 +18,7 @@ from resilience.attribution.incidents import fold
 from resilience.attribution.notes import note
 from resilience.facts import events
 from resilience.facts.identity import Origin
-from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord, ThreadStack
+from resilience.facts.interruptions import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord, ThreadStack
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
 from resilience.history.history import History
@@ -373,6 +373,25 @@ def test_end_of_a_process_whose_rank_had_left_its_function_is_the_same_incident(
     incidents = fold([*inside, *told])
     assert [(incident.layer, incident.verdict.what) for incident in incidents] == expected
     assert all(incident.verdict.first == 1 for incident in incidents)
+
+
+@pytest.mark.parametrize(
+    ("type_", "message", "code", "expected"),
+    [
+        ("SystemExit", "3", 3, True),
+        ("SystemExit", "3", 1, False),
+        ("SystemExit", "no data", 1, True),
+        ("SystemExit", "no data", 3, False),
+        ("SystemExit", "\N{SUPERSCRIPT TWO}", 1, True),
+        ("SystemExit", "9" * 5000, 255, False),
+        ("KeyboardInterrupt", "", 1, True),
+    ],
+)
+def test_exit_status_is_that_of_an_exception_of_any_text(type_: str, message: str, code: int, expected: bool) -> None:
+    raised = ExceptionInfo(type_, message, "mark")
+    left = InterruptionRecord(1, Interruption.BASE_EXCEPTION, exception=raised)
+    end = InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(code=code))
+    assert launch_incidents.is_end_after(left, end) is expected
 
 
 def with_status(record: Record, code: int) -> Record:
