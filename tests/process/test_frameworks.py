@@ -8,14 +8,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from resilience.facts import events
 from resilience.integrations.stored_limits import FILE
+from tests.process.launching import launcher
 from tests.process.leftovers import left_after
 from tests.support.account import Account
+from tests.support.ranks import Job
 from tests.support.server import ROOT
 
 pytestmark = pytest.mark.slow
@@ -106,3 +109,34 @@ def test_lightning_is_not_preloaded_because_it_keeps_the_local_rank_of_its_impor
     )
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "lightning cannot be preloaded (torchmetrics reads LOCAL_RANK at its import" in done.stderr
+
+
+# How much code of transformers runs in a worker? In cycle 0 the test lets the workers fail.
+IMPORTS_TRANSFORMERS = """
+executed = []
+def watch(event, arguments):
+    if event == "exec" and "/transformers/" in arguments[0].co_filename:
+        executed.append(arguments[0].co_filename)
+sys.addaudithook(watch)
+from transformers import GPT2Config, GPT2LMHeadModel
+(here / f"executed.{cycle}.{rank}").write_text(str(len(executed)))
+say("up")
+await_file("go")
+GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16))
+sys.exit(3 if cycle == 0 else 0)
+"""
+
+
+def test_transformers_that_workers_have_imported_is_there_in_the_next_cycle(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: `poe install-frameworks`")
+    job = launcher(start, tmp_path)(IMPORTS_TRANSFORMERS)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}", 100.0)
+    job.await_record(events.ModulesPreloaded, 100.0, where=lambda event: "transformers" in event.modules)
+    (job.folder / "go").touch()
+    assert job.wait(100.0) == [0]
+    executed = {cycle: [int((job.folder / f"executed.{cycle}.{r}").read_text()) for r in (0, 1)] for cycle in (0, 1)}
+    assert min(executed[0]) > 20
+    assert executed[1] == [0, 0]

@@ -231,8 +231,9 @@ def test_job_that_has_shown_its_pauses_has_shorter_limits(launch: Launch) -> Non
         assert event.is_learned
         assert event.longest_s >= 0.6
         assert event.allowed_s == pytest.approx(FACTOR * event.longest_s)
-    for rank, record in found.items():  # at the learned limit, and long before the first one of 100 s
-        assert record.event.allowed_s == suspected[rank].allowed_s <= record.event.silent_for_s < 100.0
+    for rank, record in found.items():  # at the learned limit, within a second of it
+        allowed_s = suspected[rank].allowed_s
+        assert record.event.allowed_s == allowed_s <= record.event.silent_for_s <= allowed_s + 1.0
         silent_from_ns = int((job.folder / f"opened.0.{rank}.106").read_text())
         assert record.mono_ns >= silent_from_ns + record.event.silent_for_s * 1e9
 
