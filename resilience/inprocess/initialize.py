@@ -44,7 +44,8 @@ def prepared(hook: Initialize, state: State) -> State:
 class RetryController(Initialize):
     """Ends the job when the function has been started too often, or when too few ranks are left.
 
-    max_iterations: starts of the function, the first included; None for no bound.
+    max_iterations: starts of the function, the first included; None for no bound. An iteration counts even if
+    `initialize` or the health check fails before the function starts.
     min_world_size: ranks that must take part, spares included. min_active_world_size: ranks that must run
     the function. All ranks decide alike. Raises: RestartAbort; ConfigurationError."""
 
@@ -61,8 +62,8 @@ class RetryController(Initialize):
     def __call__(self, state: State) -> State:
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
             raise RestartAbort(
-                f"the function was started {in_words.count(state.iteration, 'time')} and max_iterations is "
-                f"{self.max_iterations}; the run's report says why it was interrupted"
+                f"{in_words.count(state.iteration, 'iteration')} ended with a restart, and max_iterations is "
+                f"{self.max_iterations}; the run's report says what interrupted them"
             )
         for role, count, name in (
             ("take part", state.world_size, "min_world_size"),

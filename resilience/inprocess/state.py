@@ -37,7 +37,7 @@ class State:
 
     rank, world_size: current place among all ranks that take part. active_world_size: number of ranks that run
     the function; they are the ranks 0 to active_world_size-1. initial_rank, initial_world_size: values at the
-    call. iteration: number of earlier starts of the function. store: the present iteration's store, a
+    call. iteration: number of earlier iterations of this call. store: the present iteration's store, a
     StoreMixin. Raises: ConfigurationError if the environment holds no valid rank."""
 
     rank: int = field(default_factory=lambda: rank_and_world_size()[0])

@@ -10,6 +10,7 @@ the interval is here an upper bound on the delay before an event is noticed."""
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -84,7 +85,8 @@ class Wrapper:
         terminated, and killed `termination_grace_time` later; also the limit of each hook. Under `resilience run` with
         the policy any-failed (its default) the rank is killed at once.
     heartbeat_timeout: silence of a whole node after which its ranks count as lost.
-    barrier_timeout, completion_timeout: how long ranks wait for each other.
+    barrier_timeout: how long ranks wait for each other in a restart. completion_timeout: how long a rank that has
+        returned waits for the others to return; then all restart, even if the others still work.
     last_call_wait: longest wait for the records of other ranks after a fault.
     monitor_process_logfile: absolute path for the monitor's own messages. "{rank}" becomes the initial rank; a format
         is possible, such as "{rank:04d}".
@@ -160,6 +162,7 @@ class Wrapper:
         completed, None on inactive ranks; it may be called again in the same process."""
         if not self.enabled:
             return function
+        _check_function(function)
 
         @functools.wraps(function)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -168,6 +171,22 @@ class Wrapper:
             return cast(R, CallWrapper(self).run(function, args, kwargs))
 
         return wrapped
+
+
+def _check_function(function: Callable[..., Any]) -> None:
+    """Raise if the function's body would run after the call, without protection. Raises: ConfigurationTypeError."""
+    for is_deferred, kind in (
+        (inspect.iscoroutinefunction, "a coroutine function"),
+        (inspect.isgeneratorfunction, "a generator function"),
+        (inspect.isasyncgenfunction, "an asynchronous generator function"),
+    ):
+        if is_deferred(function) or is_deferred(getattr(function, "__call__", None)):  # noqa: B004
+            raise ConfigurationTypeError(
+                f"the wrapped {getattr(function, '__qualname__', function)} is {kind}: its body would run after the "
+                "call, without protection; wrap a function that runs it, with asyncio.run or in a loop",
+                option="function",
+                value=function,
+            )
 
 
 def _check_types(wrapper: Wrapper) -> None:

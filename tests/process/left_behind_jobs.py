@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from resilience.errors import ConfigurationError, RestartAbort
+from resilience.errors import ConfigurationError, RestartAbort, StoreError
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess._runtime import monitor_process, session, supervision
 from resilience.inprocess.completion import Completion
@@ -515,3 +516,36 @@ def call_interrupted_at_its_end() -> tuple[str, str, list[str]]:
     for thread in others:  # that of the first call may just be ending
         thread.join(SETTLE_LIMIT)
     return ending, following, [thread.name for thread in others if thread.is_alive()]
+
+
+def call_again_while_the_others_continue() -> str:
+    """Rank 0, whose monitor hosts the store, leaves; the others go on until it has tried to call the function again."""
+    rank, told = os.environ["RANK"], Path("tried")
+
+    @Wrapper(
+        soft_timeout=timedelta(seconds=10),
+        hard_timeout=timedelta(seconds=12),
+        heartbeat_timeout=timedelta(seconds=12),
+        barrier_timeout=timedelta(seconds=15),
+    )
+    def function(call: CallWrapper | None = None) -> str:
+        assert call is not None
+        if rank == "0" and call.iteration == 0:
+            raise SystemExit(3)
+        while call.iteration and not told.exists():
+            time.sleep(0.02)
+        dist.init_process_group("gloo")  # by the store that the monitor of rank 0 hosts
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+        return f"completed {call.iteration}"
+
+    try:
+        return function()
+    except SystemExit:
+        pass
+    try:
+        return function()
+    except StoreError as error:
+        return str(error)
+    finally:
+        told.touch()

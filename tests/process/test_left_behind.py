@@ -111,3 +111,10 @@ def test_call_interrupted_at_its_end_does_not_keep_the_next_one_from_its_port(st
 def test_rank_that_never_took_part_holds_up_no_other_by_its_terminate_hook(start: Start) -> None:
     first, second = start(2, f"{JOBS}:call_that_cannot_take_signals").wait()
     assert (first.value, second.value) == ("done", "ConfigurationError")
+
+
+@pytest.mark.slow
+def test_rank_that_has_left_and_calls_again_does_not_end_the_store_of_the_others(start: Start) -> None:
+    first, *others = [rank.value for rank in start(3, f"{JOBS}:call_again_while_the_others_continue").wait()]
+    assert "this rank left an earlier call, in which other ranks continue" in first
+    assert others == ["completed 1"] * 2

@@ -131,7 +131,8 @@ class CallWrapper:
     @property
     def store(self) -> CallStore:
         """The store with the keys and barriers of the whole call, for user code. It is closed when the call ends.
-        `state.store` is the present iteration's store."""
+        `state.store` is the present iteration's store. Both use the restart protocol's connection, which performs one
+        operation at a time: use them in the main thread, and bound each wait below `hard_timeout`."""
         return self._session.hook_store
 
     def atomic(self) -> Atomic:

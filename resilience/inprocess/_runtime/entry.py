@@ -5,11 +5,13 @@ survive a restart. The call itself is `inprocess._runtime.call`'s."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import os
 import sys
 import threading
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -73,6 +75,8 @@ def inject(
     try:
         if wanted:
             bound = signature.bind_partial(*args, **kwargs)
+            if any(signature.parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in wanted):
+                bound.apply_defaults()  # what comes before must be there too
             for name in wanted:
                 if bound.arguments.get(name) is None:
                     bound.arguments[name] = call
@@ -103,5 +107,28 @@ def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
 def _is_annotation_of(kind: type, hint: object) -> bool:
     """Return True if an annotation is `kind` or an optional `kind`. It may be text that could not be resolved."""
     if isinstance(hint, str):
-        return hint.replace(" ", "").removeprefix("Optional[").removesuffix("]").split("|")[0].endswith(kind.__name__)
-    return hint is kind or kind in typing.get_args(hint)
+        try:
+            return kind.__name__ in _names_of(ast.parse(hint, mode="eval").body)
+        except (SyntaxError, ValueError):
+            return False
+    return hint is kind or (
+        typing.get_origin(hint) in (typing.Union, types.UnionType) and kind in typing.get_args(hint)
+    )
+
+
+def _names_of(node: ast.expr) -> set[str]:
+    """Return the names of the types that an annotation allows, each without its module."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return {name}
+        case ast.Constant(value=str(text)):
+            return _names_of(ast.parse(text, mode="eval").body)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _names_of(left) | _names_of(right)
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
+            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            if name == "Annotated":
+                return _names_of(parts[0])
+            if name in ("Optional", "Union"):
+                return set().union(*map(_names_of, parts))
+    return set()

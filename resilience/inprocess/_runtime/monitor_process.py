@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
 
 import msgspec
 
-from resilience.errors import ConfigurationError, DecodeError, MonitorError, error_in_words
+from resilience.errors import ConfigurationError, DecodeError, MonitorError, StoreError, error_in_words
 from resilience.facts.events import RankInterrupted
 from resilience.facts.printable import printable
 from resilience.facts.records import Record
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 StartMethod = Literal["forked", "executed"]
 LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; a monitor that hosts a store may run for longer
 
-_leaving: list[tuple[int, int]] = []  # (pid, start time) of monitors that a call's end did not wait for
+# (pid, start time) of monitors that a call's end did not wait for, each with True if its rank completed the call
+_leaving: list[tuple[tuple[int, int], bool]] = []
 
 
 class Plan:
@@ -141,10 +142,11 @@ class Handle:
         """Close a forked child's copy of the parent's channel."""
         self._channel.close()
 
-    def close(self, await_end: Callable[[float], bool]) -> None:
+    def close(self, await_end: Callable[[float], bool], has_completed: bool) -> None:
         """Close the connection. The monitor reads what was sent, stops watching, and ends when no rank needs its store.
 
-        await_end: joins the thread that listens in `is_alive`, and returns True if it has ended."""
+        await_end: joins the thread that listens in `is_alive`, and returns True if it has ended. has_completed: all
+        ranks have completed the call."""
         self._channel.end()
         deadline = time.monotonic() + LEAVE_LIMIT
         has_stopped = await_end(LEAVE_LIMIT)  # by then it sends no signal to this process
@@ -156,12 +158,12 @@ class Handle:
         if has_stopped:
             stacks.disarm()
         if not processes.await_end(self._identity, deadline - time.monotonic()):
-            _leaving.append(self._identity)
+            _leaving.append((self._identity, has_completed))
 
     def abandon(self) -> None:
         """Close the connection without waiting for anything. The next call waits until the monitor has ended."""
         self._channel.hang_up()
-        _leaving.append(self._identity)
+        _leaving.append((self._identity, False))
 
     def await_ready(self, limit: float) -> None:
         """Wait until the monitor hosts the wrapper's store; `error` then says if it cannot. Raises: MonitorError."""
@@ -213,17 +215,25 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
 def await_earlier(limit: float) -> None:
     """Wait until the monitors of earlier calls have ended: one of them may hold the port needed next.
 
-    A monitor that is still there after `limit` seconds serves lost ranks; the next host kills it."""
+    If one is still there after `limit` seconds, and its call was completed, it serves nobody and is killed. If this
+    rank left the call, the others may continue in it. Raises: StoreError."""
     deadline = time.monotonic() + limit
     while _leaving:
-        if processes.await_end(_leaving[-1], deadline - time.monotonic()):
+        identity, has_completed = _leaving[-1]
+        if processes.await_end(identity, deadline - time.monotonic()):
             _leaving.pop()
-        elif limit:
-            processes.kill(_leaving[-1])
+        elif not limit:
+            return
+        elif not has_completed:
+            raise StoreError(
+                f"this rank left an earlier call, in which other ranks continue: process {identity[0]} has hosted "
+                f"their store for {limit:g} s since (barrier_timeout). Call a wrapped function again when all ranks "
+                "have left the earlier call"
+            )
+        else:
+            processes.kill(identity)
             limit = 0.0
             deadline = time.monotonic() + LEAVE_LIMIT
-        else:
-            return
 
 
 def _plan_to_send(plan: Plan) -> tuple[bytes | None, str]:

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 READY_LIMIT = 120.0  # seconds for a monitor to host the store; an executed one imports torch first
 
 _launch: Launch | None = None  # of earlier calls: all calls of a process belong to one launch
+_advised: set[str] = set()  # each advice about a monitor is given once, by the first call that has a reason for it
 _open: list[Session] = []  # at most one
 _kept_in_child: list[Session] = []
 
@@ -91,6 +92,7 @@ class Session:
         self._closing = threading.Event()
         self._others_go_on = False  # without this rank, which has left
         self._said_goodbye = False
+        self._has_completed = False
         self._call = number
         self._interval = wrapper.progress_watchdog_interval.total_seconds()
         self._monitor: Handle
@@ -210,8 +212,11 @@ class Session:
                 if not launcher.policy:  # our launcher has printed it
                     standard.show(f"records in {folder}")
                     lines += unknown_variables()
-                self.emit(*map(events.ConfigurationAdvised, (*lines, *self._monitor.advice)))
+                self.emit(*map(events.ConfigurationAdvised, lines))
                 self.emit(watched(limits, in_wrapper=True))
+            new_advice = [line for line in self._monitor.advice if line not in _advised]
+            _advised.update(new_advice)
+            self.emit(*map(events.ConfigurationAdvised, new_advice))
         self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         supervision.announce(self.store, self.node, self._member)
         self._announce(function)
@@ -297,7 +302,7 @@ class Session:
         for name in ("_base", "_watch_base", "_server", "store", "watch_store", "hook_store", "watch_patience"):
             self.__dict__.pop(name, None)
         self._patience, self._patiences = None, ()
-        self._monitor.close(self._join_ticker)
+        self._monitor.close(self._join_ticker, self._has_completed)
         forget_request()
         self.emitter.replace_sinks([])
         if self._own_file is not None:
@@ -387,6 +392,7 @@ class Session:
         """Emit the record of the call's end. restarts: after which the function began again. error: what ended the
         call, empty if it completed."""
         outcome: events.Outcome = "left" if error else "completed"
+        self._has_completed = not error
         self.emit(events.CallEnded(outcome, iterations, time.monotonic() - self._began, error))
         if self.emitter.origin.rank == 0 and not self._others_go_on and not has_agent():
             standard.ENDING.ended(self._folder, restarts, error)

@@ -30,7 +30,7 @@ def world(size: int, active: int | None = None, iteration: int = 0) -> State:
 @pytest.mark.parametrize(
     ("state", "options", "reason"),
     [
-        (world(8, iteration=3), {"max_iterations": 3}, "started 3 times and max_iterations is 3"),
+        (world(8, iteration=3), {"max_iterations": 3}, "3 iterations ended with a restart, and max_iterations is 3"),
         (world(3), {"min_world_size": 4}, "3 of 8 initial ranks take part, and min_world_size is 4"),
         (world(8, 3), {"min_active_world_size": 4}, "3 of 8 initial ranks would run the function"),
         (world(8, 0), {}, "min_active_world_size is 1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +47,29 @@ def test_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "monitor.log"
     with pytest.raises(ConfigurationError, match=f"{missing} cannot be written: No such file or directory; create its"):
         check_logfile(str(missing))
+
+
+class Later:
+    async def __call__(self) -> int:
+        return 1
+
+
+async def coroutine() -> int:
+    return 1
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def asynchronous_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "function", [coroutine, functools.partial(coroutine), generator, asynchronous_generator, Later()]
+)
+def test_function_whose_body_would_run_after_the_call_is_refused(function: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigurationTypeError, match="its body would run after the call, without protection"):
+        Wrapper()(function)
+    assert Wrapper(enabled=False)(function) is function

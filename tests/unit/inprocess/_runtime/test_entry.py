@@ -57,6 +57,10 @@ class Trainer:
         return steps, call
 
 
+def strictly(steps: int, scale: int = 2, call: Call | None = None, /) -> tuple[Any, ...]:
+    return steps, scale, call
+
+
 class Model:
     def __init__(self, steps: int, call: Call | None = None) -> None:
         self.made_of = steps, call
@@ -92,6 +96,7 @@ def test_callable_of_each_kind_gets_the_call() -> None:
     assert returned(train, 1) == (1, 2, CALL)
     assert returned(functools.partial(train, 1, scale=3)) == (1, 3, CALL)
     assert returned(functools.partial(train, call=None), 1) == (1, 2, CALL)
+    assert returned(strictly, 1) == (1, 2, CALL)
     assert returned(Trainer(), 1) == (1, CALL)
     assert returned(functools.partial(Trainer(), 1)) == (1, CALL)
     assert returned(Trainer().fit, 1) == (1, CALL)
@@ -101,6 +106,41 @@ def test_callable_of_each_kind_gets_the_call() -> None:
     assert returned(print) is None  # it has no signature
     mine = Call()
     assert returned(train, 1, call=mine) == (1, 2, mine)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_injected"),
+    [
+        ("Call", True),
+        ("Call | None", True),
+        ("None | Call", True),
+        ("inprocess.Call | None", True),
+        ("Optional[Call]", True),
+        ("typing.Union[None, 'Call']", True),
+        ("Annotated[Call | None, 'set by the wrapper']", True),
+        ("list[Call]", False),
+        ("Callable[[Call], int] | None", False),
+        ("MyCall | None", False),
+        ("Annotated[int, Call]", False),
+        ("not an annotation", False),
+    ],
+)
+def test_annotation_that_cannot_be_resolved_is_compared_by_its_names(annotation: str, is_injected: bool) -> None:
+    """As one whose names are imported for type checkers only."""
+
+    def function(call: Any = None) -> Any:
+        return call
+
+    function.__annotations__ = {"call": annotation, "return": "unknown to the interpreter"}
+    assert returned(function) is (CALL if is_injected else None)
+
+
+def test_container_of_calls_is_not_a_call() -> None:
+    def function(calls: list[Call] | None = None) -> Any:
+        return calls
+
+    function.__annotations__ = {"calls": list[Call]}
+    assert returned(function) is None
 
 
 @pytest.mark.parametrize(
