@@ -134,7 +134,7 @@ def test_transformers_that_workers_have_imported_is_there_in_the_next_cycle(
     job = launcher(start, tmp_path)(IMPORTS_TRANSFORMERS)
     for rank in range(2):
         job.await_worker(f"up.0.{rank}", 100.0)
-    job.await_record(events.ModulesPreloaded, 100.0, where=lambda event: "transformers" in event.modules)
+    job.await_record(events.ModulesPreloaded, where=lambda event: "transformers" in event.modules)
     (job.folder / "go").touch()
     assert job.wait(100.0) == [0]
     executed = {cycle: [int((job.folder / f"executed.{cycle}.{r}").read_text()) for r in (0, 1)] for cycle in (0, 1)}
