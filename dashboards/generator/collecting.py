@@ -51,7 +51,7 @@ include = ["/shared/resilience-runs/*/logs/*.jsonl"]
 type = "remap"
 inputs = ["resilience"]
 source = '''
-. = merge(., object!(parse_json!(string!(.message))))
+. = object!(parse_json!(string!(.message)))
 .timestamp = parse_timestamp!(string!(.ts), "%+")
 '''
 

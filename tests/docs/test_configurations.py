@@ -24,14 +24,13 @@ LOADED = [
     ("logs/config.alloy", "alloy", ("validate",)),
 ]
 FROM_WHERE = {"promtool": "apt-get install prometheus", "amtool": "apt-get install prometheus-alertmanager"}
+NO_PACKAGE = "PyPI, Debian and npm have no package of it; tests/docs/test_log_shippers.py performs the file in Python"
 SHOWN = re.findall(r"```yaml\n(scrape_configs:\n.*?)```", (ROOT / "docs" / "dashboards.md").read_text(), re.DOTALL)
 
 
 def load(program: str, arguments: tuple[str, ...], path: Path) -> None:
     if shutil.which(program) is None:
-        pytest.skip(
-            f"{program} is not here, so {path.name} was not loaded: {FROM_WHERE.get(program, 'no package of it')}"
-        )
+        pytest.skip(f"{program} is not here, so {path.name} was not loaded: {FROM_WHERE.get(program, NO_PACKAGE)}")
     done = subprocess.run(
         [program, *arguments, str(path)], cwd=path.parent, capture_output=True, text=True, timeout=LIMIT
     )
