@@ -42,6 +42,7 @@ _SPARE = _series("resilience_ranks", 'state="inactive"')
 _BEATS = _series("resilience_heartbeat_interval_seconds_count")
 _STEP = _series("resilience_step")
 _SILENCE = _series("resilience_rank_silence_seconds", 'rank="3"')
+_FINISHED = _series("resilience_rank_silence_seconds", 'rank="0"')
 _RUN_INFO = _series("resilience_run_info", 'folder="/runs/j"')
 _FOLDER = {"run_folder": "/runs/j", "command": "resilience report '/runs/j'"}
 _WRITTEN, _ENDED_AT = (_series(f"resilience_{name}_timestamp_seconds") for name in ("written", "ended"))
@@ -136,6 +137,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_ACTIVE: "8x40", _STEP: "0+5x10 50x30"}, "35m", ((_job(), ""),)),
         Case(
             {_ACTIVE: "8x40", _STEP: "0+5x10 50x30", _SILENCE: "0x10 0+60x30"},
+            "35m",
+            ((_job(), ""),),
+            {"culprit": "rank 3 on n0, silent for 24m 0s"},
+        ),
+        # A rank that was silent for longer has finished.
+        Case(
+            {_ACTIVE: "8x40", _STEP: "0+5x10 50x30", _SILENCE: "0x10 0+60x30", _FINISHED: "3600x9 stale"},
             "35m",
             ((_job(), ""),),
             {"culprit": "rank 3 on n0, silent for 24m 0s"},

@@ -83,6 +83,19 @@ def silent(ranks: int, since: int) -> dict[str, str]:
     return series
 
 
+def finished(waits: int, leaves: int, ranks: int, at: int) -> dict[str, str]:
+    """Return the series of the single ranks of a job in which two finish at a minute. A rank that waits for the others
+    stays active, and its silence has no value any more. tests/unit/dashboards/test_alerts_of_finished_ranks.py shows
+    that exporters do so."""
+    series = {}
+    for rank in range(ranks):
+        labels = f'job_id="j", node="n0", rank="{rank}"'
+        is_finished = rank in (waits, leaves)
+        series[f"resilience_rank_silence_seconds{{{labels}}}"] = f"3x{at} stale" if is_finished else "3x120"
+        series[f'resilience_rank_state{{{labels}, state="active"}}'] = f"1x{at} stale" if rank == leaves else "1x120"
+    return series
+
+
 def hung(since: int, minutes: int = 120, restarts: str = "7", began: float = -36_000) -> dict[str, str]:
     """Return the series of a job whose counters stop at a minute."""
     return {
@@ -318,6 +331,11 @@ SCENARIOS = (
         {**hung(20), **silent(1000, 20)},
         (20, 25, 45),
         {"RankHeartbeatStale": (25, 45), "JobStalled": (45,)},
+    ),
+    Scenario(
+        "two of eight ranks have finished, one has left and one waits for the others, which train on",
+        {**job(pattern="Xx120"), **finished(waits=0, leaves=1, ranks=8, at=40)},
+        QUIET,
     ),
     Scenario(
         "1,000 ranks hang for 30 minutes in each hour",

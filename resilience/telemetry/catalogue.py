@@ -312,7 +312,8 @@ METRICS: tuple[Metric, ...] = (
         "resilience_rank_silence_seconds",
         "gauge",
         "Time since a rank's last sign of life (heartbeat, ping, step, end of a section) when its state was written, "
-        "or at the scrape if that is overdue. No value for a rank that waits for the others or shuts down.",
+        "or at the scrape if that is overdue. No value for a rank that waits for the others, shuts down, or has ended "
+        "its monitoring.",
         ("rank",),
         source="rank snapshots",
     ),

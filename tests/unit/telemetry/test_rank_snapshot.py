@@ -12,7 +12,10 @@ from resilience.telemetry import rank_snapshot
 from resilience.telemetry.rank_snapshot import RankSnapshot
 
 
-@pytest.mark.parametrize(("doing", "silent_s"), [(Doing.FUNCTION, 9.0), (Doing.WAITING, None), (Doing.ENDING, None)])
+@pytest.mark.parametrize(
+    ("doing", "silent_s"),
+    [(Doing.FUNCTION, 9.0), (Doing.WAITING, None), (Doing.ENDING, None), (Doing.OUTSIDE, None)],
+)
 def test_rank_that_has_finished_or_shuts_down_owes_no_sign_of_life(doing: Doing, silent_s: float | None) -> None:
     origin = Origin(job_id="job", role="monitor", pid=1, node="node", initial_rank=0)
     assert RankSnapshot(origin, doing.value, 1.0, heartbeat_at=1.0).silent_for(10.0) == silent_s
