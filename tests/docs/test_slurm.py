@@ -18,7 +18,7 @@ update) echo "$@" >>"$RESILIENCE_RUN_DIR/updates" ;;
 esac""",
     # Runs one task for each status; its own status is the highest one, as with Slurm.
     "srun": """highest=0 place=0
-while [ "${1#--}" != "$1" ]; do shift; done
+while [ "${1#--}" != "$1" ]; do echo "$1" >>"$RESILIENCE_RUN_DIR/srun"; shift; done
 for status in $STATUSES; do
     if [ $status = lost ]; then code=137; else SLURM_PROCID=$place STATUS=$status "$@"; code=$?; fi
     [ $code -gt $highest ] && highest=$code
@@ -36,6 +36,7 @@ exit $STATUS""",
     [
         ("0 0", 0, True),
         ("0 lost", 0, True),
+        ("0 137", 0, True),  # the agent was killed, and its task's shell lives on
         ("95 0", 0, True),
         ("93 93", 93, False),
         ("93 lost", 93, False),
@@ -66,4 +67,6 @@ def test_status_of_the_job_is_that_of_its_nodes_and_not_of_one_that_was_lost(
     first = (runs / "arguments").read_text().splitlines()[0]
     assert "--rdzv-endpoint 10.0.0.1:29517 --rdzv-conf is_host=1,last_call_timeout=5" in first
     assert first.endswith("--on-sigterm stop train.py --text=a b")
-    assert sorted(path.name for path in runs.iterdir()) == ["arguments"] + ["updates"] * (not is_requeued)
+    # The first task that ends must not end the others: for the loss of a node, a failure, or the site's WaitTime.
+    assert (runs / "srun").read_text().split() == ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
+    assert sorted(path.name for path in runs.iterdir()) == ["arguments", "srun"] + ["updates"] * (not is_requeued)
