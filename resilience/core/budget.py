@@ -7,7 +7,8 @@ any rank of the job has reported before.
 
 A program need not report steps. If no rank has reported one, progress is unknown: a program that writes checkpoints may
 be killed ten times and rightly continue. Then only exceptions count as repetitions, because an exception with the same
-stack points to the program, and a cycle that ran for `steady_s` counts as progress.
+stack points to the program, and usage errors: a Python program that exits with 2 soon after its start has most likely
+rejected its arguments, which are the same in each start. A cycle that ran for `steady_s` counts as progress.
 
 The failures of a job are one list in its store (`core.job_budget`), with one entry for each cycle. Each agent times
 them with its own clock, from when it first read them."""
@@ -24,7 +25,10 @@ from resilience.facts.interruptions import InterruptionRecord
 
 FAILED = 1
 NO_STEP = "this script reports no step, so progress is unknown; call resilience.step(n) in its training loop"
-FailureKind = Literal["exception", "hang", "exit", "lost node"]
+WRONG_USE = "exit status 2 before the first step usually means wrong arguments: see the end of the worker's stderr"
+USAGE_ERROR = 2  # the exit status of argparse, optparse and click for wrong arguments
+USAGE_ERROR_S = 60.0  # seconds: a program that runs for longer, imports included, has probably accepted its arguments
+FailureKind = Literal["exception", "hang", "exit", "usage error", "lost node"]
 _OF_IMPORTS = ("ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 
 
@@ -32,7 +36,7 @@ class Failure(msgspec.Struct, frozen=True):
     """A failure that ended a cycle. fingerprint: equal for repetitions; rank: -1 if the node failed; step: the highest
     that this agent knows so far, -1 before the first; at: seconds, on the clock of the deciding agent; ran: seconds
     that the cycle's workers had run; is_final: the program cannot start, so a restart is useless; silent_for_s: of a
-    rank that hung; kind: "exit" is any end of a worker that is neither an exception nor a hang."""
+    rank that hung; kind: "exit" is any end of a worker that is nothing else."""
 
     cycle: int
     fingerprint: str
@@ -83,7 +87,8 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
     step = max(past.step for past in (*history, failure))
 
     def stop(why: str, code: int) -> Answer:
-        why = why if step >= 0 or failure.is_final else f"{why}; {NO_STEP}"
+        if step < 0 and not failure.is_final:
+            why = f"{why}; {WRONG_USE if failure.kind == 'usage error' else NO_STEP}"
         return Answer(False, why, used, max(0, left), same, code)
 
     if failure.is_final and not history and step < 0:
@@ -91,9 +96,7 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
     if budget.same_limit and same >= budget.same_limit and _may_repeat(step, failure):
         progress = f" without progress beyond step {step}" if step >= 0 else ""
         return stop(f"the same failure {count(same, 'time')} in a row{progress}: {failure.what}", budget.same_exit_code)
-    often = 1 + sum(
-        past.fingerprint == failure.fingerprint and failure.at - past.at <= budget.window_s for past in history
-    )
+    often = 1 + sum(_is_same(step, past, failure) and failure.at - past.at <= budget.window_s for past in history)
     if budget.same_in_window and often > budget.same_in_window and _may_repeat(step, failure):
         return stop(
             f"the same failure {count(often, 'time')} within {budget.window_s:g} s: {failure.what}",
@@ -120,12 +123,13 @@ def _used_up(max_restarts: int) -> str:
 def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) -> int:
     """Return how many times in a row, including this one, the job failed in the same way without progress."""
     failures = [*history, failure]
-    if not _may_repeat(max(past.step for past in failures), failure):
+    step = max(past.step for past in failures)
+    if not _may_repeat(step, failure):
         return 1
     progress = _progress(budget, failures)
     repeats = 0
     for past, advances in zip(reversed(failures), reversed(progress), strict=True):
-        if past.fingerprint != failure.fingerprint or advances != progress[-1]:
+        if not _is_same(step, past, failure) or advances != progress[-1]:
             break
         repeats += 1
     return repeats
@@ -133,8 +137,12 @@ def same_in_a_row(budget: Budget, history: Sequence[Failure], failure: Failure) 
 
 def _may_repeat(step: int, failure: Failure) -> bool:
     """Return True if the same failure again counts as a repetition. step: the highest of the job, -1 if none was
-    reported; then only an exception counts."""
-    return step >= 0 or failure.kind == "exception"
+    reported; then only an exception or a usage error counts."""
+    return step >= 0 or failure.kind in ("exception", "usage error")
+
+
+def _is_same(step: int, past: Failure, failure: Failure) -> bool:
+    return past.fingerprint == failure.fingerprint and _may_repeat(step, past)
 
 
 def _since_progress(budget: Budget, failures: Sequence[Failure]) -> int:
@@ -174,6 +182,12 @@ def kind_of(record: InterruptionRecord) -> FailureKind:
     if record.exception is not None:
         return "exception"
     return "exit" if record.detector is None or _has_ended(record) else "hang"
+
+
+def is_usage_error(record: InterruptionRecord, ran: float) -> bool:
+    """Return True if a Python program has probably rejected its arguments. ran: seconds since it was started."""
+    status = None if record.exit is None else record.exit.code
+    return kind_of(record) == "exit" and status == USAGE_ERROR and ran < USAGE_ERROR_S
 
 
 def _has_ended(record: InterruptionRecord) -> bool:

@@ -70,10 +70,16 @@ class JobBudget:
 
 
 def failure_of(
-    record: InterruptionRecord, cycle: int, node: str, step: int, ran: float = 0.0, why_not: str = ""
+    record: InterruptionRecord,
+    cycle: int,
+    node: str,
+    step: int,
+    ran: float = 0.0,
+    why_not: str = "",
+    is_python: bool = False,
 ) -> Failure:
     """Return a worker's failure for the budget. ran: seconds that the cycle's workers had run; why_not: why the program
-    cannot start, empty if it can."""
+    cannot start, empty if it can; is_python: the program is a Python script or module."""
     is_final = bool(why_not) or budget.is_of_an_import(record)
     what = why_not or budget.describe(record)
     return Failure(
@@ -86,5 +92,5 @@ def failure_of(
         ran=ran,
         is_final=is_final,
         silent_for_s=record.silent_for_s,
-        kind=budget.kind_of(record),
+        kind="usage error" if is_python and budget.is_usage_error(record, ran) else budget.kind_of(record),
     )

@@ -315,6 +315,7 @@ class CycleSupervisor:
             self.witnesses.highest_step(),
             self._run(self._supervision.ran()),
             self._why_cannot_start(failures[0]),
+            program.is_python(str(self._spec.entrypoint), self._spec.args),
         )
         return self._run(self._supervision.failed(job_failure))
 

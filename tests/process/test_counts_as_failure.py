@@ -83,6 +83,7 @@ def run(start: Callable[..., Job], tmp_path: Path) -> Callable[[str], Launched]:
         "imports_missing.py": "import package\nimport no_such_module\n",
         "imports_late.py": "def main():\n    import no_such_module\n\nmain()\n",
         "fails.py": "raise ValueError('a bad batch')\n",
+        "usage.py": "import argparse\nargparse.ArgumentParser().parse_args()\n",
         "package/__init__.py": "",
         "package/broken.py": BROKEN,
         "package/fails.py": "import sys\nsys.exit(3)\n",
@@ -110,6 +111,18 @@ def test_program_that_cannot_start_is_tried_once_and_named(run: Callable[[str], 
     assert (decided.event.verdict, decided.event.restarts_used) == ("stop", 0)
     assert words in decided.event.why
     assert words in job.output(stream=2)
+
+
+def test_program_that_rejects_its_arguments_is_started_three_times_and_not_eleven(
+    run: Callable[[str], Launched],
+) -> None:
+    job = run("usage.py --no-such-option")
+    assert job.wait() == [93]
+    assert len(job.of(events.CycleStarted)) == 3
+    *_, decided = job.of(events.RestartDecided)
+    assert (decided.event.verdict, decided.event.fingerprint, decided.event.same_in_a_row) == ("stop", "exit:2", 3)
+    assert "usually means wrong arguments" in decided.event.why
+    assert "unrecognized arguments: --no-such-option" in job.output(stream=2)
 
 
 def test_program_that_is_not_there_is_named_without_a_traceback(run: Callable[[str], Launched]) -> None:

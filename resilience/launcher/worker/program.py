@@ -22,12 +22,17 @@ ARCHIVES = (".zip", ".pyz", ".pyc")
 
 def why_not(entrypoint: str, arguments: Sequence[str]) -> str:
     """Return why `ENTRYPOINT ARGUMENTS` cannot start in the current folder; empty if it can or if that is unknown."""
-    if entrypoint != sys.executable or list(arguments[:1]) != ["-u"] or len(arguments) < 2:
-        return ""  # --no-python: the program may be anything
+    if not is_python(entrypoint, arguments):
+        return ""
     try:
         return asked(lambda: _why_files_cannot_start(arguments), LIMIT)
     except Exception:  # whatever a file server, a parser or a finder of modules raises
         return ""
+
+
+def is_python(entrypoint: str, arguments: Sequence[str]) -> bool:
+    """Return True for a Python script or module. With --no-python the program may be anything."""
+    return entrypoint == sys.executable and list(arguments[:1]) == ["-u"] and len(arguments) >= 2
 
 
 def _why_files_cannot_start(arguments: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from resilience.core.budget import (
     NO_STEP,
+    USAGE_ERROR_S,
+    WRONG_USE,
     Budget,
     Failure,
     FailureKind,
@@ -16,6 +18,7 @@ from resilience.core.budget import (
     describe,
     fingerprint,
     is_of_an_import,
+    is_usage_error,
     kind_of,
     same_in_a_row,
     table,
@@ -156,6 +159,32 @@ def test_exception_that_comes_again_ends_a_program_that_reports_no_step() -> Non
     assert (third.is_restart, third.exit_code) == (False, 93)
     assert third.why == f"the same failure 3 times in a row: it was exception:x; {NO_STEP}"
     assert answer(BUDGET, failures("exception:x", "exception:x", "exit:1", "exception:x", steps=[-1] * 4)).is_restart
+
+
+def usage_errors(count: int) -> list[Failure]:
+    ended = failures(*["exit:2"] * count, steps=[-1] * count)
+    return [replace(each, kind="usage error") for each in ended]
+
+
+def test_usage_error_that_comes_again_ends_a_program_that_reports_no_step() -> None:
+    third = answer(BUDGET, usage_errors(3))
+    assert (third.is_restart, third.exit_code, third.same_in_a_row) == (False, 93, 3)
+    assert third.why == f"the same failure 3 times in a row: it was exit:2; {WRONG_USE}"
+    assert answer(BUDGET, usage_errors(2)).is_restart
+    assert answer(replace(BUDGET, same_limit=0), usage_errors(10)).is_restart
+    assert answer(replace(BUDGET, same_limit=0), usage_errors(11)).exit_code == 93  # within the window
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_same_exit_status_at_another_time_is_no_usage_error(number: int) -> None:
+    """A program that ran for longer had begun to work: each restart may help."""
+    ended = usage_errors(3)
+    ended[number] = replace(ended[number], kind="exit")
+    assert answer(BUDGET, ended).is_restart
+    many = [replace(each, kind="exit") for each in usage_errors(11)]
+    assert answer(Budget(max_restarts=100, same_limit=0), [*many, *usage_errors(12)[11:]]).is_restart
+    with_steps = [replace(each, step=4) for each in ended]
+    assert answer(BUDGET, with_steps).exit_code == 93  # as before: with steps each exit status counts
 
 
 def test_cycle_that_ran_for_ten_minutes_is_progress_of_a_program_that_reports_no_step() -> None:
@@ -321,6 +350,23 @@ def test_fingerprint_tells_failures_apart_and_repetitions_not() -> None:
     again = record(exception=replace(error, message="batch 18"), pid=7, step=9)
     assert fingerprint(again) == fingerprint(kinds[0])
     assert list(map(kind_of, kinds)) == ["exception", "exit", "exit", "exit", "exit", "hang", "hang", "exit"]
+
+
+def test_usage_error_is_exit_status_2_soon_after_the_start_and_no_exception() -> None:
+    error = ExceptionInfo("ValueError", "batch 17", "abc", (Frame("t.py", 3, "f"),))
+    soon = USAGE_ERROR_S - 1
+    assert is_usage_error(record(exit=Exit(code=2)), soon)
+    assert is_usage_error(record(exit=Exit(code=2), detector=Detector("exit")), soon)
+    assert not is_usage_error(record(exit=Exit(code=2)), USAGE_ERROR_S)
+    for other in (
+        record(exit=Exit(code=1)),
+        record(exit=Exit(code=3)),
+        record(exit=Exit(signal="SIGINT")),  # signal 2
+        record(exit=Exit(code=2), exception=error),
+        record(exit=Exit(code=2), detector=Detector("step", 3.0)),
+        record(),
+    ):
+        assert not is_usage_error(other, soon)
 
 
 def test_table_has_a_line_a_failure_whatever_the_message() -> None:

@@ -101,6 +101,13 @@ def test_failure_of_a_worker_is_final_where_its_program_cannot_start() -> None:
     assert (found.what, found.is_final) == ("SyntaxError: invalid", True)
 
 
+def test_exit_status_2_is_a_usage_error_only_of_python_that_has_just_started() -> None:
+    ended = InterruptionRecord(rank=1, interruption=Interruption.TERMINATED, exit=Exit(code=2))
+    for is_python, ran, kind in ((True, 2.0, "usage error"), (False, 2.0, "exit"), (True, 100.0, "exit")):
+        found = job_budget.failure_of(ended, 0, "a", -1, ran, is_python=is_python)
+        assert (found.kind, found.fingerprint) == (kind, "exit:2")
+
+
 def test_cycle_is_charged_once_if_several_agents_note_it() -> None:
     store = Store()
     a, b = JobBudget(store, Budget(9)), JobBudget(store, Budget(9))
