@@ -3,8 +3,7 @@
 Trains the same model twice: once with spares, planned faults and the wrapper, once undisturbed and without the
 wrapper. In between it shows the report of the first run. The exit status is 0 only if the run recovered from every
 fault, the report identifies each of them, the parameters are equal bit for bit, and no process is left. This module
-has the options and the exit status. `demo_runs` runs both trainings, `demo_train` is the training function,
-`demo_ranks` starts the processes, `demo_screen` draws."""
+has the options and the exit status; the training and its screens are in `demo/`."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from resilience.cli.demo_faults import HANG_LIMIT, checked, schedule, span
-from resilience.cli.demo_screen import DemoScreen
+from resilience.demo.faults import HANG_LIMIT, checked, schedule, span
+from resilience.demo.screen import DemoScreen
 from resilience.system.environment import Settings
 from resilience.system.exit_signals import ended_by_signals
 
@@ -71,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with ended_by_signals():
             screen.say(("loading torch …", "dim"))
-            from resilience.cli.demo_runs import Demonstration
+            from resilience.demo.runs import Demonstration
 
             demonstration = Demonstration(screen, ranks, steps, faults, arguments.seed, run_dir.absolute(), job_id)
             status = 0 if demonstration.run() else 1

@@ -14,7 +14,7 @@ _OURS = re.compile(
 )
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<(frozen|string)")
 _ENTRY = re.compile(r"/s?bin/(resilience|torchrun)$")  # the script that pip installs for a command
-_DEMO = re.compile(r"/resilience/cli/demo_\w+\.py$")  # counts as user code, wherever it is installed
+_DEMO = re.compile(r"/resilience/demo/\w+\.py$")  # counts as user code, wherever it is installed
 
 
 def user_frame(stack: Iterable[Frame]) -> Frame | None:
@@ -27,7 +27,7 @@ def user_frame(stack: Iterable[Frame]) -> Frame | None:
 
 def is_ours(frame: Frame) -> bool:
     """Return True if a frame belongs to this package."""
-    return _OURS.search(frame.file) is not None and not _DEMO.search(frame.file)
+    return _OURS.search(frame.file) is not None
 
 
 def is_users(frame: Frame) -> bool:

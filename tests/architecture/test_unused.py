@@ -20,7 +20,7 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 CALLED_FROM_OUTSIDE = {
-    r"cli/demo_train\.py:forward": "torch calls a module's",
+    r"demo/train\.py:forward": "torch calls a module's",
     r"cli/arguments\.py:print_help": "argparse calls a parser's",
     r"facts/encoding\.py:compose_mapping_node": "PyYAML calls a loader's",
     r"inprocess/_runtime/monitor_process\.py:persistent_id": "pickle calls it",

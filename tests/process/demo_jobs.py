@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from resilience.cli.demo_train import Task, load_text, train
+from resilience.demo.train import Task, load_text, train
 
 
 class Unmoved:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cli import demo_ranks
+from resilience.demo import ranks
 from resilience.report.condensed import report
 from resilience.run_folder.load import load, runs_in
 from tests.process.leftovers import processes_of
@@ -49,7 +49,7 @@ def test_job_goes_on_after_three_kinds_of_faults_and_ends_like_an_undisturbed_on
 
 def line_of(text: str) -> int:
     """Return the number of the one line of the demonstration's faults that holds a text."""
-    source = Path(demo_ranks.__file__).read_text(encoding="utf-8").splitlines()
+    source = Path(ranks.__file__).read_text(encoding="utf-8").splitlines()
     (number,) = (number for number, line in enumerate(source, start=1) if text in line)
     return number
 

@@ -971,7 +971,7 @@ def test_script_that_starts_a_command_is_no_code_of_the_users(script: str) -> No
 
 @pytest.mark.parametrize("folder", ["/home/me/repository", "/venv/lib/python3.11/site-packages"])
 def test_training_code_of_the_demo_counts_as_the_users(folder: str) -> None:
-    strike = Frame(f"{folder}/resilience/cli/demo_ranks.py", 90, "_strike")
+    strike = Frame(f"{folder}/resilience/demo/ranks.py", 90, "_strike")
     stack = (Frame(f"{folder}/resilience/cli/demo.py", 77, "run"), WRAPPED, strike)
     assert is_inside((*stack, Frame("/usr/lib/python3.11/threading.py", 1, "wait")))
     assert user_frame(stack) == strike

@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from resilience.attribution.incident import Incident
-from resilience.cli.demo_faults import DemoFault, Kind
-from resilience.cli.demo_ranks import DemoPlan, Team
-from resilience.cli.demo_screen import DemoScreen, DemoView, FaultProgress, fault_line, name_of, picture, progress
-from resilience.cli.demo_train import Task, Trained, Transformer, load_text
+from resilience.demo.faults import DemoFault, Kind
+from resilience.demo.ranks import DemoPlan, Team
+from resilience.demo.screen import DemoScreen, DemoView, FaultProgress, fault_line, name_of, picture, progress
+from resilience.demo.train import Task, Trained, Transformer, load_text
 from resilience.facts.in_words import count, seconds
 from resilience.report.condensed import report
 from resilience.report.terminal import incident_lines

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.cli.demo_faults import KINDS, DemoFault, schedule
+from resilience.demo.faults import KINDS, DemoFault, schedule
 from resilience.errors import ConfigurationError
 
 

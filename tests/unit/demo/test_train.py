@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from resilience.cli.demo_train import Checkpoints, flat_model
+from resilience.demo.train import Checkpoints, flat_model
 
 
 def _state(value: float) -> torch.Tensor:

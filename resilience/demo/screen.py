@@ -12,8 +12,8 @@ from typing import TextIO
 
 import msgspec
 
-from resilience.cli.demo_board import DemoActivity, DemoRow, Return, Strike
-from resilience.cli.demo_faults import HANG_LIMIT, DemoFault
+from resilience.demo.board import DemoActivity, DemoRow, Return, Strike
+from resilience.demo.faults import HANG_LIMIT, DemoFault
 from resilience.facts.in_words import count, seconds
 from resilience.system.exit_signals import signals_deferred
 from resilience.system.render import Line, Piece, cut_line, may_paint, painted

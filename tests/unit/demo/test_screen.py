@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from resilience.cli.demo_board import DemoActivity, DemoBoard, DemoRow, Return, Strike
-from resilience.cli.demo_faults import DemoFault
-from resilience.cli.demo_screen import DemoScreen, DemoView, FaultProgress, fault_line, picture
+from resilience.demo.board import DemoActivity, DemoBoard, DemoRow, Return, Strike
+from resilience.demo.faults import DemoFault
+from resilience.demo.screen import DemoScreen, DemoView, FaultProgress, fault_line, picture
 from resilience.system.render import plain
 
 STRIKE = Strike(process=1, iteration=0, at=100.0)

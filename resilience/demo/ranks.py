@@ -23,9 +23,9 @@ import msgspec
 import psutil
 from torch import Tensor
 
-from resilience.cli.demo_board import DemoActivity, DemoBoard
-from resilience.cli.demo_faults import HANG_LIMIT, DemoFault
-from resilience.cli.demo_train import Task, Trained, train
+from resilience.demo.board import DemoActivity, DemoBoard
+from resilience.demo.faults import HANG_LIMIT, DemoFault
+from resilience.demo.train import Task, Trained, train
 from resilience.facts import encoding
 from resilience.inprocess.compose import Compose
 from resilience.inprocess.finalize import Finalize

@@ -4,7 +4,7 @@ It may be restarted at any time: all state that survives a restart comes from th
 world size the result is bit for bit the same, whichever processes take part and however often they are interrupted:
 the data of a step depend only on seed, step and active rank, each rank computes with one thread, and gloo sums in a
 fixed order. Tests check this. Parameters, gradients and optimiser state are flat tensors: one collective per step, one
-contiguous checkpoint. `cli.demo` starts the ranks, injects faults and checks the result."""
+contiguous checkpoint. `demo.ranks` starts the ranks and injects faults, `demo.runs` checks the result."""
 
 from __future__ import annotations
 
