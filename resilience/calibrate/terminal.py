@@ -1,13 +1,18 @@
-"""How do limits look on a terminal?  A table with the reason for each status, and a table of changes."""
+"""How do limits look on a terminal?  A table with the reason for each status, flags of ft_launcher, and a table of
+changes; and how far has a long calculation come?"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 
+from resilience.calibrate.timings import Progress
+from resilience.calibration.differences import Difference
 from resilience.calibration.fitting import unlike_runs
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, parse_name, section_of
 from resilience.facts.in_words import count, seconds
-from resilience.system.render import Line, table, wrap
+from resilience.system.render import Line, cut, table, width_of_terminal, wrap
 
 FOOTNOTE = (
     "rate: upper bound of the false alarms expected in 30 d, from the fitted tail; count: the same from counting alone "
@@ -112,7 +117,65 @@ def _change(deadline: Deadline) -> str:
     return seconds(previous) + ("" if current is None else f" ({current / previous - 1:+.0%})")
 
 
+# -- for another launcher ---------------------------------------------------------------------------
+
+
+def launcher_flags(timeouts: Timeouts) -> str:
+    """Return the limits as flags of ft_launcher. It has one limit for all occurrences, which must cover the first ones
+    after each start too."""
+    plain: dict[str, float] = {}
+    for name, known in timeouts.deadlines.items():
+        if known.timeout_s is not None:
+            deadline = parse_name(name)[0]
+            plain[deadline] = max(plain.get(deadline, 0.0), known.timeout_s)
+    for name, known in timeouts.deadlines.items():
+        if known.timeout_s is None:
+            plain.pop(name, None)  # too few occurrences: the limit of the first ones need not cover later ones
+    initial = plain.pop(INITIAL_HEARTBEAT, None)
+    flags = []
+    if (beat := plain.pop(HEARTBEAT, None)) is not None:
+        flags.append(f"--ft-rank_heartbeat_timeout={beat:.6g}")
+    if initial is not None:
+        flags.append(f"--ft-initial_rank_heartbeat_timeout={initial:.6g}")
+    outside = plain.pop(OUT_OF_SECTION, None)
+    plain.pop(STEP, None)  # ft_launcher watches no steps
+    if plain:
+        sections = ",".join(f"{section_of(name)}:{value:.6g}" for name, value in plain.items())
+        flags.append(f"--ft-rank_section_timeouts={sections}")
+    if outside is not None:
+        flags.append(f"--ft-rank_out_of_section_timeout={outside:.6g}")
+    return " ".join(flags)
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def progress(activity: str) -> Progress | None:
+    """Return a function that draws a progress bar; None if stderr is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def draw(name: str, done: int, total: int) -> None:
+        bar = "#" * (20 * done // max(1, total))
+        bar_line = cut(f"{activity} [{bar:20}] {done}/{total} {name}", width_of_terminal() - 1)
+        sys.stderr.write(f"\r\x1b[K{bar_line}" if done < total else "\r\x1b[K")
+        sys.stderr.flush()
+
+    return draw
+
+
 # -- diff ------------------------------------------------------------------------------------------
+
+
+def difference_lines(changes: Iterable[Difference], width: int) -> list[Line]:
+    """Return the differences between two configurations."""
+    return [
+        ((line, "red" if difference.why else "yellow"),)
+        for difference in changes
+        for line in wrap(
+            f"configurations differ ({'serious' if difference.why else 'harmless'}): {difference.words}", width
+        )
+    ]
 
 
 def changed_lines(changes: Iterable[tuple[str, Deadline | None, Deadline | None]], width: int) -> list[Line]:

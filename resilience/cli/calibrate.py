@@ -19,7 +19,7 @@ from resilience.calibrate import plot as calibrate_plot
 from resilience.calibrate import timings
 from resilience.calibrate.limits import DEFAULT, Target, calibrate, unlike
 from resilience.calibrate.tables import LONGEST
-from resilience.calibrate.terminal import changed_lines, lines
+from resilience.calibrate.terminal import changed_lines, difference_lines, launcher_flags, lines, progress
 from resilience.calibration.differences import differences
 from resilience.calibration.fitting import FEWEST
 from resilience.calibration.limits_file import Timeouts
@@ -27,9 +27,9 @@ from resilience.cli.arguments import Parser, refuse_together
 from resilience.cli.run_argument import run_or_file
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
-from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, parse_name, section_of
+from resilience.facts.deadlines import parse_name
 from resilience.system import files, timeouts_file
-from resilience.system.render import cut, say, say_json, show, width_of_terminal, wrap
+from resilience.system.render import cut, say, say_json, show, width_of_terminal
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 DEFAULT_FORMAT = "resilience"
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = _target(arguments)
     previous = _previous(arguments.out)
     runs = [run_or_file(path) for path in arguments.runs]
-    observed = timings.read(runs, frozenset(arguments.section), _progress("reading"))
+    observed = timings.read(runs, frozenset(arguments.section), progress("reading"))
     _check_plot(arguments.plot, arguments.out, observed)
     for note in (*observed.notes, *unlike(observed.runs)):
         say(f"resilience calibrate: {note}", sys.stderr)
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NO_SUCH_SECTION
     if arguments.backtest:
         return calibrate_backtest.run(observed.runs, target, arguments.n, arguments.json)
-    timeouts = calibrate(observed, target, previous, _progress("fitting"))
+    timeouts = calibrate(observed, target, previous, progress("fitting"))
     if arguments.out is not None:
         timeouts_file.write(arguments.out, timeouts)
     if arguments.plot is not None:
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.format == "torchelastic":
         say(f"resilience calibrate: {NO_FLAGS}", sys.stderr)
     elif arguments.format != DEFAULT_FORMAT:
-        say(_flags(timeouts))
+        say(launcher_flags(timeouts))
     else:
         show(lines(timeouts, width_of_terminal()))
     return status(timeouts)
@@ -232,50 +232,6 @@ def _check_plot(plot: Path | None, out: Path | None, observed: timings.Input) ->
         raise ConfigurationError(f"--plot {plot} is an input; name another file")
 
 
-# -- on the terminal -------------------------------------------------------------------------------
-
-
-def _flags(timeouts: Timeouts) -> str:
-    """Return the limits as flags of ft_launcher. It has one limit for all occurrences, which must cover the first ones
-    after each start too."""
-    plain: dict[str, float] = {}
-    for name, known in timeouts.deadlines.items():
-        if known.timeout_s is not None:
-            deadline = parse_name(name)[0]
-            plain[deadline] = max(plain.get(deadline, 0.0), known.timeout_s)
-    for name, known in timeouts.deadlines.items():
-        if known.timeout_s is None:
-            plain.pop(name, None)  # too few occurrences: the limit of the first ones need not cover later ones
-    initial = plain.pop(INITIAL_HEARTBEAT, None)
-    flags = []
-    if (beat := plain.pop(HEARTBEAT, None)) is not None:
-        flags.append(f"--ft-rank_heartbeat_timeout={beat:.6g}")
-    if initial is not None:
-        flags.append(f"--ft-initial_rank_heartbeat_timeout={initial:.6g}")
-    outside = plain.pop(OUT_OF_SECTION, None)
-    plain.pop(STEP, None)  # ft_launcher watches no steps
-    if plain:
-        sections = ",".join(f"{section_of(name)}:{value:.6g}" for name, value in plain.items())
-        flags.append(f"--ft-rank_section_timeouts={sections}")
-    if outside is not None:
-        flags.append(f"--ft-rank_out_of_section_timeout={outside:.6g}")
-    return " ".join(flags)
-
-
-def _progress(activity: str) -> timings.Progress | None:
-    """Return a function that draws a progress bar; None if stderr is no terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def draw(name: str, done: int, total: int) -> None:
-        bar = "#" * (20 * done // max(1, total))
-        bar_line = cut(f"{activity} [{bar:20}] {done}/{total} {name}", width_of_terminal() - 1)
-        sys.stderr.write(f"\r\x1b[K{bar_line}" if done < total else "\r\x1b[K")
-        sys.stderr.flush()
-
-    return draw
-
-
 # -- diff ------------------------------------------------------------------------------------------
 
 
@@ -299,11 +255,8 @@ def _diff(arguments: Sequence[str]) -> int:
         changes = {name: {"old": old_limit, "new": new_limit} for name, old_limit, new_limit in rows}
         say_json(encoding.to_json_page({"configuration": configuration_changes, "deadlines": changes}))
         return 0
-    for difference in configuration_changes:
-        weight = "serious" if difference.why else "harmless"
-        wrapped = wrap(f"configurations differ ({weight}): {difference.words}", width_of_terminal())
-        show([((line, "red" if difference.why else "yellow"),) for line in wrapped])
-    show(changed_lines(rows, width_of_terminal()))
+    width = width_of_terminal()
+    show([*difference_lines(configuration_changes, width), *changed_lines(rows, width)])
     return 0
 
 

@@ -23,14 +23,14 @@ from resilience.facts.in_words import count
 from resilience.facts.printable import printable_json
 from resilience.logs.folding import fold, folded_entry, template, templates
 from resilience.logs.notes import clock_notes, unlisted_notes, unparsed_notes
-from resilience.logs.terminal import COLUMNS, folded_rows, rows_of, table_of, texts_of
+from resilience.logs.terminal import COLUMNS, folded_rows, rows_of, table_of, texts_of, write
 from resilience.run_folder.entries import entry_of, utc
 from resilience.run_folder.lines import LEVELS, Line, line_text, shown_fields
 from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import LOGS, OUTPUT, LineFilter, MergedLines, last_ns, window
 from resilience.run_folder.query import run_query
 from resilience.run_folder.rank_ranges import ranks_of
-from resilience.system.render import may_paint, painted
+from resilience.system.render import show
 
 NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
@@ -112,10 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
             plain = (
                 map(folded_entry, fold(lines)) if is_folded else (entry_of(line, timeline.clocks) for line in present)
             )
-            _write((printable_json(encoding.to_json_text(entry, str)) for entry in plain), arguments.follow)
+            write((printable_json(encoding.to_json_text(entry, str)) for entry in plain), arguments.follow)
         else:
             rows = folded_rows(fold(lines)) if is_folded else rows_of(present, columns)
-            _write(texts_of(rows, sys.stdout), arguments.follow)
+            write(texts_of(rows, sys.stdout), arguments.follow)
     except KeyboardInterrupt:
         pass  # Ctrl-C ends --follow
     if not counted.lines:
@@ -175,20 +175,12 @@ def _query(folder: Path, sql: str, as_json: bool) -> int:
         say_incomplete(folder, answer.completeness)
         if as_json:
             rows = (dict(zip(answer.columns, row, strict=True)) for row in answer.rows)
-            _write((printable_json(encoding.to_json_text(row, str)) for row in rows), False)
+            write((printable_json(encoding.to_json_text(row, str)) for row in rows), False)
         else:
-            _write(table_of(answer), False)
+            write(table_of(answer), False)
         if answer.bad:
             _print_notes([f"{count(answer.bad, 'line')} could not be parsed, left out; without --sql they are shown"])
     return 0
-
-
-def _write(texts: Iterable[str], is_flushed: bool) -> None:
-    """Write lines that are already printable."""
-    for text in texts:
-        sys.stdout.write(text + "\n")
-        if is_flushed:
-            sys.stdout.flush()
 
 
 # -- arguments ---------------------------------------------------------------------------------
@@ -264,8 +256,5 @@ def _wait() -> bool:
 
 
 def _print_notes(notes: Iterable[str]) -> None:
-    if sys.stderr is None:  # it is closed
-        return
-    paint = may_paint(sys.stderr)
-    for note in notes:
-        sys.stderr.write(painted(((note, "dim"),), paint) + "\n")
+    if sys.stderr is not None:  # else it is closed
+        show((((note, "dim"),) for note in notes), sys.stderr)

@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
 
@@ -26,7 +26,7 @@ from resilience.run_folder.load import completeness_of
 from resilience.run_folder.merge import uncertainty_of
 from resilience.system import files
 from resilience.system.render import say_json, show, width_of_terminal
-from resilience.trace.export import otlp, parent_of, perfetto, trace_of
+from resilience.trace.export import otlp, parent_of, perfetto, trace_of, write_events
 from resilience.trace.terminal import waterfall_lines
 
 FORMATS = ("text", "perfetto", "otlp-json")
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     parent = parent_of(folder)
     with _opened(arguments.output) as output:
         if arguments.format == "perfetto":
-            _write_events(perfetto(folder, parent), output)
+            write_events(perfetto(folder, parent), output)
         else:
             for message in otlp(folder, parent):
                 say_json(encoding.to_json(message) + b"\n", output)
@@ -91,15 +91,6 @@ def _opened(path: str | None) -> Iterator[TextIO]:
         if error.filename not in names:
             raise
         raise ConfigurationError(f"--output {path}: cannot be written: {error.strerror or error}") from None
-
-
-def _write_events(events: Iterator[dict[str, Any]], out: TextIO) -> None:
-    """Write one object with one event per line, so that neither writer nor reader has to hold all events."""
-    out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    for number, event in enumerate(events):
-        out.write(",\n" if number else "")
-        say_json(encoding.to_json(event), out)
-    out.write("\n]}\n")
 
 
 def _restart(folder: Path, number: int | None) -> Waterfall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
@@ -122,6 +123,14 @@ def texts_of(rows: Iterable[Row], stream: TextIO) -> Iterator[str]:
         yield painted((*head, (first, style)), paint)
         for more in wrap(text[len(first) :].lstrip(), width - indent):
             yield painted(((" " * indent, ""), (more, style)), paint)
+
+
+def write(texts: Iterable[str], is_flushed: bool) -> None:
+    """Write lines that are already printable."""
+    for text in texts:
+        sys.stdout.write(text + "\n")
+        if is_flushed:
+            sys.stdout.flush()
 
 
 def _time(line: Line) -> str:

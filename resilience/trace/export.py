@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
 from resilience.attribution.incident import Incident
 from resilience.errors import DecodeError
-from resilience.facts import identity
+from resilience.facts import encoding, identity
 from resilience.facts.events import PHASES
 from resilience.facts.identity import Job, owner_of
 from resilience.history.clocks import offsets_of
 from resilience.history.history import History
 from resilience.run_folder.load import RECORDS
 from resilience.run_folder.merge import clocks_of, files_of, records_in
+from resilience.system.render import say_json
 from resilience.telemetry.recording import read_job
 from resilience.telemetry.span import SCOPE, Link, Span, SpanEvent, Trace, Value, parse_traceparent
 from resilience.telemetry.spans import SpanView
@@ -206,6 +207,15 @@ def perfetto(folder: Path, parent: Trace | None = None) -> Iterator[dict[str, An
                     yield {"ph": "s", **flow, "pid": pid, "tid": cause[1], "ts": at}
                     target = {"pid": nodes[node], "tid": thread, "ts": (span.start_ns - offset) / 1e3}
                     yield {"ph": "f", "bp": "e", **flow, **target}
+
+
+def write_events(events: Iterator[dict[str, Any]], out: TextIO) -> None:
+    """Write one object with one event per line, so that neither writer nor reader has to hold all events."""
+    out.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+    for number, event in enumerate(events):
+        out.write(",\n" if number else "")
+        say_json(encoding.to_json(event), out)
+    out.write("\n]}\n")
 
 
 def _first_start(batch: Batch, offsets: Mapping[str, int]) -> int:

@@ -11,10 +11,10 @@ from tests.support.modules import tree_of
 PACKAGE = Path(__file__).parents[2] / "resilience"
 WRITERS = {
     # They make the text printable themselves, or write what `render` has made so.
-    "cli/logs.py",
+    "calibrate/terminal.py",
+    "logs/terminal.py",
     "system/render.py",
-    "cli/calibrate.py",
-    "cli/trace.py",
+    "trace/export.py",
     "telemetry/log.py",
     # What the interpreter would write for a program that raises: the program's own output.
     "launcher/worker/worker_main.py",

@@ -13,9 +13,9 @@ import pytest
 from resilience.attribution.culprits import SURE
 from resilience.attribution.incident import Cost, Incident
 from resilience.cli import main
-from resilience.cli.incidents import fault_lines
 from resilience.facts.identity import Job
 from resilience.report.condensed import report
+from resilience.report.fault_list import fault_lines
 from resilience.report.page import _kinds
 from resilience.report.repeats import KnownIncident, faults
 from resilience.run_folder.load import load
