@@ -307,20 +307,14 @@ class RankMonitorClient:
         longest = rank_reductions.over_ranks(longest_here)
         ongoing = rank_reductions.over_ranks(_longest(*page.ongoing()))  # including the wait for the slowest rank
         longest = {name: max(taken, ongoing.get(name, 0.0)) for name, taken in longest.items()}
-        lasting = {
-            of_section(name.removeprefix(_SECTION)): taken
-            for name, taken in ongoing.items()
-            if name.startswith(_SECTION)
-        }
+        lasting = {of_section(name): taken for name, taken in _of_sections(ongoing).items()}
         if _OUTSIDE in ongoing:
             lasting[OUT_OF_SECTION] = ongoing[_OUTSIDE]
         return Observed(
             first_heartbeat=longest.get(_FIRST),
             heartbeat_gap=longest.get(_GAP),
             outside=longest.get(_OUTSIDE),
-            sections={
-                name.removeprefix(_SECTION): taken for name, taken in longest.items() if name.startswith(_SECTION)
-            },
+            sections=_of_sections(longest),
             lasting=lasting,
         )
 
@@ -355,3 +349,8 @@ def _longest(gap: int, outside: int, sections: Mapping[str, int]) -> dict[str, f
         name = _SECTION + recorded_name(section)
         longest[name] = max(taken * 1e-9, longest.get(name, 0.0))
     return longest
+
+
+def _of_sections(combined: Mapping[str, float]) -> dict[str, float]:
+    """Return the durations of sections, by their names."""
+    return {name.removeprefix(_SECTION): taken for name, taken in combined.items() if name.startswith(_SECTION)}
