@@ -170,11 +170,16 @@ def hear(
     )
 
 
+def at_start(rule: Rule, rounds: int) -> Seconds:
+    """Return the least limit of a silence after a start, until the job's pauses are known. rounds: that have ended."""
+    return START * rule.first if rounds < 1 else rule.first
+
+
 def present(rule: Rule, hearing: Hearing, since: Seconds, is_ending: bool = False) -> Silence | None:
     """Return the present silence, None if no sign is expected. since: the earliest possible start of the silence.
     is_ending: the program is over and its interpreter shuts down, about which the job's pauses say nothing."""
     if hearing.last is None:
-        allowed = rule.first if is_ending else START * rule.first
+        allowed = rule.first if is_ending else at_start(rule, 0)
         is_owed = hearing.is_expected
         suspect_at = since + min(rule.first, SUSPECT * allowed)
         return Silence("", since, allowed, suspect_at, is_before_first_sign=True) if is_owed else None
@@ -191,7 +196,7 @@ def present(rule: Rule, hearing: Hearing, since: Seconds, is_ending: bool = Fals
         return Silence(kind, begun, allowed, begun + suspect_after, longest)
     suspect_after = min(suspect_after, max(rule.least, FACTOR * longest))
     if rounds < 1:
-        allowed, suspect_after = max(START * rule.first, generous), generous
+        allowed, suspect_after = max(at_start(rule, rounds), generous), generous
     is_known = shown.count >= ENOUGH and has_shown_its_pauses(hearing.shown)
     if is_known:
         learned = max(rule.least, FACTOR * shown.longest)

@@ -8,13 +8,14 @@ evidence. This module knows no pages, signals or stores: `monitor.server` observ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from resilience.core.observation import Doing, Observation, Sign
-from resilience.core.silences import SUSPECT, Silence
+from resilience.core.silences import SUSPECT, Silence, at_start
 from resilience.core.standstills import since_standstills
 from resilience.facts import deadlines
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, deadline_of_limit, of_section
@@ -292,8 +293,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     if observation.ping_at is not None:
         rows.append(("ping", observation.ping_at, limits.ping))
     if observation.step_at is not None:
-        limit = _for_occurrence(limits, observation, STEP, observation.step_gaps + 1, limits.step)
-        rows.append((STEP, observation.step_at, limit))
+        rows.append((STEP, observation.step_at, _step_limit(limits, observation)))
     beaten_at, announced_at = observation.heartbeat_at, observation.heartbeats_from
     if beaten_at is not None and (announced_at is None or beaten_at >= announced_at):
         usual = limits.heartbeat if _are_heartbeats_owed(limits, observation) else NO_LIMIT
@@ -441,6 +441,17 @@ def section_limit(limits: Limits, observation: Observation, section: Sign) -> Li
     if _is_warming_up(limits, section):
         return limits.warmup[section.name]
     return _for_occurrence(limits, observation, of_section(section.name), section.occurrence, usual)
+
+
+def _step_limit(limits: Limits, observation: Observation) -> Limit:
+    """Return the limit of the present gap between two steps. A limit that is set by hand is for usual steps; the first
+    ones compile. So the first gaps after a start have at least the limit that the rule has then, even if it is off."""
+    gaps, limit = observation.step_gaps, limits.step
+    is_warm_up = gaps < limits.warmup_occurrences and observation.doing is not Doing.ENDING
+    if not is_warm_up or _is_learned(limits, STEP):
+        return _for_occurrence(limits, observation, STEP, gaps + 1, limit)
+    more = at_start(limits.rule or Rule(), gaps) - min(_moments((limit,)), default=math.inf)
+    return limit if more <= 0.0 else Limit(limit.soft and limit.soft + more, limit.hard and limit.hard + more)
 
 
 def _for_occurrence(limits: Limits, observation: Observation, deadline: str, occurrence: int, usual: Limit) -> Limit:

@@ -89,8 +89,9 @@ class Limits(msgspec.Struct, frozen=True):
     counter last rose, once used. heartbeat: between heartbeats. initial_heartbeat: from their announcement, or a later
     opening or closing of a section, to the first one. sections: by name, while open. out_of_section: while no section
     is open, after the first one. warmup: replaces the limit for the first `warmup_occurrences` occurrences of a
-    section, by name; warmup_heartbeat: of a gap between heartbeats, None: as usual. first: the same, but learned, by
-    deadline; takes precedence over these. signal: ends a rank past a hard limit. grace: seconds between that and
+    section, by name; warmup_heartbeat: of a gap between heartbeats, None: as usual. The first `warmup_occurrences` gaps
+    between steps have at least the limit that the rule has after a start. first: the same, but learned, by deadline;
+    takes precedence over these. signal: ends a rank past a hard limit. grace: seconds between that and
     SIGKILL. safety_factor: for limits that the rank calculates from its observations. shadow: limits that are checked
     and reported but end nothing. learned: the basis of learned limits, by deadline. rule: the rule for silences without
     another limit; None switches it off. defaults: names of limits that were not set by the user; they do not switch off

@@ -180,7 +180,11 @@ class FaultToleranceConfig:
     )
     step_timeout: float | None = dataclasses.field(
         default=None,
-        metadata=_metadata(_timeout, "longest time without a higher resilience.step(n), after the first call"),
+        metadata=_metadata(
+            _timeout,
+            "longest time without a higher resilience.step(n), after the first call; during the warm-up after each "
+            "start at least hang_first_limit, and until the second step at least 6 times that",
+        ),
     )
     detect_hangs: bool | None = _of_variable("detect_hangs", _yes_or_no, "; in a RankMonitorServer of your own: false")
     hang_first_limit: float | None = _of_variable("hang_first_limit", _timeout)
@@ -197,7 +201,8 @@ class FaultToleranceConfig:
         default=5,
         metadata=_metadata(
             _count,
-            "number of sections of each name, and of gaps between heartbeats, that count as warm-up after each start",
+            "number of sections of each name, of gaps between heartbeats, and of gaps between steps, that count as "
+            "warm-up after each start",
         ),
     )
     warmup_rank_heartbeat_timeout: float | None = dataclasses.field(

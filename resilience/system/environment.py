@@ -144,7 +144,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _setting(
             "seconds above 0",
             "no limit",
-            "time without a higher `resilience.step(n)` after which all ranks restart",
+            "time without a higher `resilience.step(n)` after which all ranks restart; in the first 5 steps after each "
+            "start at least RESILIENCE_HANG_FIRST_LIMIT, and until the second step at least 6 times that",
             WRAPPER,
         ),
     ] = None

@@ -69,6 +69,7 @@ class Ours:
             "RESILIENCE_RUN_DIR": str(folder / "runs"),
             "RESILIENCE_JOB_ID": "job",
             "RESILIENCE_STEP_TIMEOUT": str(limit_s(case)),
+            "RESILIENCE_HANG_FIRST_LIMIT": str(limit_s(case)),  # in the first steps
             LIMIT: str(limit_s(case)),
         }
         if case.mode == "wrapper":
@@ -79,7 +80,7 @@ class Ours:
                 address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 ranks.append(([sys.executable, *_train(case, folder, "wrapper")], shared | place | address))
             return ranks
-        options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3"]
+        options = ["--standalone", f"--nproc-per-node={case.world}", "--max-restarts=3", "--ft-hang-first-limit=600"]
         if case.mode == "launcher":
             options.append(f"--ft-rank-heartbeat-timeout={limit_s(case)}")
         else:

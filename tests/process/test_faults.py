@@ -217,9 +217,8 @@ def test_rank_that_cannot_be_interrupted_is_killed_with_evidence(start: Start, w
 
 @WORLDS
 def test_step_that_does_not_advance_is_found_by_the_step_limit(start: Start, world: int) -> None:  # F17
-    job = start(
-        world, TRAIN, env={"RESILIENCE_STEP_TIMEOUT": "1"}, faults=[fault("step_again")], options=FAST | UNHURRIED
-    )
+    limits = {"RESILIENCE_STEP_TIMEOUT": "1", "RESILIENCE_HANG_FIRST_LIMIT": "1"}
+    job = start(world, TRAIN, env=limits, faults=[fault("step_again")], options=FAST | UNHURRIED)
     assert [rank.value for rank in job.wait()] == [RESULT] * world
     found = [record for record in job.interruptions(0) if record.interruption is Interruption.SOFT_TIMEOUT]
     assert {record.detector.name for record in found if record.detector} == {"step"}

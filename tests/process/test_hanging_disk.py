@@ -80,7 +80,8 @@ if cycle == 0:
     await_file("go")
     if rank: time.sleep(1000)
 """
-    job = launch(script, "--run-dir", str(disk.folder / "runs"), "--ft-step-timeout", "3")
+    limits = ("--ft-step-timeout", "3", "--ft-num-warmup-iterations", "0")
+    job = launch(script, "--run-dir", str(disk.folder / "runs"), *limits)
     job.await_worker("up.0.1")
     disk.freeze()
     (job.folder / "go").touch()

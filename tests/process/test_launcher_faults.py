@@ -341,7 +341,7 @@ def test_rank_that_beats_and_does_not_advance_is_found_by_the_step_limit(launch:
             step += rank == 0
             time.sleep(0.01)
         """,
-        *("--ft-step-timeout", "4", "--ft-rank-heartbeat-timeout", "600"),
+        *("--ft-step-timeout", "4", "--ft-num-warmup-iterations", "0", "--ft-rank-heartbeat-timeout", "600"),
     )
     assert job.wait() == [0]
     incident = only_incident(job)

@@ -199,6 +199,13 @@ def test_limit_that_somebody_has_set_holds_instead(launch: Launch) -> None:
     assert (told.limits["step"], told.first_s) == (600.0, 1.0)
 
 
+def test_first_step_may_take_longer_than_the_limit_of_a_step(launch: Launch) -> None:
+    job = launch("import resilience\nresilience.step(0)\ntime.sleep(3.0)\nresilience.step(1)", "--ft-step-timeout", "1")
+    assert job.wait() == [0]
+    assert job.of(events.RankFellSilent) == []
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["completed"]
+
+
 @pytest.mark.slow
 def test_end_of_a_program_may_take_longer_than_the_limit_between_heartbeats(launch: Launch) -> None:
     limits = ("--ft-rank-heartbeat-timeout", "3", "--ft-hang-least-limit", "1", "--ft-hang-first-limit", "60")
@@ -283,3 +290,28 @@ def test_wrapper_records_that_hang_detection_is_off(start: Start) -> None:
     assert [rank.value for rank in job.wait()] == [0, 0]
     (told,) = [record.event for record in job.of(events.HangsWatched)]
     assert told.first_s is None
+
+
+def compiles() -> int:
+    """A function under the Wrapper whose first step takes three times as long as the limit of a step."""
+    import time
+
+    import resilience
+    from resilience.inprocess import CallWrapper, Wrapper
+
+    @Wrapper()
+    def train(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        resilience.step(0)
+        time.sleep(3.0)
+        resilience.step(1)
+        return call.iteration
+
+    result: int = train()
+    return result
+
+
+def test_wrapper_lets_the_first_step_take_longer_than_the_limit_of_a_step(start: Start) -> None:
+    job = start(2, f"{__name__}:compiles", env={"RESILIENCE_STEP_TIMEOUT": "1"})
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    assert job.interruptions() == []

@@ -23,7 +23,7 @@ from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 TRAIN = f"{waited_for.__name__}:{waited_for.train.__name__}"
-LIMITS = {"RESILIENCE_STEP_TIMEOUT": "8"}
+LIMITS = {"RESILIENCE_STEP_TIMEOUT": "8", "RESILIENCE_HANG_FIRST_LIMIT": "8"}
 SLOW = pytest.mark.slow  # like one that is always run, and there are many
 WHAT = {"py_loop": "busy_without_progress", "sleep": "hung", "lock": "waits_for_lock", "barrier": "desynchronised"}
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from resilience.core import restart
 from resilience.core.observation import Doing
 from resilience.core.restart import CompareSet
+from resilience.core.silences import WARM_UP
 from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, MonitorError, ResilienceError
 from resilience.facts import events
@@ -508,6 +509,7 @@ def _limits(wrapper: Wrapper, settings: Settings) -> Limits:
         abort=abort_wait(settings.abort_wait, soft, hard),
         step=soft_and_hard(settings.step_timeout),
         sections={name: soft_and_hard(limit) for name, limit in settings.section_timeouts.items()},
+        warmup_occurrences=WARM_UP,
         grace=wrapper.termination_grace_time.total_seconds(),
         rule=Rule(settings.hang_first_limit, settings.hang_least_limit, hard - soft) if settings.detect_hangs else None,
     )

@@ -33,7 +33,7 @@ from resilience.core.watch import (
     Watch,
 )
 from resilience.facts.deadlines import Start
-from resilience.facts.limits import First, Learned, Limit, Limits, Outside, Rule
+from resilience.facts.limits import NO_LIMIT, First, Learned, Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 
 SOFT, HARD, GRACE = 5.0, 9.0, 2.0
@@ -422,9 +422,30 @@ def test_learned_limits_do_not_hold_for_a_program_that_is_over(watcher: ModuleTy
     assert watch_over(watcher, ruled, silent)[0][0] == START + 8.0
 
 
+def test_step_limit_is_at_least_that_of_the_rule_in_the_first_steps_after_a_start(watcher: ModuleType) -> None:
+    def ends(gaps: int, limit: Limit, **limits: Any) -> list[float]:
+        seen = in_function(step_at=START, step_gaps=gaps)
+        commands = watch_over(watcher, limits_of(step=limit, **limits), seen, until=4000.0)
+        return [at - START for at, command in commands if isinstance(command, AskRestart | SendSignal)]
+
+    set_by_hand: dict[str, Any] = {"warmup_occurrences": 3, "rule": Rule(50.0, 40.0)}
+    for gaps, allowed in ((0, 300.0), (1, 50.0), (2, 50.0), (3, HARD)):
+        assert ends(gaps, Limit(hard=HARD), **set_by_hand) == [allowed] * 2
+    assert ends(0, Limit(hard=400.0), **set_by_hand) == [400.0] * 2
+    assert ends(0, BOTH, **set_by_hand) == [300.0, 304.0, 304.0]  # in a Wrapper; the time between both stays
+    assert ends(0, Limit(200.0), **set_by_hand) == [300.0]
+    # Compilation takes as long if the rule is off: then its defaults count.
+    assert ends(0, Limit(hard=60.0), warmup_occurrences=3) == [3600.0] * 2
+    # Learned limits know the first occurrences.
+    assert ends(0, Limit(hard=HARD), learned={"step": Learned(HARD, 1.0, 2.0)}, **set_by_hand) == [HARD] * 2
+    assert ends(0, NO_LIMIT, warmup_occurrences=3) == []
+    shuts_down = in_function(doing=Doing.ENDING, step_at=START)
+    assert watch_over(watcher, limits_of(step=Limit(SOFT), warmup_occurrences=3), shuts_down)[0][0] == START + SOFT
+
+
 def test_warm_up_of_a_section_is_none_of_the_step_though_it_has_its_name(watcher: ModuleType) -> None:
-    limits = limits_of(step=Limit(SOFT), warmup={"step": Limit(50.0)}, warmup_occurrences=3)
-    assert watch_over(watcher, limits, in_function(step_at=START))[0][0] == START + SOFT
+    limits = limits_of(step=Limit(SOFT), warmup={"step": Limit(50.0)}, warmup_occurrences=3, rule=Rule(30.0))
+    assert watch_over(watcher, limits, in_function(step_at=START, step_gaps=1))[0][0] == START + 30.0
 
 
 def test_warm_up_of_heartbeats_is_none_of_a_section_of_that_name(watcher: ModuleType) -> None:
