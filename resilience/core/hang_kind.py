@@ -107,8 +107,8 @@ def classify(
     process: with its CPU use during the silence. stack: of the main thread, innermost last; line: the source line of
     its innermost frame. waits_in: the kernel function in which the main thread sleeps, empty if unknown. is_gil_held:
     the thread that was asked for stacks waits for the GIL while all other threads sleep. longer: the process over more
-    of the silence, if known. shows_life: heartbeats, steps or ends of sections came while the limit of something else
-    was exceeded, so calls do return."""
+    of the silence, if known. shows_life: heartbeats, steps or starts and ends of sections came while the limit of
+    something else was exceeded, so calls do return."""
     state = None if process is None else process.state
     if state is not None and state in "Tt":
         return "stopped"

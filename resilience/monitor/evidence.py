@@ -139,7 +139,8 @@ class Witness:
         """Store the program's present state before any signal: a signal ends a system call, and a stopped process
         is continued before it is killed. silent_for: seconds without a sign of life; None takes no time.
         waits_in: what the program has reported about itself."""
-        shows_life = hang_kind.shows_life(self._ages_of_signs(), silent_for or 0.0)
+        sign_times, now = self.page.read().sign_times, time.monotonic()
+        shows_life = hang_kind.shows_life((now - at for at in sign_times), silent_for or 0.0)
         slept_in = waits_in or processes.waits_in(self.program.pid)
         self._seen_before_signal = _Seen(*self._process(silent_for), slept_in, shows_life)
 
@@ -196,10 +197,9 @@ class Witness:
     ) -> InterruptionRecord:
         """Add the signs of life that the page shows."""
         now = time.monotonic()
-        beats = [at for at in (view.heartbeat_at, view.step_at, view.ping_at) if at is not None]
         return msgspec.structs.replace(
             record,
-            last_heartbeat_age_s=now - max(beats) if beats else None,
+            last_heartbeat_age_s=None if view.last_sign_at is None else now - view.last_sign_at,
             step=view.step if record.step is None else record.step,
             open_sections=tuple(
                 OpenSection(sign.name, now - sign.seen_at, shortest(watch.section_limit(limits, observation, sign)))
@@ -208,12 +208,6 @@ class Witness:
             last_collectives=last_collectives(self.page.collectives()),
             progress_unknown=not watch.shows_progress(limits, observation),
         )
-
-    def _ages_of_signs(self) -> list[float]:
-        """Return how many seconds ago the last heartbeat, step, and end of a section came, as far as there were any."""
-        view, now = self.page.read(), time.monotonic()
-        signs = (view.heartbeat_at, view.step_at, view.section_left_at)
-        return [now - at for at in signs if at is not None]
 
     def _process(self, silent_for: float | None) -> tuple[ProcessInfo | None, ProcessInfo | None]:
         """Return the program's present state, with its CPU use since the last sample: that distinguishes blocked from
@@ -224,7 +218,7 @@ class Witness:
             return None, None
         page = self.page.read()
         since = now.at - silent_for if silent_for else page.since
-        beat = max(at for at in (page.heartbeat_at, page.step_at, since) if at is not None)
+        beat = max(since, *page.sign_times)
         # After a standstill of this process, the first sample since then shows only what the rank did afterwards.
         oldest = min(self._samples, key=lambda sample: abs(sample.at - beat))
         if silent_for is not None and now.at - before.at > silent_for and state.wait_status is None:

@@ -67,10 +67,7 @@ class Listener:
         is_healthy: the rank was neither ended nor interrupted, so its silences are worth learning. standstills: of this
         process."""
         self._is_ending = view.doing is Doing.ENDING
-        sign_times = [
-            at for at in (view.step_at, view.heartbeat_at, view.ping_at, view.section_left_at) if at is not None
-        ]
-        has_signs = bool(sign_times or view.open_sections)
+        has_signs = view.last_sign_at is not None
         if view.iteration != self._iteration or view.doing not in RUNNING or not has_signs:
             if view.iteration != self._iteration is not None:
                 self._hearing = begin_cycle(self.shown)
@@ -83,7 +80,7 @@ class Listener:
         signs = [sign for entry in finished for sign in _signs(entry, is_healthy)]
         latest = max((sign.at for sign in signs), default=-math.inf)
         # Signs that came after the page's ring was read. The ring, now or at an earlier check, has the others.
-        signs += [SignOfLife(at, "other", failed=not is_healthy) for at in sign_times if at > latest + SAME]
+        signs += [SignOfLife(at, "other", failed=not is_healthy) for at in view.sign_times if at > latest + SAME]
         still_open = tuple(PauseInSection(section.name, section.entered_at) for section in view.open_sections)
         self._hearing = hear(self._hearing, signs, still_open, standstills)
 

@@ -554,6 +554,18 @@ class PageView(msgspec.Struct, frozen=True):
     left_call: int | None  # the last call that it left
     exit_status: int | None  # with which the process will end, once its program is over; < 0: by this signal
 
+    @property
+    def sign_times(self) -> list[float]:
+        """Return when the signs of life came, as far as there were any: the last ping, heartbeat, step and end of a
+        section, and the start of each open section."""
+        times = (self.ping_at, self.heartbeat_at, self.step_at, self.section_left_at)
+        return [at for at in times if at is not None] + [section.entered_at for section in self.open_sections]
+
+    @property
+    def last_sign_at(self) -> float | None:
+        """Return when the last sign of life came, None if there was none."""
+        return max(self.sign_times, default=None)
+
 
 class Closed(msgspec.Struct, frozen=True):
     """A finished section. Without a name: a heartbeat gap, or the time to a higher step (0 for the first), or nothing

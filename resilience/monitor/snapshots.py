@@ -38,9 +38,7 @@ class Snapshots:
 
         origin: of the rank, with its iteration if the page shows iterations. is_last: the rank is gone."""
         self.due = now + rank_snapshot.pause(None if origin is None else origin.world_size)
-        sign_times = (observation.heartbeat_at, observation.ping_at, observation.step_at, view.section_left_at)
-        known_sign_times = [sign_time for sign_time in sign_times if sign_time is not None]
-        is_shown = bool(known_sign_times or view.open_sections or view.doing is not Doing.OUTSIDE)
+        is_shown = view.last_sign_at is not None or view.doing is not Doing.OUTSIDE
         if origin is None or folder is None or not is_shown:
             return  # it is not attached, and another monitor may watch it
         sections = () if is_last else observation.open_sections
@@ -51,7 +49,7 @@ class Snapshots:
             offset=time.time() - time.monotonic(),
             step=view.step,
             step_at=observation.step_at,
-            heartbeat_at=max(known_sign_times, default=None),
+            heartbeat_at=view.last_sign_at,
             sections=tuple(
                 rank_snapshot.SnapshotSection(
                     sign.name, sign.seen_at, shortest(watch.section_limit(limits, observation, sign))

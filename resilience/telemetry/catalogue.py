@@ -311,9 +311,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_rank_silence_seconds",
         "gauge",
-        "Time since a rank's last sign of life (heartbeat, ping, step, end of a section) when its state was written, "
-        "or at the scrape if that is overdue. No value for a rank that waits for the others, shuts down, or has ended "
-        "its monitoring.",
+        "Time since a rank's last sign of life (heartbeat, ping, step, start or end of a section) when its state was "
+        "written, or at the scrape if that is overdue. No value for a rank that waits for the others, shuts down, or "
+        "has ended its monitoring.",
         ("rank",),
         source="rank snapshots",
     ),

@@ -50,9 +50,9 @@ class Allowed(msgspec.Struct, frozen=True, omit_defaults=True):
 class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The observed state of a rank. Times are seconds of its host's monotonic clock; add `offset` to get UTC.
 
-    heartbeat_at: of the last heartbeat, ping, step or end of a section. written_at: when any of this changed; a change
-    of written_at alone does not count. alive_at: when the monitor last checked its rank; updated every `alive_every`
-    seconds at least."""
+    heartbeat_at: of the last heartbeat, ping, step, or start or end of a section. written_at: when any of this changed;
+    a change of written_at alone does not count. alive_at: when the monitor last checked its rank; updated every
+    `alive_every` seconds at least."""
 
     origin: Origin
     doing: str

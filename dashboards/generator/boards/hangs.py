@@ -32,8 +32,8 @@ HANGS = Board(
                 Panel(
                     title="Most silent ranks",
                     description=(
-                        "Time since the last sign of life of each rank (heartbeat, ping, step, end of a section), "
-                        "longest first."
+                        "Time since the last sign of life of each rank (heartbeat, ping, step, start or end of a "
+                        "section), longest first."
                     ),
                     unit="s",
                     queries=(Query(top(silence("node, rank"))),),

@@ -43,7 +43,7 @@ NODE = Board(
                 ),
                 Panel(
                     title="Time since the last sign of life",
-                    description="Time since the last heartbeat, ping, step or end of a section, per rank.",
+                    description="Time since the last heartbeat, ping, step, or start or end of a section, per rank.",
                     unit="s",
                     queries=(Query(silence("node, rank"), "{{node}} rank {{rank}}"),),
                     empty=NO_BEATS,

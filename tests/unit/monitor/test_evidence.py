@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from resilience.core.observation import Doing
-from resilience.facts.interruptions import Exit, Frame
+from resilience.core.observation import Doing, Observation
+from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Exit, Frame, Interruption, InterruptionRecord
+from resilience.facts.limits import Limits, Rule
+from resilience.facts.seats import Seat
 from resilience.monitor import evidence
 from resilience.monitor.evidence import Witness
+from resilience.monitor.listening import Listener
+from resilience.monitor.page import MonitorSide, OpenEntry, Page, RankSide
+from resilience.monitor.snapshots import Snapshots
 from resilience.system import stacks
-from resilience.system.processes import ProcessState
+from resilience.system.background import WRITER
+from resilience.system.processes import Process, ProcessState
+from resilience.telemetry import rank_snapshot
+
+EMPTY = MonitorSide(Page.create()).read()
 
 
 def test_source_that_never_answers_holds_up_no_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,9 +63,7 @@ def test_rank_that_computes_only_since_a_moment_ago_is_seen_to_have_waited(
         nonlocal now
         now += seconds
 
-    page: Any = SimpleNamespace(
-        read=lambda: SimpleNamespace(since=0.0, heartbeat_at=1.0, step_at=None, section_left_at=None)
-    )
+    page: Any = SimpleNamespace(read=lambda: msgspec.structs.replace(EMPTY, heartbeat_at=1.0))
     rank: Any = SimpleNamespace(pid=os.getpid(), state=lambda: ProcessState("R", max(0.0, now - 4.0), 1, 1, 0, None))
     monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_by))
     monkeypatch.setattr(evidence.processes, "runnable", lambda pid: None)
@@ -71,6 +81,7 @@ def test_rank_that_computes_only_since_a_moment_ago_is_seen_to_have_waited(
         ("heartbeat_at", 9.0, None),
         ("step_at", 9.0, None),
         ("section_left_at", 9.0, None),
+        ("ping_at", 9.0, None),
         ("step_at", 1.1, "in_call"),  # reported at the beginning of the section
         ("step_at", None, "in_call"),
     ],
@@ -79,8 +90,8 @@ def test_rank_with_other_signs_of_life_in_its_silence_is_in_no_endless_call(
     monkeypatch: pytest.MonkeyPatch, sign: str, at: float | None, expected: str | None
 ) -> None:
     """Its section has been open since second 1. The limit is exceeded in second 10."""
-    signs: dict[str, float | None] = dict.fromkeys(("heartbeat_at", "step_at", "section_left_at"))
-    page: Any = SimpleNamespace(read=lambda: SimpleNamespace(since=0.0, **{**signs, sign: at}))
+    section = OpenEntry("save", 1.0)
+    page: Any = SimpleNamespace(read=lambda: msgspec.structs.replace(EMPTY, open_sections=(section,), **{sign: at}))
     rank: Any = SimpleNamespace(pid=os.getpid(), state=lambda: ProcessState("S", 0.0, 1, 1, 0, None))
     monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: 10.0, sleep=lambda seconds: None))
     monkeypatch.setattr(evidence.processes, "runnable", lambda pid: None)
@@ -89,21 +100,45 @@ def test_rank_with_other_signs_of_life_in_its_silence_is_in_no_endless_call(
     assert witness.hang((Frame("train.py", 1, "train"),), False) == expected
 
 
+@pytest.mark.parametrize("last", ["ping", "heartbeat", "step", "enter", "leave"])
+def test_record_snapshot_and_rule_agree_on_the_last_sign_of_life(tmp_path: Path, last: str) -> None:
+    """The step before it came long before, as that of an epoch."""
+    page = Page.create()
+    rank, side = RankSide(page), MonitorSide(page)
+    rank.set_seat(Seat(0, 0, 1, 1, -1))
+    rank.doing(Doing.FUNCTION)
+    rank.step(0)
+    {
+        "ping": rank.ping,
+        "heartbeat": rank.heartbeat,
+        "step": lambda: rank.step(1),
+        "enter": lambda: rank.enter("batch"),
+        "leave": lambda: (rank.enter("batch"), rank.leave("batch")),
+    }[last]()
+    view = side.read()
+    witness = Witness(side, Process(os.getpid()), None)
+    before = time.monotonic()
+    record = witness.enrich(InterruptionRecord(0, Interruption.HARD_TIMEOUT), Observation(), Limits(), "none")
+    assert record.last_heartbeat_age_s is not None
+    last_sign_at = before - record.last_heartbeat_age_s
+    assert last_sign_at <= (view.last_sign_at or 0.0) <= last_sign_at + (time.monotonic() - before)
+    Snapshots().write(tmp_path, Origin("job", "n", "monitor", 1, initial_rank=0), view, Observation(), Limits(), before)
+    assert WRITER.flush(60.0)
+    (shown,) = rank_snapshot.read_of(tmp_path, "n", [0])
+    listener = Listener()
+    listener.take(side.drain()[0], view, is_healthy=True)
+    silence = listener.silence(Rule(), view.since)
+    assert silence is not None and shown.heartbeat_at == silence.since == view.last_sign_at
+    assert view.last_sign_at > (view.step_at or 0.0) or last == "step"
+
+
 @pytest.mark.parametrize(
     ("status", "exit"),
     [(3, Exit(code=3)), (-2, Exit(signal="SIGINT")), (-777, Exit(signal="signal 777")), (0, None), (None, None)],
 )
 def test_exit_that_a_program_has_noted_is_read_whatever_it_wrote(status: int | None, exit: Exit | None) -> None:
     """A program that damages its memory can write any number there."""
-    view = SimpleNamespace(
-        since=0.0,
-        heartbeat_at=None,
-        step_at=None,
-        section_left_at=None,
-        step=1,
-        doing=Doing.ENDING,
-        exit_status=status,
-    )
+    view = msgspec.structs.replace(EMPTY, step=1, doing=Doing.ENDING, exit_status=status)
     page: Any = SimpleNamespace(read=lambda: view, collectives=list)
     witness = Witness(page, SimpleNamespace(pid=os.getpid(), state=lambda: None), None)  # type: ignore[arg-type]
     witness.take_stacks = lambda thorough: stacks.NONE  # type: ignore[method-assign]
