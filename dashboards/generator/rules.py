@@ -376,8 +376,8 @@ ALERTS = (
         command="status",
         runbook=Runbook(
             "An active rank sent its last sign of life (heartbeat, ping, step, start or end of a section) more than "
-            "two minutes ago, and it has no open section that would explain the silence. Its limit, if any, is longer. If "
-            "several ranks of a job are silent, the alert names the one with the longest silence.",
+            "two minutes ago, and it has no open section that would explain the silence. Its limit, if any, is longer. "
+            "If several ranks of a job are silent, the alert names the one with the longest silence.",
             (
                 "Dashboard *Node*, the rank's node: do the other ranks there make progress?",
                 "Dashboard *Hangs*: step skew. If the other ranks have stopped too, they wait for this one.",

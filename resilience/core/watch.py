@@ -296,7 +296,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         rows.append((STEP, observation.step_at, _step_limit(limits, observation)))
     beaten_at, announced_at = observation.heartbeat_at, observation.heartbeats_from
     if beaten_at is not None and (announced_at is None or beaten_at >= announced_at):
-        usual = limits.heartbeat if _are_heartbeats_owed(limits, observation) else NO_LIMIT
+        usual = heartbeat_limit(limits, are_announced=announced_at is not None)
         limit = _for_occurrence(limits, observation, HEARTBEAT, observation.heartbeat_gaps + 1, usual)
         rows.append((HEARTBEAT, beaten_at, limit))
     elif announced_at is not None and _is_first_heartbeat_owed(limits, observation, announced_at):
@@ -318,10 +318,10 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     return rows
 
 
-def _are_heartbeats_owed(limits: Limits, observation: Observation) -> bool:
-    """Return True if the usual limit between heartbeats applies. A program may send some without announcing them, in a
-    long evaluation only; the default limit must not end it later, in its next long stretch of steps."""
-    return HEARTBEAT not in defaults(limits) or observation.heartbeats_from is not None
+def heartbeat_limit(limits: Limits, are_announced: bool) -> Limit:
+    """Return the usual limit between heartbeats. A program may send some without announcing them, in a long evaluation
+    only; the default limit must not end it later, in its next long stretch of steps."""
+    return limits.heartbeat if are_announced or HEARTBEAT not in defaults(limits) else NO_LIMIT
 
 
 def _is_first_heartbeat_owed(limits: Limits, observation: Observation, announced_at: Seconds) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from resilience.core.hang_kind import WORDS
 from resilience.core.silences import FACTOR, START
-from resilience.core.watch import defaults
-from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT
+from resilience.core.watch import defaults, heartbeat_limit
+from resilience.facts.deadlines import INITIAL_HEARTBEAT
 from resilience.facts.events import HangSuspected, HangsWatched, TimeoutsUnlearned
 from resilience.facts.in_words import count, seconds
 from resilience.facts.limits import NO_LIMIT, Limit, Limits
@@ -65,12 +65,12 @@ def suspicion_in_words(rank: int, event: HangSuspected) -> str:
 
 def _set(limits: Limits) -> Iterator[tuple[str, float]]:
     """Yield the limits that are set, the soft limit if there is one."""
-    by_default = defaults(limits)
+    first = NO_LIMIT if INITIAL_HEARTBEAT in defaults(limits) else limits.initial_heartbeat
     rows: list[tuple[str, Limit]] = [
         ("main thread", limits.watchdog),
         ("step", limits.step),
-        ("heartbeat", NO_LIMIT if HEARTBEAT in by_default else limits.heartbeat),
-        ("first heartbeat", NO_LIMIT if INITIAL_HEARTBEAT in by_default else limits.initial_heartbeat),
+        ("heartbeat", heartbeat_limit(limits, are_announced=False)),
+        ("first heartbeat", first),
         ("outside sections", limits.out_of_section),
         *((f"section {name}", limit) for name, limit in limits.sections.items()),
     ]

@@ -57,7 +57,7 @@ class Snapshots:
                 for sign in sections[: rank_snapshot.MOST_SECTIONS]
             ),
             sections_more=max(0, len(sections) - rank_snapshot.MOST_SECTIONS),
-            limits=rank_snapshot.allowed(limits),
+            limits=rank_snapshot.allowed(limits, observation.heartbeats_from is not None),
             alive_at=now,
         )
         previous = self._last

@@ -342,7 +342,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "resilience_heartbeat_timeout_seconds",
         "gauge",
-        "The limit between two heartbeats, of the strictest rank; source: config (set or calculated) or calibrated.",
+        "The limit between two heartbeats, of the strictest rank; source: config (set, calculated or the default) or "
+        "calibrated. No value while none holds: the default holds once a rank has announced heartbeats.",
         ("source",),
         source="rank snapshots",
     ),

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.core.observation import Doing
+from resilience.core.watch import heartbeat_limit
 from resilience.errors import DecodeError
 from resilience.facts import encoding
 from resilience.facts.deadlines import HEARTBEAT, of_section
@@ -101,9 +102,9 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         return at + self.offset
 
 
-def allowed(limits: Limits) -> tuple[Allowed, ...]:
-    """Return the limits of heartbeats and sections, for readers of the snapshot."""
-    rows = [("", HEARTBEAT, limits.heartbeat)]
+def allowed(limits: Limits, are_heartbeats_announced: bool = False) -> tuple[Allowed, ...]:
+    """Return the limits of heartbeats and sections that hold, for readers of the snapshot."""
+    rows = [("", HEARTBEAT, heartbeat_limit(limits, are_heartbeats_announced))]
     rows += [(name, of_section(name), limit) for name, limit in list(limits.sections.items())[:MOST_SECTIONS]]
     active = []
     for name, deadline, limit in rows:

@@ -83,7 +83,10 @@ SECTIONS = Board(
                 ),
                 Panel(
                     title="Limits in force",
-                    description="Limits of sections and heartbeats, with their source.",
+                    description=(
+                        "Limits of sections and heartbeats that hold, with their source. The default limit of "
+                        "heartbeats holds once a rank has announced them."
+                    ),
                     unit="s",
                     queries=(
                         Query(f"min by (section, source) ({present(LIMIT)})"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from resilience.core.watched import watched
 from resilience.facts import events
 from resilience.facts.identity import Origin
-from resilience.facts.limits import First, Limit, Limits
+from resilience.facts.limits import First, Learned, Limit, Limits
 from resilience.facts.records import Record
 from resilience.telemetry.durations import Durations
 from resilience.telemetry.limit_metrics import RECENT, LimitMetrics
@@ -105,6 +106,23 @@ def test_first_occurrences_count_unless_they_have_a_limit_of_their_own(limits: L
     view = LimitMetrics()
     view.take_durations({0: recorded(first=2, train=[1.0])}, 0.0)
     assert view.values({0: shows(limit)}, 0.0, str)[USED] == {("train",): 0.0 if has_first else 0.5}
+
+
+def test_limit_of_heartbeats_is_shown_where_it_holds() -> None:
+    """Its default holds once the program has announced heartbeats. The line at the start names it only if it is set."""
+    default = Limits(heartbeat=Limit(hard=2700.0), defaults=("heartbeat",))
+    learned = {"heartbeat": Learned(2700.0, 1.0, 2.0)}
+    for limits, unannounced, announced in (
+        (default, None, ("config",)),
+        (Limits(heartbeat=Limit(hard=2700.0)), ("config",), ("config",)),
+        (msgspec.structs.replace(default, learned=learned), ("calibrated",), ("calibrated",)),
+        (Limits(), None, None),
+    ):
+        for are_announced, source in ((False, unannounced), (True, announced)):
+            shown = {0: shows(*allowed(limits, are_announced))}
+            values = LimitMetrics().values(shown, 0.0, str)["resilience_heartbeat_timeout_seconds"]
+            assert values == ({} if source is None else {source: 2700.0})
+        assert ("heartbeat" in watched(limits).limits) == (unannounced is not None)
 
 
 def test_slow_section_of_long_ago_does_not_show_for_ever() -> None:
