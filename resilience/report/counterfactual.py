@@ -51,8 +51,13 @@ NONE_VACANT = Vacancies()
 
 def vacancies(history: History, incidents: Sequence[Incident], ranks: int, without: Collection[int] = ()) -> Vacancies:
     """Return the vacancies of a run. ranks: their number in its times. without: ranks that are not in its times."""
-    replaced = [(incident.excluded, len(incident.stepped_in)) for incident in incidents]
-    lost = dict.fromkeys(rank for excluded, spares in replaced for rank in excluded[spares:] if rank not in without)
+    iterations = history.iterations
+    lost: dict[int, None] = {}
+    for incident in incidents:
+        iteration = iterations.get(incident.place) if incident.layer == "inprocess" else None
+        states = {} if iteration is None else iteration.started
+        vacated = [rank for rank in incident.excluded if states.get(rank) != "inactive"]  # a spare leaves no work
+        lost.update((rank, None) for rank in vacated[len(incident.stepped_in) :] if rank not in without)
     spent = history.spent() if lost else {}
     places = (spent[rank].vacant / 1e9 / ranks for rank in lost if rank in spent)
     lost_nodes = [incident for incident in incidents if incident.verdict.what == "node_lost"]

@@ -160,6 +160,22 @@ def test_place_that_a_spare_took_is_not_vacant() -> None:
         assert all(seconds > 0 for seconds in places)
 
 
+def test_a_lost_spare_leaves_no_place_that_another_spare_could_take() -> None:
+    lost_spare, lost_rank = record_streams.Fault("kill", 5, 0), record_streams.Fault("kill", 1, 1)
+    for faults in ([lost_spare], [lost_spare, lost_rank]):
+        history = History().take_all(record_streams.job(faults, world=3, spares=3).records)
+        assert vacancies(history, incidents_of(history), 6).places == ()
+
+
+def test_a_spare_lost_together_with_a_replaced_rank_leaves_no_vacant_place() -> None:
+    fault = record_streams.Fault("kill", 1, 0)
+    history = History().take_all(record_streams.job([fault], world=3, spares=2).records)
+    (replaced,) = incidents_of(history)
+    both = msgspec.structs.replace(replaced, excluded=(1, 4))
+    assert replaced.stepped_in == (3,)
+    assert vacancies(history, [both], 5).places == ()
+
+
 def test_what_was_not_there_is_not_asked() -> None:
     assert what_ifs(TIMES, []) == ()
     assert what_ifs(TIMES, [incident(1)]) == ()
