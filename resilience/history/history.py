@@ -171,10 +171,16 @@ class History:
         cycle ends with the last record of that cycle."""
 
         def end_of(node: str, place: Cycle) -> int | None:
-            is_present = self.is_present(node, place)
-            return until(node) if is_present and until is not None else self._last_of(node, place, is_present)
+            if until is not None and self.is_present(node, place):
+                return until(node)
+            return self._last_of(node, place)
 
         return self._times.spent(self.cycles, end_of)
+
+    def lost_at(self, rank: int, place: Cycle) -> int | None:
+        """Return until when `spent` counts a lost rank in a cycle, in UTC nanoseconds; None if it called no Wrapper."""
+        end = self._times.counted_until((*place, rank), self._last_of)
+        return None if end is None else end[1] - self._offsets.get(end[0], 0)
 
     def is_present(self, node: str, place: Cycle) -> bool:
         """Return True if a node is in this cycle now, as far as its records say."""
@@ -182,10 +188,10 @@ class History:
             return self.cycles.is_present(node, place)
         return place == max(self._last_mono.get(node, ()), default=place)
 
-    def _last_of(self, node: str, place: Cycle, is_present: bool) -> int:
+    def _last_of(self, node: str, place: Cycle) -> int:
         """Return the monotonic time of the last record of a node's cycle; if it is the present one, of its agent."""
-        agents = self.cycles.agents.get(node)
-        of_agent = agents[-1].last_ns if agents is not None and is_present else self.cycles.part(node, place).last_ns
+        agents = self.cycles.agents.get(node) if self.is_present(node, place) else None
+        of_agent = self.cycles.part(node, place).last_ns if agents is None else agents[-1].last_ns
         return max(self._last_mono[node].get(place, 0), of_agent)
 
     @property

@@ -65,8 +65,7 @@ class RankTimes:
 
         until: returns the end of the count of a node's cycle in monotonic nanoseconds; if None, only ended intervals
         count."""
-        for key in self._excluded.keys() & self._wrapped.keys():
-            self._wrapped[key].excluded(*self._excluded[key])
+        self._end_excluded()
         by_rank: dict[int, RankSeconds] = {}
         launched: set[RankCall] = set()
         for node, parts in cycles.nodes.items():
@@ -94,6 +93,18 @@ class RankTimes:
         for rank, seconds in self._spent_without_agent(sorted(self._wrapped.keys() - launched), until):
             by_rank.setdefault(rank, RankSeconds()).add(seconds)
         return by_rank
+
+    def counted_until(self, call: RankCall, until: Callable[[str, Cycle], int | None]) -> tuple[str, int] | None:
+        """Return the node of a rank in a cycle, and where `spent` ends its count before its place is vacant, in UTC
+        nanoseconds of that node. None if it called no Wrapper there, or if the count has no end."""
+        self._end_excluded()
+        wrapped = self._wrapped.get(call)
+        end = None if wrapped is None else until(wrapped.node, call[:2])
+        return None if wrapped is None or end is None else (wrapped.node, wrapped.counted_until(end))
+
+    def _end_excluded(self) -> None:
+        for key in self._excluded.keys() & self._wrapped.keys():
+            self._wrapped[key].excluded(*self._excluded[key])
 
     def _spent_without_agent(
         self, calls: Iterable[RankCall], until: Callable[[str, Cycle], int | None]

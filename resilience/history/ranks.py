@@ -1,7 +1,8 @@
 """What did each rank do over time?  Its iterations or the lifetimes of its workers, with how each ended.
 
 A stretch is stored as four numbers, because a large job has many. Times are UTC nanoseconds. A stretch without a
-recorded end is open. If a later cycle has begun, it is lost, and it ended when the last stretch of its cycle did."""
+recorded end is open. If a later cycle has begun, it is lost, and it ended when the last stretch of its cycle did.
+Of ranks that were lost in the last cycle, `History.lost_at` knows the end."""
 
 from __future__ import annotations
 

@@ -156,6 +156,11 @@ class WrappedRank:
                 spent.vacant = max(0, until - self.since)
         return spent
 
+    def counted_until(self, until: int) -> int:
+        """Return where `spent_until` ends the count of this rank before its place is vacant, in UTC nanoseconds of its
+        node."""
+        return self._clock_ns + (until if self._ended_ns is None else min(until, self._ended_ns))
+
     def silent_until(self, at: int, silent_ns: int) -> int:
         """Return for how many of the last silent_ns nanoseconds before `at`, when the launcher ended the cycle, a rank
         had been at work. 0 if its Wrapper had an interruption of its own, which says itself how long a rank was silent.

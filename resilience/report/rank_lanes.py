@@ -93,11 +93,16 @@ class _Lanes:
         stretches = list(self._history.ranks.stretches(rank, self._history.last_ns or 0))
         if rank in self._lost:  # its end is on record, but no agent or Wrapper was left to record that of its work
             stretches = [
-                msgspec.structs.replace(stretch, kind="lost") if stretch.kind == "open" else stretch
-                for stretch in stretches
+                self._ended(stretch, rank) if stretch.kind == "open" else stretch for stretch in stretches
             ]
         stretches = [stretch for stretch in stretches if stretch.place[3] != WORKER] or stretches
         return [msgspec.structs.replace(stretch, kind=self._kind(stretch, rank)) for stretch in stretches]
+
+    def _ended(self, stretch: Stretch, rank: int) -> Stretch:
+        """Return the open stretch of a lost rank, up to where its time ends."""
+        lost_ns = self._history.lost_at(rank, stretch.place[:2])
+        end_ns = stretch.end_ns if lost_ns is None else max(stretch.begin_ns, lost_ns)
+        return msgspec.structs.replace(stretch, kind="lost", end_ns=end_ns)
 
     def _kind(self, stretch: Stretch, rank: int) -> str:
         """Return how a stretch ended, in agreement with the verdict and with what the launcher did: which worker ended

@@ -100,6 +100,37 @@ def test_lane_of_a_rank_of_a_lost_node_ends_with_its_cycle(is_wrapped: bool) -> 
     assert abs(lost.end_ns - stopped.end_ns) < 10**9
 
 
+@pytest.mark.parametrize("ahead_s", [0, 7])
+@pytest.mark.parametrize("node", ["node", "lost"])
+def test_lane_of_a_rank_lost_with_its_monitor_ends_where_its_time_does(node: str, ahead_s: int) -> None:
+    """The others went on for an hour. On a lost node, the time of the rank ends with the last record of the node."""
+    told, ahead_ns = job([Fault("kill", 2, 0)], world=3), ahead_s * 10**9 if node == "lost" else 0
+    entered = next(n for n, each in enumerate(told.files[2]) if each.event == events.StageStarted("run"))
+    records = [
+        msgspec.structs.replace(
+            each, wall_ns=each.wall_ns + ahead_ns, origin=msgspec.structs.replace(each.origin, node=node)
+        )
+        for each in told.files[2][: entered + 1]
+    ]
+    for rank in (0, 1):
+        ended = next(n for n, each in enumerate(told.files[rank]) if isinstance(each.event, events.IterationEnded))
+        before, after = told.files[rank][: ended + 1], told.files[rank][ended + 1 :]
+        monitor = msgspec.structs.replace(before[-1].origin, role="monitor", pid=500 + rank)
+        stood_in = msgspec.structs.replace(before[-1], origin=monitor, event=events.RankStoodInFor(2, "excluded", 0.01))
+        records += [*before, stood_in]
+        records += [
+            msgspec.structs.replace(each, wall_ns=each.wall_ns + 3600 * 10**9, mono_ns=each.mono_ns + 3600 * 10**9)
+            for each in after
+        ]
+    history = History({node: ahead_ns}).take_all(records)
+    by_ranks = {lane.ranks: lane.stretches for lane in lanes(history, incidents_of(history)).lanes}
+    (lost,), (interrupted, _) = by_ranks[(2,)], by_ranks[0, 1]
+    assert lost.kind == "lost"
+    assert lost.end_ns <= interrupted.end_ns
+    spent = history.spent()[2]
+    assert (lost.end_ns - lost.begin_ns) / 1e9 == pytest.approx((spent.total - spent.vacant) / 1e9, abs=0.001)
+
+
 def test_wrapped_rank_that_the_launcher_stopped_is_not_lost() -> None:
     told = nested([launch_streams.Fault("kill", 1)])
     records = []
