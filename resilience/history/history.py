@@ -66,7 +66,8 @@ class History:
         self._world: tuple[Cycle, int] = ((0, 0), 0)  # the last cycle with a call, and its number of ranks
         self.cycles = CycleHistory()
         self.ranks = RankHistory(has_details)
-        self._times = RankTimes()
+        self._offsets = {} if offsets is None else offsets
+        self._times = RankTimes(self._offsets)
         self._states: dict[str, dict[int, RankState]] = {}  # by node and initial rank
         # node -> attempt and cycle -> monotonic nanoseconds of the last record of a rank or monitor
         self._last_mono: dict[str, dict[Cycle, int]] = {}
@@ -75,7 +76,6 @@ class History:
         self._last_calls: dict[int, LastCall] = {}
         self._noted: dict[str, set[int]] = {}  # text -> initial ranks
         self._lost_stores: list[tuple[str, int | None, Cycle, int]] = []  # text, initial rank, cycle, UTC nanoseconds
-        self._offsets = {} if offsets is None else offsets
         self._notes = {} if notes is None else notes
         self._notes_or_states = OF_STATES.union(self._notes)
         self._has_details = has_details
@@ -179,8 +179,7 @@ class History:
 
     def lost_at(self, rank: int, place: Cycle) -> int | None:
         """Return until when `spent` counts a lost rank in a cycle, in UTC nanoseconds; None if it called no Wrapper."""
-        end = self._times.counted_until((*place, rank), self._last_of)
-        return None if end is None else end[1] - self._offsets.get(end[0], 0)
+        return self._times.counted_until((*place, rank), self._last_of)
 
     def is_present(self, node: str, place: Cycle) -> bool:
         """Return True if a node is in this cycle now, as far as its records say."""
@@ -299,7 +298,7 @@ class History:
             for other in excluded_by(record):
                 self.excluded[other] = max(place_of(record), self.excluded.get(other, (0, 0, 0, 0)))
                 if isinstance(record.event, events.RankStoodInFor):  # a lost node's time ends with its last record
-                    self._times.excluded(other, record, self._offsets)
+                    self._times.excluded(other, record)
 
     def _take_state(self, record: Record, rank: int) -> None:
         """Add a record of a rank's state. Its newest cycle counts: nothing may say how an earlier one ended."""

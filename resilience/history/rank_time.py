@@ -4,8 +4,9 @@ A rank's time begins with its attempt and ends with its call or its process. It 
 first time: it entered its function or showed progress. It is restart from the moment its node knew of an interruption
 until the rank's first progress, or until it enters its function if it has shown none before. If another launcher
 restarts a Wrapper's job, it is restart from the node's last record of the earlier cycle until the rank enters its
-function. A rank is compared with the one that had its position among the node's ranks in the earlier cycle, because
-ranks get new numbers after the loss of a node.
+function; if the node was not in the job's previous cycle, from the last record of that cycle on. A rank is compared
+with the one that had its position among the node's ranks in the earlier cycle, because ranks get new numbers after the
+loss of a node.
 
 Silence before an interruption is a hang of every rank that was at work, because all of them wait for the silent one. A
 spare is idle, and so is a rank that finished before the others. The place of a dead rank is idle as long as its node is
@@ -42,9 +43,11 @@ class RankTimes:
     """The time of all ranks by cause. Wrapped functions are followed record by record. The time of launched workers
     outside of them is derived from the cycles."""
 
-    def __init__(self) -> None:
+    def __init__(self, offsets: Mapping[str, int]) -> None:
+        """offsets: how far each node's clock is ahead, in nanoseconds."""
+        self._offsets = offsets
         self._wrapped: dict[RankCall, WrappedRank] = {}
-        self._excluded: dict[RankCall, tuple[Record, Mapping[str, int]]] = {}  # the record that says so, and offsets
+        self._excluded: dict[RankCall, Record] = {}  # the record that says so
 
     def take(self, record: Record, rank: int) -> None:
         """Add a record of a rank in a wrapped function, or of its monitor."""
@@ -55,10 +58,10 @@ class RankTimes:
             wrapped = self._wrapped[key] = WrappedRank(origin.node)
         wrapped.take(record)
 
-    def excluded(self, rank: int, record: Record, offsets: Mapping[str, int]) -> None:
+    def excluded(self, rank: int, record: Record) -> None:
         """Note that the others went on without a rank. record: of another rank's monitor, perhaps on another node, and
-        perhaps read before those of the rank. offsets: how far each node's clock is ahead, in nanoseconds."""
-        self._excluded.setdefault((record.origin.attempt, record.origin.cycle, rank), (record, offsets))
+        perhaps read before those of the rank."""
+        self._excluded.setdefault((record.origin.attempt, record.origin.cycle, rank), record)
 
     def spent(self, cycles: CycleHistory, until: Callable[[str, Cycle], int | None]) -> dict[int, RankSeconds]:
         """Return each rank's time by cause, by initial rank.
@@ -94,23 +97,26 @@ class RankTimes:
             by_rank.setdefault(rank, RankSeconds()).add(seconds)
         return by_rank
 
-    def counted_until(self, call: RankCall, until: Callable[[str, Cycle], int | None]) -> tuple[str, int] | None:
-        """Return the node of a rank in a cycle, and where `spent` ends its count before its place is vacant, in UTC
-        nanoseconds of that node. None if it called no Wrapper there, or if the count has no end."""
+    def counted_until(self, call: RankCall, until: Callable[[str, Cycle], int | None]) -> int | None:
+        """Return where `spent` ends the count of a rank in a cycle, before its place is vacant, in UTC nanoseconds;
+        None if it called no Wrapper there, or if the count has no end."""
         self._end_excluded()
         wrapped = self._wrapped.get(call)
         end = None if wrapped is None else until(wrapped.node, call[:2])
-        return None if wrapped is None or end is None else (wrapped.node, wrapped.counted_until(end))
+        if wrapped is None or end is None:
+            return None
+        return wrapped.counted_until(end) - self._offsets.get(wrapped.node, 0)
 
     def _end_excluded(self) -> None:
         for key in self._excluded.keys() & self._wrapped.keys():
-            self._wrapped[key].excluded(*self._excluded[key])
+            self._wrapped[key].excluded(self._excluded[key], self._offsets)
 
     def _spent_without_agent(
         self, calls: Iterable[RankCall], until: Callable[[str, Cycle], int | None]
     ) -> Iterator[tuple[int, RankSeconds]]:
         """Yield the time of ranks that the launcher of this package has not started, in the order of their cycles."""
-        earlier: dict[tuple[int, str, int], tuple[WrappedRank, int | None]] = {}  # the earlier cycle, and its end
+        earlier: dict[tuple[int, str, int], tuple[Cycle, WrappedRank, int | None]] = {}  # an earlier cycle, and its end
+        ended_ns: dict[Cycle, int] = {}  # last record of each cycle in UTC
         positions: Counter[tuple[Cycle, str]] = Counter()
         calls, resumed = list(calls), dict[tuple[Cycle, str], int]()  # step with which each node began each cycle
         for attempt, cycle, rank in calls:
@@ -118,17 +124,26 @@ class RankTimes:
             if wrapped.first_step is not None:
                 here = (attempt, cycle), wrapped.node
                 resumed[here] = min(wrapped.first_step, resumed.get(here, wrapped.first_step))
+            if (end := until(wrapped.node, (attempt, cycle))) is not None:
+                end_ns = end + wrapped.clock_ns - self._offsets.get(wrapped.node, 0)
+                ended_ns[attempt, cycle] = max(end_ns, ended_ns.get((attempt, cycle), end_ns))
+        places = sorted({call[:2] for call in calls})
+        previous = dict(zip(places[1:], places, strict=False))
         for attempt, cycle, rank in calls:
             wrapped, place = self._wrapped[attempt, cycle, rank], (attempt, cycle)
             end, seat = until(wrapped.node, place), (attempt, wrapped.node, positions[place, wrapped.node])
             positions[place, wrapped.node] += 1
             spent = wrapped.spent_until(end)
-            former, earlier_end = earlier.get(seat, (wrapped, None))
-            if earlier_end is not None:  # another launcher has restarted it
-                spent.restart += spent.startup + max(0, wrapped.began_ns - earlier_end)
+            before, former, since = earlier.get(seat, (place, wrapped, None))
+            if since is not None:  # another launcher has restarted it
+                if before == previous[place]:
+                    spent.rework += former.repeated_from(resumed.get((place, wrapped.node)), since, 0)
+                else:  # the job went on without it until that cycle ended
+                    until_ns = ended_ns.get(previous[place], 0) + self._offsets.get(wrapped.node, 0)
+                    since = max(since, until_ns - wrapped.clock_ns)
+                spent.restart += spent.startup + max(0, wrapped.began_ns - since)
                 spent.startup = 0
-                spent.rework += former.repeated_from(resumed.get((place, wrapped.node)), earlier_end, 0)
-            earlier[seat] = (wrapped, end)
+            earlier[seat] = (place, wrapped, end)
             yield rank, spent
 
     def _formers(self, place: Cycle, before: Iterable[int], ranks: Iterable[int]) -> dict[int, WrappedRank]:

@@ -56,7 +56,7 @@ class WrappedRank:
         self._calls = 0
         self._rank: int | None = None
         self.first_step: int | None = None  # of its first call
-        self._clock_ns = 0  # UTC minus monotonic time of its last record
+        self.clock_ns = 0  # UTC minus monotonic time of its last record
         self.since = 0  # start of its present state
         self._state: _State = ""
         self._is_active = True
@@ -76,7 +76,7 @@ class WrappedRank:
 
     def take(self, record: Record) -> None:
         """Add a record of the rank or of its monitor."""
-        self._clock_ns, self._rank = record.wall_ns - record.mono_ns, record.origin.initial_rank
+        self.clock_ns, self._rank = record.wall_ns - record.mono_ns, record.origin.initial_rank
         _TAKEN_BY[type(record.event)](self, record.event, record.mono_ns)
 
     def _stage_started(self, event: events.StageStarted, at: int) -> None:
@@ -141,7 +141,7 @@ class WrappedRank:
         if self._ended_ns is None and self._state:
             here, there = by.origin.node, self.node
             wall_ns = by.wall_ns - offsets.get(here, 0) + offsets.get(there, 0)
-            self._ended_ns = by.mono_ns if here == there else wall_ns - self._clock_ns
+            self._ended_ns = by.mono_ns if here == there else wall_ns - self.clock_ns
 
     def spent_until(self, until: int | None) -> RankSeconds:
         """Return the rank's time by cause. until: monotonic nanoseconds; None: only intervals that have ended."""
@@ -159,7 +159,7 @@ class WrappedRank:
     def counted_until(self, until: int) -> int:
         """Return where `spent_until` ends the count of this rank before its place is vacant, in UTC nanoseconds of its
         node."""
-        return self._clock_ns + (until if self._ended_ns is None else min(until, self._ended_ns))
+        return self.clock_ns + (until if self._ended_ns is None else min(until, self._ended_ns))
 
     def silent_until(self, at: int, silent_ns: int) -> int:
         """Return for how many of the last silent_ns nanoseconds before `at`, when the launcher ended the cycle, a rank

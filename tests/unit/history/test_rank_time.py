@@ -25,6 +25,7 @@ from tests.support.launch_streams import launched
 from tests.support.nested_streams import BEFORE_STEP_S, REPEATED, call_another_before, nested
 from tests.support.node_stories import NodeStory
 from tests.support.record_streams import job
+from tests.support.torchrun_streams import stopped_in_restart
 
 
 def test_one_silent_rank_of_eight_costs_the_time_of_all_eight_in_report_and_metrics() -> None:
@@ -310,6 +311,36 @@ def test_time_between_two_cycles_of_another_launcher_is_restart_whatever_numbers
     assert in_both == in_cycle_0
     assert sum(of_rank.restart for of_rank in after.values()) / 1e9 == pytest.approx(2 * 300.0, abs=0.1)
     assert_same_seconds([*once, *again])
+
+
+@pytest.mark.parametrize("ahead_s", [0, 40], ids=["same clocks", "clock of b ahead"])
+def test_node_that_another_launcher_left_out_of_a_cycle_counts_from_the_end_of_that_cycle(ahead_s: int) -> None:
+    """torchrun goes on without node b, and starts a cycle with it 300 s after the first one: b repeats nothing then."""
+    once = []
+    for record in stopped_in_restart(job([record_streams.Fault("kill", 3, 0, step=20)], world=4), 3):
+        once.append(record)
+        if record.event == events.StageStarted("run"):
+            once.append(msgspec.structs.replace(record, event=events.FirstStepReported(0, 0.0)))
+    began_ns, ended_ns = min(record.mono_ns for record in once), max(record.mono_ns for record in once)
+
+    def cycle(number: int, nodes: str, later_ns: int) -> list[Record]:
+        moved = []
+        for record in once:
+            node = "ab"[(record.origin.initial_rank or 0) // 2]
+            mono_ns, wall_ns = (later_ns + 5 * 10**14, later_ns + ahead_s * 10**9) if node == "b" else [later_ns] * 2
+            if node in nodes:
+                moved.append(_elsewhere(record, number, node))
+                moved[-1] = msgspec.structs.replace(
+                    moved[-1], mono_ns=record.mono_ns + mono_ns, wall_ns=record.wall_ns + wall_ns
+                )
+        return moved
+
+    alone_s, lasts_s = 100, (ended_ns - began_ns) / 1e9
+    records = [*cycle(0, "ab", 0), *cycle(1, "a", alone_s * 10**9), *cycle(2, "ab", 300 * 10**9)]
+    spent = History({"b": ahead_s * 10**9}).take_all(records).spent()
+    assert spent[2].restart / 1e9 == pytest.approx(300 - alone_s - lasts_s, abs=0.5)
+    assert spent[0].restart / 1e9 == pytest.approx(300 - 2 * lasts_s, abs=0.5)
+    assert (spent[0].rework > 0, spent[2].rework) == (True, 0)
 
 
 def _elsewhere(record: Record, cycle: int, node: str, shift: int = 0) -> Record:
