@@ -284,7 +284,8 @@ ALERTS = (
         culprit=_FAULTY_NODE,
         runbook=Runbook(
             "The job ended without completing: its restart budget is used up, a restart cannot fix its failure, or "
-            "every call of the wrapped function failed. The alert ends after 6 hours. A failure before the first "
+            "every call of the wrapped function failed. Ranks that were asked to stop have not failed, unless another "
+            "rank of their node failed in the 45 s before. The alert ends after 6 hours. A failure before the first "
             "scrape is visible only in the file for node-exporter.",
             (
                 "`resilience report RUN`: the last incident, its verdict and the exception.",

@@ -7,7 +7,7 @@ other. The file of each frame says whether it belongs to a library, this package
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -106,8 +106,8 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
 )
 _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "RestartError", "RankDiscarded"))
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
-QUIET_END = 0.6
 TORCHRUN_STOPS_WITHIN = 45.0  # seconds: until it looks at its workers again, and those it leaves them after SIGTERM
+QUIET_END = 0.6
 """Confidence of an end that gives no reason, if nothing on record explains it. NCCL's watchdog aborts ranks that wait,
 and programs that catch the error of a collective often exit with a code."""
 _INPUT = frozenset(("data", "input", "dataloader", "load"))
@@ -177,6 +177,14 @@ def is_inside(stack: tuple[Frame, ...]) -> bool:
 def category_of(record: InterruptionRecord) -> Category:
     """Return the category that a record alone shows, for metrics. It may be "unknown"."""
     return category(symptom(record))
+
+
+def were_stopped(asked: Collection[float], others: Iterable[float]) -> bool:
+    """Return True if a request to stop ended some ranks, and no fault shortly before, after which torchrun and
+    schedulers stop the others, too.
+
+    asked, others: times in seconds at which ranks ended because they were asked to, and otherwise."""
+    return bool(asked) and all(at < min(asked) - TORCHRUN_STOPS_WITHIN for at in others)
 
 
 def symptom(

@@ -33,11 +33,13 @@ class Attempt:
 
 class LastCall:
     """How a rank's last call, or its last worker, ended. place: its newest iteration. outcome: None while not known.
-    is_lost: its process ended. is_asked: because it was asked to, and not by its monitor."""
+    ended_ns: when its call or process ended, UTC, 0 if no record of a Wrapper says so. is_lost: its process ended.
+    is_asked: because it was asked to, and not by its monitor."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.outcome: str | None = None
+        self.ended_ns = 0
         self.error = ""
         self.is_lost = False
         self.is_asked = False
@@ -334,10 +336,11 @@ class History:
             self.ranks.end(rank, place, at_ns, event.outcome)
         elif isinstance(event, events.CallEnded):
             last = self._last_call(rank, place)
-            last.outcome, last.error = event.outcome, event.error
+            last.outcome, last.error, last.ended_ns = event.outcome, event.error, at_ns
         elif isinstance(event, events.RankExited):
             if not event.goodbye:
                 last = self._last_call(rank, place)
+                last.ended_ns = at_ns
                 last.is_lost, last.is_asked = True, event.status.is_stop and not last.is_signalled
         elif isinstance(event, events.RankSignalled):
             self._last_call(rank, place).is_signalled = True

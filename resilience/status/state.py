@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from resilience.attribution.symptoms import were_stopped
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.in_words import seconds
@@ -277,6 +278,12 @@ class Watcher:
         """Return False if torchrun has begun a later cycle, which has too few ranks for this one."""
         return self._size is None or rank < self._size or self._place[rank] >= self._newest
 
+    def _is_expected(self, rank: int) -> bool:
+        """Return False if the job goes on without this rank, and may end without it."""
+        excluded_in = self._history.excluded.get(rank)
+        is_excluded = excluded_in is not None and excluded_in[:2] >= self._place[rank]
+        return not is_excluded and self._is_in_last_cycle(rank)
+
     def _enter(self, iteration: Iteration) -> None:
         """Note an iteration of any rank."""
         *cycle, call, number = iteration
@@ -352,14 +359,16 @@ class Watcher:
             ended = self._left
             if self._is_quiet(now, BETWEEN_CALLS):
                 ended = ended | self._outside
-            expected = filter(self._is_in_last_cycle, self._calls.keys() - self._history.excluded.keys())
-            if ended and ended.issuperset(expected):
+            ended = set(filter(self._is_in_last_cycle, ended))
+            if ended and ended.issuperset(filter(self._is_expected, self._calls)):
                 outcomes = {self._calls.get(rank) for rank in ended}
                 # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
                 if "completed" in outcomes:
                     return "ended", "completed", ""
                 calls = self._history.last_calls()
-                are_asked = all(rank in calls and calls[rank].is_asked for rank in ended)
+                asked = {rank for rank in ended if rank in calls and calls[rank].is_asked}
+                at = {rank: (rank in calls and calls[rank].ended_ns / 1e9) or now for rank in ended}
+                are_asked = were_stopped([at[rank] for rank in asked], (at[rank] for rank in ended - asked))
                 is_young = now - self._last_ns / 1e9 <= STARTED_AFTER
                 if is_young and not are_asked and self._history.restarts_left.get(self._newest):
                     return "restarting", None, ""

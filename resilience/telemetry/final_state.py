@@ -4,14 +4,15 @@ completed and failed come from the job's final verdict; stopped means that the w
 preemption); left means that this node takes no further part while the job may continue. Under the launcher the agent
 decides; a node that left may come back with another agent, which has not ended. Without the launcher the calls of the
 wrapped function decide, when no rank of the node is in a call. They were stopped if each ended by a signal to stop that
-its monitor had not sent; after another fault in the same call, such signals are a consequence of it. A rank that the
-others excluded may have died together with its monitor, and is in none. If torchrun may start the ranks again, they
-have not failed for good, and torchrun itself may have stopped them for that: then they have only left."""
+its monitor had not sent; shortly after another fault in the same call, such signals are a consequence of it. A rank
+that the others excluded may have died together with its monitor, and is in none. If torchrun may start the ranks again,
+they have not failed for good, and torchrun itself may have stopped them for that: then they have only left."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from resilience.attribution.symptoms import were_stopped
 from resilience.facts import events
 from resilience.facts.records import Record
 from resilience.history.rank_states import excluded_by
@@ -34,7 +35,7 @@ class FinalState:
         self._call: Call = (0, 0, 0)
         self._in_call: set[int] = set()
         self._signalled: set[int] = set()  # by their own monitors
-        self._calls_ended: set[str] = set()  # outcomes
+        self._ends: list[tuple[str, float]] = []  # outcome and Unix time of each end in the call
         self._verdict_at = self._call_ended_at = 0.0  # Unix time
 
     def take(self, record: Record) -> None:
@@ -70,17 +71,18 @@ class FinalState:
         if call > self._call:
             self._call, self._call_ended_at = call, 0.0
             self._in_call.clear()
-            self._calls_ended.clear()
+            self._ends.clear()
         if isinstance(record.event, events.CallStarted):
             self._in_call.add(rank)
             self._signalled.discard(rank)
             return
-        self._call_ended_at = max(self._call_ended_at, record.wall_ns / 1e9)
+        at = record.wall_ns / 1e9
+        self._call_ended_at = max(self._call_ended_at, at)
         if isinstance(record.event, events.CallEnded):
-            self._calls_ended.add(record.event.outcome)
+            self._ends.append((record.event.outcome, at))
         elif rank in self._in_call:
             is_stop = isinstance(record.event, events.RankExited) and record.event.status.is_stop
-            self._calls_ended.add("stopped" if is_stop and rank not in self._signalled else "lost")
+            self._ends.append(("stopped" if is_stop and rank not in self._signalled else "lost", at))
         self._in_call.discard(rank)
 
     @property
@@ -88,9 +90,9 @@ class FinalState:
         """Return how the job ended on this node, None if it has not."""
         if self._agent is not None:
             return None if self._verdict is None else self._outcome_of(self._verdict)
-        if self._in_call or not self._calls_ended:
+        if self._in_call or not self._ends:
             return None
-        if "completed" in self._calls_ended:
+        if self._has_completed:
             return "completed"
         if not self.has_failed:
             return "left" if self._may_begin_again else "stopped"
@@ -98,10 +100,16 @@ class FinalState:
 
     @property
     def has_failed(self) -> bool:
-        """Return True if all calls of the wrapped function on this node have ended, none of them has completed, and not
-        all of them were stopped."""
-        is_over = bool(self._calls_ended) and not self._in_call
-        return is_over and "completed" not in self._calls_ended and self._calls_ended != {"stopped"}
+        """Return True if all calls of the wrapped function on this node have ended, none of them has completed, and
+        they were not stopped."""
+        if not self._ends or self._in_call or self._has_completed:
+            return False
+        asked = [at for outcome, at in self._ends if outcome == "stopped"]
+        return not were_stopped(asked, (at for outcome, at in self._ends if outcome != "stopped"))
+
+    @property
+    def _has_completed(self) -> bool:
+        return any(outcome == "completed" for outcome, _ in self._ends)
 
     @property
     def at(self) -> float:

@@ -30,7 +30,7 @@ from tests.support.launch_streams import Fault, Kind, Launched, launched
 from tests.support.nested_streams import nested
 from tests.support.node_stories import NodeStory
 from tests.support.record_streams import STARTED_NS
-from tests.support.torchrun_streams import stopped_in_restart, under_torchrun
+from tests.support.torchrun_streams import in_cycle, stopped_in_restart, under_torchrun
 
 START = STARTED_NS / 1e9
 
@@ -396,6 +396,29 @@ def test_job_that_torchrun_may_start_again_is_restarting(
     assert (now.phase, now.restarts, now.restarts_left) == (phase, None if left is None else 0, left)
     assert now.failure is not None
     assert now.failure.rank == (2 if left is None else 3)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_that_torchrun_went_on_without_do_not_decide_how_the_job_ended(world: int, tmp_path: Path) -> None:
+    """A rank died in the first cycle. The second one has 2 ranks, which are asked to stop."""
+    died = stopped_in_restart(record_streams.job([record_streams.Fault("kill", 1, 0)], world=world), 1)
+    asked = in_cycle(stopped_in_restart(record_streams.job(world=2), -1, events.IterationStarted), 1)
+    folder = written(under_torchrun(died, 2) + under_torchrun(asked, 1), tmp_path / "run")
+    for after in (310.0, 600.0):
+        now = now_of(folder, after)
+        assert (now.phase, now.outcome) == ("ended", "stopped")
+
+
+def test_rank_that_was_excluded_in_an_earlier_cycle_of_torchrun_is_awaited_in_this_one(tmp_path: Path) -> None:
+    """Rank 2 died with its monitor in the first cycle, and torchrun started it again."""
+    whole = record_streams.job([record_streams.Fault("kill", 2, 0)], world=3)
+    excluded = next(record for record in whole.files[2] if isinstance(record.event, events.RankStoodInFor))
+    by = msgspec.structs.replace(excluded.origin, initial_rank=0, pid=500)
+    whole.files[0].append(msgspec.structs.replace(excluded, origin=by))
+    again = stopped_in_restart(record_streams.job(world=3), 2, events.IterationStarted)
+    running = [record for record in again if record.origin.initial_rank != 2 or record.origin.iteration is None]
+    records = stopped_in_restart(whole, 2) + whole.files[0][-1:] + in_cycle(running, 1)
+    assert now_of(written(under_torchrun(records, 1), tmp_path / "run"), 600.0).phase == "running"
 
 
 def _in_cycle_1(records: list[Record]) -> list[Record]:

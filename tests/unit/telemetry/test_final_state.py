@@ -13,7 +13,9 @@ from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from resilience.status.state import Watcher
 from resilience.telemetry.final_state import FinalState
-from tests.support.record_streams import Fault, Job, job
+from tests.support.agreement import written
+from tests.support.record_streams import Fault, Job, Kind, job
+from tests.support.torchrun_streams import stopped_in_restart
 
 AGENT = Origin("job", "n0", "agent", 1)
 
@@ -92,6 +94,22 @@ def test_ranks_that_all_obeyed_a_signal_were_stopped_in_every_view(
     assert now is not None and (now.phase, now.outcome) == ("ended", outcome)
     found = report(load(tmp_path / "run"))
     assert (found.end == "ranks 0-1 asked to stop") == (outcome == "stopped")
+
+
+@pytest.mark.parametrize(("after_s", "outcome"), [(10.0, "failed"), (3600.0, "stopped")])
+@pytest.mark.parametrize("kind", ["kill", "exit", "left"])
+def test_ranks_that_outlived_a_fault_long_before_they_were_asked_to_stop_have_not_failed(
+    kind: Kind, after_s: float, outcome: str, tmp_path: Path
+) -> None:
+    """Soon after a fault, torchrun or a scheduler stops the other ranks for it."""
+    records = stopped_in_restart(job([Fault(kind, 2, 0)], world=3), 2, events.RestartEnded, after_s=after_s)
+    made = FinalState()
+    for record in sorted(records, key=lambda record: record.mono_ns):
+        made.take(record)
+    assert (made.outcome, made.has_failed) == (outcome, outcome == "failed")
+    folder = written(records, tmp_path / "run")
+    now = Watcher(folder, lambda: max(record.wall_ns for record in records) / 1e9 + 60).look()
+    assert now is not None and (now.phase, now.outcome) == ("ended", outcome)
 
 
 def test_stopped_ranks_that_torchrun_may_start_again_have_left() -> None:
