@@ -382,7 +382,9 @@ def rule_of(config: FaultToleranceConfig, settings: Settings) -> Rule | None:
 
 
 def from_limits(limits: Limits) -> FaultToleranceConfig:
-    """Return the settings that yield these limits in `to_limits`; the others have their default."""
+    """Return the settings that yield these limits in `to_limits`, and their rule in `rule_of`; the others have their
+    default."""
+    rule = limits.rule
     return FaultToleranceConfig(
         initial_rank_heartbeat_timeout=limits.initial_heartbeat.hard,
         rank_heartbeat_timeout=limits.heartbeat.hard,
@@ -395,6 +397,9 @@ def from_limits(limits: Limits) -> FaultToleranceConfig:
         safety_factor=limits.safety_factor,
         rank_termination_signal=signal.Signals[limits.signal],
         end_suspected_ranks=limits.ends_suspects,
+        detect_hangs=rule is not None,
+        hang_first_limit=None if rule is None else rule.first,
+        hang_least_limit=None if rule is None else rule.least,
     )
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import itertools
 import json
 import pickle
 import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from resilience.errors import ConfigurationError, ConfigurationTypeError
 from resilience.facts.limits import Limit, Limits
 from resilience.monitor import config as module
-from resilience.monitor.config import FIELDS, FaultToleranceConfig, add_arguments, from_limits, to_limits
+from resilience.monitor.config import FIELDS, FaultToleranceConfig, add_arguments, from_limits, rule_of, to_limits
+from resilience.system.environment import Settings
 
 DEFAULTS = {
     "workload_check_interval": 5.0,
@@ -449,14 +452,24 @@ def test_rank_that_is_killed_gets_no_grace() -> None:
 def test_settings_of_limits_are_those_that_the_limits_were_made_from() -> None:
     launchers = {
         "workload_check_interval",
-        "detect_hangs",
-        "hang_first_limit",
-        "hang_least_limit",
         "log_level",
         "restart_policy",
         "use_infra_group_rank",
         "node_health_check_interval",
     }
-    chosen = FaultToleranceConfig(**{name: value for name, (_, value) in OTHERS.items() if name not in launchers})
-    for config in (FaultToleranceConfig(), chosen):
-        assert from_limits(to_limits(config)) == config
+    chosen = {name: value for name, (_, value) in OTHERS.items() if name not in launchers}
+    rules: tuple[dict[str, Any], ...] = (
+        {"detect_hangs": True, "hang_first_limit": 1800.0, "hang_least_limit": 90.0},
+        {"detect_hangs": False, "hang_first_limit": None, "hang_least_limit": None},
+    )
+    for settings, rule in itertools.product(({}, chosen), rules):
+        config = FaultToleranceConfig(**settings | rule)
+        limits = msgspec.structs.replace(to_limits(config), rule=rule_of(config, Settings()))
+        assert from_limits(limits) == config
+
+
+def test_settings_of_the_rule_come_from_the_variables_if_no_flag_sets_them() -> None:
+    config = FaultToleranceConfig(hang_first_limit=1800)
+    limits = msgspec.structs.replace(to_limits(config), rule=rule_of(config, Settings(hang_least_limit=30.0)))
+    shown = from_limits(limits)
+    assert (shown.detect_hangs, shown.hang_first_limit, shown.hang_least_limit) == (True, 1800.0, 30.0)
