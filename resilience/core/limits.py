@@ -148,6 +148,18 @@ def section_timeouts(
     )
 
 
+def newly_calculated(timeouts: SectionTimeouts, names: Collection[str], with_outside: bool) -> SectionTimeouts:
+    """Return the limits of these sections alone, and if `with_outside` the one of the time between two sections."""
+    deadlines = {*map(of_section, names), *((OUT_OF_SECTION,) if with_outside else ())}
+    return SectionTimeouts(
+        section={name: timeouts.section[name] for name in names},
+        out_of_section=timeouts.out_of_section if with_outside else None,
+        calculated_sections=frozenset(names),
+        is_out_of_section_calculated=with_outside,
+        first={deadline: limit for deadline, limit in timeouts.first.items() if deadline in deadlines},
+    )
+
+
 def _covering(longest: float, safety_factor: float, known: float | None) -> float:
     limit = max(longest * safety_factor, SHORTEST)
     return limit if known is None else max(limit, (limit + known) / 2)
@@ -157,7 +169,7 @@ def _covering(longest: float, safety_factor: float, known: float | None) -> floa
 
 
 class ClientLimits(msgspec.Struct, frozen=True):
-    """The limits that a rank's client knows. A checkpoint stores this state."""
+    """The limits that a rank's clients know. A checkpoint stores those of one client."""
 
     hb_timeouts: HeartbeatTimeouts = HeartbeatTimeouts()
     section_timeouts: SectionTimeouts = SectionTimeouts()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+from resilience.core.limits import configured
 from resilience.core.observation import Doing
 from resilience.core.restart import ENTRY
 from resilience.errors import DecodeError, MonitorError, error_in_words
@@ -31,7 +32,8 @@ ATTACH_LIMIT = 10.0  # seconds; a monitor that has just been restarted answers l
 class WorkerLink:
     """The worker's end: `page` for signs of life, `send` for messages. Once closed, messages are dropped.
 
-    rank, world_size, limits: as the monitor knows them. is_armed: the worker has announced heartbeats, so its limits
+    rank, world_size, limits: as the monitor knows them. client_limits: those of `limits` that clients calculate, as all
+    clients of this process have set them. is_armed: the worker has announced heartbeats, so its limits
     apply whatever it does. is_open: messages are sent. is_closed: this process has ended the monitoring; a forked child
     has not."""
 
@@ -41,6 +43,7 @@ class WorkerLink:
         self.rank = welcome.rank
         self.world_size = welcome.world_size
         self.limits = welcome.limits
+        self.client_limits = configured(welcome.limits)
         self.is_armed = False
         self.is_paused = False
         self.is_open = True

@@ -65,13 +65,12 @@ class RankMonitorClient:
     takes over under `resilience run`. They raise RankMonitorClientError if this client did not begin, or if a client
     of this process has ended the monitoring. In a forked child, which is not the rank, they do nothing.
 
-    hb_timeouts, section_timeouts: the limits in force, as far as this rank knows them. cfg: the settings of the rank's
-    monitor; None until monitoring begins. Settings that concern only the launcher have their defaults there."""
+    cfg: the settings of the rank's monitor; None until monitoring begins. Settings that concern only the launcher have
+    their defaults there."""
 
     def __init__(self) -> None:
         self.cfg: FaultToleranceConfig | None = None
-        self.hb_timeouts = HeartbeatTimeouts()
-        self.section_timeouts = SectionTimeouts()
+        self._own = ClientLimits()  # what this client has calculated or loaded; the others as they were configured
         self._link: connect.WorkerLink | None = None
         self._announced_ns = 0
 
@@ -85,6 +84,16 @@ class RankMonitorClient:
     def is_initialized(self) -> bool:
         """True if the rank is monitored through this client. All clients of a process share one link to the monitor."""
         return self._link is not None and self._link.is_open
+
+    @property
+    def hb_timeouts(self) -> HeartbeatTimeouts:
+        """The limits of heartbeats in force, as far as this rank knows them; any of its clients may have set them."""
+        return self._in_force.hb_timeouts
+
+    @property
+    def section_timeouts(self) -> SectionTimeouts:
+        """The limits of sections in force, as far as this rank knows them; any of its clients may have set them."""
+        return self._in_force.section_timeouts
 
     @property
     def timeouts(self) -> HeartbeatTimeouts:
@@ -111,7 +120,9 @@ class RankMonitorClient:
         base = link.limits
         if num_warmup_iters is not None:
             base = msgspec.structs.replace(base, warmup_occurrences=num_warmup_iters)
-        self._enforce(link, calculation.over(calculation.configured(base), self._state), base)
+        loaded = self._own
+        self._enforce(link, loaded, base)
+        self._own = calculation.over(calculation.configured(base), loaded)
         self.cfg = from_limits(base)
         self._announced_ns = time.monotonic_ns()
         self._link = link
@@ -175,7 +186,7 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(link, ClientLimits(hb_timeouts, self.section_timeouts))
+        self._enforce(link, ClientLimits(hb_timeouts))
         return True
 
     def calculate_and_set_timeouts(self, skip_if_not_ready: bool = False) -> bool:
@@ -217,12 +228,15 @@ class RankMonitorClient:
             if skip_if_not_ready:
                 return False
             raise
-        self._enforce(link, ClientLimits(self.hb_timeouts, section_timeouts))
+        names = observed.sections if selected is None else selected
+        calculated = calculation.newly_calculated(section_timeouts, names, calc_out_of_section)
+        self._enforce(link, ClientLimits(section_timeouts=calculated))
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the limits for a checkpoint, in JSON types; the same on all ranks."""
-        return calculation.to_plain(self._state)
+        """Return this client's limits for a checkpoint, in JSON types; the same on all ranks. Those that another client
+        has calculated are in the state of that one."""
+        return calculation.to_plain(self._own)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Apply the limits of a checkpoint, now or when monitoring begins.
@@ -232,9 +246,9 @@ class RankMonitorClient:
         RankMonitorClientError if the limits are too long for a message."""
         loaded, link = calculation.from_plain(state), self._link
         if link is None or not link.is_open:
-            self.hb_timeouts, self.section_timeouts = loaded.hb_timeouts, loaded.section_timeouts
+            self._own = loaded
         else:
-            self._enforce(link, calculation.over(self._state, loaded))
+            self._enforce(link, loaded)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -260,8 +274,9 @@ class RankMonitorClient:
     # -- helpers --------------------------------------------------------------------------------
 
     @property
-    def _state(self) -> ClientLimits:
-        return ClientLimits(self.hb_timeouts, self.section_timeouts)
+    def _in_force(self) -> ClientLimits:
+        link = self._link
+        return link.client_limits if link is not None and link.is_open else self._own
 
     def _page(self) -> RankSide:
         """Return where signs of life are stored, whether a monitor reads them or not."""
@@ -279,11 +294,13 @@ class RankMonitorClient:
                 return
             raise RankMonitorClientError(str(error), section=section) from error
 
-    def _enforce(self, link: connect.WorkerLink, state: ClientLimits, base: Limits | None = None) -> None:
-        """Set these limits, here and in the monitor. If the monitor does not read, the rank continues.
+    def _enforce(self, link: connect.WorkerLink, calculated: ClientLimits, base: Limits | None = None) -> None:
+        """Set the calculated ones of these limits, here and in the monitor. If the monitor does not read, the rank
+        continues.
 
         base: all other limits, by default those in force. Raises: RankMonitorClientError if they are too long for a
         message; then nothing changes."""
+        state = calculation.over(link.client_limits, calculated)
         new_limits = calculation.with_state(link.limits if base is None else base, state)
         is_new = new_limits != link.limits
         size = messages.bytes_of(new_limits) if is_new else 0
@@ -292,7 +309,7 @@ class RankMonitorClient:
                 f"the new limits have {size} bytes, the maximum is {messages.MOST_LIMITS}; the old ones stay in force: "
                 f"set limits of fewer sections than {len(new_limits.sections)}"
             )
-        self.hb_timeouts, self.section_timeouts = state.hb_timeouts, state.section_timeouts
+        link.client_limits, self._own = state, calculation.over(self._own, calculated)
         if is_new and not link.limit(new_limits):
             warnings.warn("the rank's monitor did not accept new limits; the old ones stay in force", stacklevel=3)
 

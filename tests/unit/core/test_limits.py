@@ -156,6 +156,13 @@ def test_limits_take_the_state_and_keep_the_rest() -> None:
     )
 
 
+def test_newly_calculated_limits_leave_out_all_others() -> None:
+    timeouts = limits.section_timeouts(SEEN, SectionTimeouts({"data": 9.0}), 5.0, fitted={"save": 40.0, "step": 5.0})
+    only = limits.newly_calculated(timeouts, ["save"], with_outside=False)
+    assert only == SectionTimeouts({"save": 40.0}, None, frozenset({"save"}), first={"save": timeouts.first["save"]})
+    assert limits.newly_calculated(timeouts, ["save"], with_outside=True).out_of_section == timeouts.out_of_section
+
+
 FITTED = ClientLimits(section_timeouts=SectionTimeouts({"work": 4.0}, None, frozenset({"work"}), first={"work": 10.0}))
 SLOWER = ClientLimits(section_timeouts=SectionTimeouts({"work": 150.0}, None, frozenset({"work"})))
 

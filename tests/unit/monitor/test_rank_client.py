@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core.limits import ClientLimits, HeartbeatTimeouts, SectionTimeouts, to_plain
+from resilience.core.limits import ClientLimits, HeartbeatTimeouts, SectionTimeouts, configured, from_plain, to_plain
 from resilience.core.restart import ENTRY
 from resilience.errors import ConfigurationError, ConfigurationTypeError, RankMonitorClientError
 from resilience.facts.deadlines import NAME_BYTES
-from resilience.facts.limits import Limit, Limits
+from resilience.facts.limits import Limit, Limits, Rule
 from resilience.monitor import client, connect, messages, refit
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient, WorkloadAction, WorkloadControlRequest
@@ -50,6 +50,10 @@ class Monitor:
     @property
     def side(self) -> MonitorSide:
         return MonitorSide(self.page)
+
+    def starts_again(self, limits: Limits) -> None:
+        """The job starts again, with these limits."""
+        self.link.limits, self.link.client_limits = limits, configured(limits)
 
 
 @pytest.fixture
@@ -470,6 +474,81 @@ def test_client_whose_loaded_limits_are_too_long_for_a_message_does_not_begin(mo
     assert (monitor.hear(), monitor.link.is_armed) == ([], False)
 
 
+# -- several clients ----------------------------------------------------------------------------------
+
+
+def limits_heard(monitor: Monitor) -> Limits:
+    """The last limits that the monitor was told."""
+    *_, last = (message.limits for message in monitor.hear() if isinstance(message, messages.NewLimits))
+    assert isinstance(last, Limits)
+    return last
+
+
+def test_client_keeps_the_limits_that_another_one_has_calculated(monitor: Monitor) -> None:
+    """Such as the program's own client, and the one of a callback."""
+    monitor.starts_again(msgspec.structs.replace(LIMITS, defaults=("heartbeat", "initial_heartbeat"), rule=Rule()))
+    first, second = RankMonitorClient(), RankMonitorClient()
+    first.init_workload_monitoring()
+    second.init_workload_monitoring()
+    seen(monitor, first=first._announced_ns + 20 * SECOND, gap=3, outside=2, data=50, save=100)
+    first.calculate_and_set_section_timeouts(["data"])
+    first.calculate_and_set_hb_timeouts()
+    second.calculate_and_set_section_timeouts(["save"], calc_out_of_section=False)
+    limits = limits_heard(monitor)
+    sections = {"data": Limit(hard=200.0), "save": Limit(hard=400.0), "step": Limit(hard=30.0)}
+    assert (limits.sections, limits.out_of_section) == (sections, Limit(hard=8.0))
+    assert (limits.heartbeat, limits.initial_heartbeat) == (Limit(hard=12.0), Limit(hard=80.0))
+    assert first.section_timeouts == second.section_timeouts
+    assert first.section_timeouts.calculated_sections == {"data", "save"}
+    assert first.hb_timeouts == second.hb_timeouts == HeartbeatTimeouts(80.0, 12.0, were_calculated=True)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_state_that_a_client_loads_keeps_the_limits_of_another_one(monitor: Monitor, is_before: bool) -> None:
+    first, second = RankMonitorClient(), RankMonitorClient()
+    first.init_workload_monitoring()
+    seen(monitor, first=first._announced_ns + 20 * SECOND, gap=3, data=50)
+    first.calculate_and_set_section_timeouts(["data"], calc_out_of_section=False)
+    first.calculate_and_set_hb_timeouts()
+    state = to_plain(ClientLimits(section_timeouts=SectionTimeouts({"save": 9.0}, None, frozenset({"save"}))))
+    if is_before:
+        second.load_state_dict(state)
+    second.init_workload_monitoring()
+    if not is_before:
+        second.load_state_dict(state)
+    limits = limits_heard(monitor)
+    assert {name: limit.hard for name, limit in limits.sections.items()} == {"data": 200.0, "save": 9.0, "step": 30.0}
+    assert limits.heartbeat == Limit(hard=12.0)
+    assert first.section_timeouts == second.section_timeouts
+
+
+def test_state_of_a_client_has_only_the_limits_that_it_has_calculated_or_loaded(monitor: Monitor) -> None:
+    """A callback stores its state, and checks whether its own sections ended under their limits."""
+    first, second = RankMonitorClient(), RankMonitorClient()
+    first.init_workload_monitoring()
+    second.init_workload_monitoring()
+    seen(monitor, first=first._announced_ns + 20 * SECOND, gap=3, outside=2, data=50, save=100)
+    first.calculate_and_set_section_timeouts(["data"])
+    first.calculate_and_set_hb_timeouts()
+    second.calculate_and_set_section_timeouts(["save"], calc_out_of_section=False)
+    state = from_plain(second.state_dict())
+    assert (state.hb_timeouts.were_calculated, state.section_timeouts.is_out_of_section_calculated) == (False, False)
+    assert state.section_timeouts.calculated_sections == {"save"}
+    own = from_plain(first.state_dict())
+    assert own.section_timeouts.calculated_sections == {"data"} and own.hb_timeouts.were_calculated
+
+
+def test_client_that_calculates_again_starts_from_the_limit_in_force(monitor: Monitor) -> None:
+    first, second = RankMonitorClient(), RankMonitorClient()
+    first.init_workload_monitoring()
+    second.init_workload_monitoring()
+    seen(monitor, step=50)
+    first.calculate_and_set_section_timeouts(["step"], calc_out_of_section=False)
+    seen(monitor, step=25)
+    second.calculate_and_set_section_timeouts(["step"], calc_out_of_section=False)
+    assert first.section_timeouts.section == second.section_timeouts.section == {"step": 150.0}
+
+
 # -- state --------------------------------------------------------------------------------------------
 
 
@@ -488,7 +567,7 @@ def test_calculated_limits_are_loaded_before_or_after_the_beginning(
     monitor: Monitor, begun: RankMonitorClient, is_before: bool
 ) -> None:
     state = calculated(monitor, begun)
-    monitor.link.limits = LIMITS  # another start of the job
+    monitor.starts_again(LIMITS)
     other = RankMonitorClient()
     if is_before:
         other.load_state_dict(state)
@@ -506,7 +585,7 @@ def test_calculated_limits_are_loaded_before_or_after_the_beginning(
 
 def test_what_was_only_configured_is_not_loaded(monitor: Monitor, begun: RankMonitorClient) -> None:
     state = begun.state_dict()
-    monitor.link.limits = Limits(heartbeat=Limit(hard=5.0), sections={"step": Limit(hard=6.0)})
+    monitor.starts_again(Limits(heartbeat=Limit(hard=5.0), sections={"step": Limit(hard=6.0)}))
     for is_before in (True, False):
         other = RankMonitorClient()
         if is_before:
