@@ -7,8 +7,8 @@ the finished-flag file, which shows a script that there is nothing left to resum
 
 A limit is calculated only once its durations are as long as they will get. The setup's limit needs a setup that loaded
 a checkpoint. The limits of heartbeats and of the time between sections need a checkpoint, a validation and the turn of
-an epoch, as far as the job has them. Until then the configured limits apply. A rank without a monitor trains unwatched;
-then no rank calculates limits."""
+an epoch, as far as the job has them. Until then the configured limits apply. A rank without the launcher's monitor is
+watched only within a Wrapper's call; then no rank calculates limits."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class Watching:
 
     @property
     def is_initialized(self) -> bool:
-        """Return True if a monitor watches."""
+        """Return True if the launcher's monitor watches."""
         return self._watched is not None
 
     @property
     def _watched(self) -> RankMonitorClient | None:
-        """Return the client, None if there is no monitor or the program has ended the monitoring by another client."""
+        """Return the client, None if the launcher has no monitor or another client has ended the monitoring."""
         return self._client if self._client is not None and self._client.is_initialized else None
 
     # -- beginning and end ----------------------------------------------------------------------
@@ -110,8 +110,7 @@ class Watching:
         self._rank = rank
         self._folder = self._folder or folder
         if environment.monitor_socket() is None:
-            if rank == 0:
-                self._logger.warning("hangs are not detected: the script was not started by `resilience run`")
+            self._warn_without_launcher()
         else:
             self._attach(world_size)
         self.open(SETUP)
@@ -152,6 +151,16 @@ class Watching:
             Path(path).touch()
             self._log(f"the training is finished; {path} was written")
 
+    def _warn_without_launcher(self) -> None:
+        if connect.wrapper_page is None:
+            missing = "hangs are not detected"
+        elif self._calculates:
+            missing = "no limits are calculated"
+        else:
+            return
+        if self._rank == 0:
+            self._logger.warning("%s: the script was not started by `resilience run`", missing)
+
     def _attach(self, world_size: int) -> None:
         new_client = RankMonitorClient()
         try:
@@ -160,7 +169,7 @@ class Watching:
                 self._load_limits(new_client, self._file)
             new_client.init_workload_monitoring()
         except RankMonitorClientError as error:
-            self._logger.warning("rank %d trains without a monitor: %s", self._rank, error)
+            self._logger.warning("rank %d is not watched by a monitor of the launcher: %s", self._rank, error)
         else:
             self._client = new_client
 
@@ -171,14 +180,16 @@ class Watching:
         if name in self._open:
             return
         self._open[name] = False
-        watched = self._watched
-        if watched is not None:
-            try:
+        watched, wrapper_page = self._watched, connect.wrapper_page
+        try:
+            if watched is not None:
                 watched.start_section(name)
-            except RankMonitorClientError as error:  # the program has a section of this name; training continues
-                self._logger.warning("section %r is not watched this time: %s", name, error)
-            else:
-                self._open[name] = True
+            elif wrapper_page is not None:
+                wrapper_page.enter(name)
+        except (RankMonitorClientError, ConfigurationError) as error:  # the program has a section of this name
+            self._logger.warning("section %r is not watched this time: %s", name, error)
+        else:
+            self._open[name] = True
 
     def close(self, *names: str) -> None:
         """Close those of these sections that are open."""
@@ -197,8 +208,12 @@ class Watching:
 
     def _leave(self, name: str, failed: bool = False) -> None:
         is_shown = self._open.pop(name)
-        watched = self._watched
-        if watched is None or not is_shown:
+        watched, wrapper_page = self._watched, connect.wrapper_page
+        if not is_shown:
+            return
+        if watched is None:
+            if wrapper_page is not None:
+                wrapper_page.leave_if_open(name, failed)
             return
         leave = watched.discard_section if failed else watched.end_section
         try:
@@ -226,9 +241,11 @@ class Watching:
 
     def beat(self) -> None:
         """Send a sign of life."""
-        watched = self._watched
+        watched, wrapper_page = self._watched, connect.wrapper_page
         if watched is not None:
             watched.send_heartbeat()
+        elif wrapper_page is not None:
+            wrapper_page.heartbeat()
 
     def begin_epoch(self) -> None:
         """Note that an epoch begins."""

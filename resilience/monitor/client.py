@@ -19,7 +19,6 @@ from resilience.system import collective_calls, environment
 from resilience.telemetry import progress
 
 _page: RankSide | None = None  # page for signs of life
-_wrapper_page: RankSide | None = None  # a Wrapper's page
 _launcher_link: connect.WorkerLink | None = None  # link to the launcher's monitor
 _has_looked_for_link = False  # True once a link was looked for
 _outer_sections: tuple[str, ...] = ()  # the program opened them before a Wrapper's call, at the launcher's monitor
@@ -28,9 +27,9 @@ _was_interrupted = False  # an interruption ended what the program had announced
 
 
 def activate(page: RankSide) -> None:
-    """Send signs of life to a Wrapper's page from now on. The Wrapper's monitor applies its limits to them. The
-    launcher's monitor applies its own only if the program sends heartbeats to it directly."""
-    global _page, _wrapper_page, _outer_sections, _is_announced_before, _was_interrupted
+    """Send signs of life to a Wrapper's page from now on; those of a client go to both. The Wrapper's monitor applies
+    its limits to them. The launcher's monitor applies its own only if a client has announced heartbeats."""
+    global _page, _outer_sections, _is_announced_before, _was_interrupted
     link, _was_interrupted = _launcher_link, False
     _outer_sections = () if link is None else link.page.open_sections
     _is_announced_before = link is not None and link.is_armed
@@ -38,18 +37,18 @@ def activate(page: RankSide) -> None:
         link.rest()  # until the function is called: before, the rank waits for the others
     elif link is not None:
         link.pause()
-    _page = _wrapper_page = page
+    _page = connect.wrapper_page = page
     collective_calls.note_in(page)
 
 
 def deactivate() -> None:
     """Send signs of life to the page used before."""
-    global _page, _wrapper_page
+    global _page
     if _launcher_link is not None and not _launcher_link.is_armed:
         _launcher_link.resume()
     elif _launcher_link is not None and _launcher_link.is_paused:  # the function is over
         _announce(_launcher_link)
-    _wrapper_page = None
+    connect.wrapper_page = None
     _page = None if _launcher_link is None else _launcher_link.page
     collective_calls.note_in(_page)
 
@@ -104,7 +103,7 @@ def _link_changed(link: connect.WorkerLink | None) -> None:
     global _page, _launcher_link, _has_looked_for_link, _outer_sections, _is_announced_before
     _outer_sections, _is_announced_before = (), False  # of another page
     _launcher_link, _has_looked_for_link = link, True
-    if _wrapper_page is None:
+    if connect.wrapper_page is None:
         _page = None if link is None else link.page
     elif link is not None and not link.is_armed:
         link.pause()  # until the program announces heartbeats

@@ -182,6 +182,7 @@ _lock = threading.RLock()  # a signal handler may attach while its thread does
 _is_attaching = False  # belongs to the thread that holds the lock
 _is_end_noted = False  # in this process, or in the one that forked it
 _is_over = False  # the main thread has left the program
+wrapper_page: RankSide | None = None  # of the Wrapper's call that this process is in; `monitor.client` sets it
 on_change: Callable[[WorkerLink | None], None] = _ignore  # `monitor.client` sets it
 
 

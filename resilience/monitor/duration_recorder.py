@@ -132,8 +132,8 @@ class DurationRecorder:
         self._statistics: dict[str, _Statistics] = {}
         self.has_near_miss = False  # since the last call of `stale`: an occurrence may have come near its limit
         self._gaps: list[
-            tuple[float, float]
-        ] = []  # begin, seconds: out of sections, unless a section was open around them
+            tuple[float, float, bool]
+        ] = []  # begin, seconds, is_copy: out of sections, unless a section was open around them
         self._standstills: list[Standstill] = []
         self._silent_from = 0.0  # for the initial heartbeat
         self._has_beaten = False
@@ -263,10 +263,10 @@ class DurationRecorder:
                     self._rises.add(entry.rise)
                     self._add(STEP, entry.duration, began)
             elif not entry.name:
-                self._add(HEARTBEAT, entry.duration, began)
+                self._add(HEARTBEAT, entry.duration, began, is_copy=entry.is_copy)
             else:
-                self._add(deadlines.of_section(entry.name), entry.duration, began, is_failed=entry.failed)
-                self._section_ended(began, began + entry.duration)
+                self._add(deadlines.of_section(entry.name), entry.duration, began, entry.failed, entry.is_copy)
+                self._section_ended(began, began + entry.duration, entry.is_copy)
         self._record_gaps(min((entry.entered_at for entry in still_open), default=float("inf")))
         if announced is not None and not self._has_beaten:
             self._take_initial(closed, still_open, announced, heartbeat_at)
@@ -281,10 +281,10 @@ class DurationRecorder:
 
     def _record_gaps(self, first_open: float) -> None:
         """Record the gaps before the first section that is still open, up to its opening. The others lie within it."""
-        for begin, seconds in self._gaps:
+        for begin, seconds, is_copy in self._gaps:
             if begin < first_open:
-                self._add(OUT_OF_SECTION, min(seconds, first_open - begin), begin)
-        self._gaps = [(begin, seconds) for begin, seconds in self._gaps if begin >= first_open]
+                self._add(OUT_OF_SECTION, min(seconds, first_open - begin), begin, is_copy=is_copy)
+        self._gaps = [gap for gap in self._gaps if gap[0] >= first_open]
 
     def _take_initial(
         self, closed: list[Closed], still_open: list[OpenEntry], announced: float, heartbeat_at: float | None
@@ -317,15 +317,17 @@ class DurationRecorder:
             self._read_configuration()
             self._recorder.started(start.how, time.time(), start.cycle, start.iteration)
 
-    def _section_ended(self, entered: float, left: float) -> None:
-        """Note the end of a section. Gaps within it do not count; the time before it may be a gap."""
+    def _section_ended(self, entered: float, left: float, is_copy: bool) -> None:
+        """Note the end of a section. Gaps within it do not count; the time before it may be a gap, of which another
+        monitor has a copy if it has one of the section."""
         while self._gaps and self._gaps[-1][0] >= entered:  # sorted by begin
             self._gaps.pop()
         if self._gaps:
-            begin, seconds = self._gaps[-1]
-            self._gaps[-1] = begin, min(seconds, entered - begin)
+            begin, seconds, _ = self._gaps[-1]
+            if entered - begin < seconds:
+                self._gaps[-1] = begin, entered - begin, is_copy
         if self._left_at is not None and entered > self._left_at:
-            self._gaps.append((self._left_at, entered - self._left_at))
+            self._gaps.append((self._left_at, entered - self._left_at, is_copy))
         self._left_at = left if self._left_at is None else max(self._left_at, left)
 
     def ended_well(self, view: PageView) -> None:
@@ -360,7 +362,8 @@ class DurationRecorder:
             until = now
             if is_killed:
                 until = found_at if kind == "silence" else entry.entered_at + silent_for
-            self._record(name, until - entry.entered_at, entry.entered_at, is_killed)
+            if is_killed or not entry.is_copy:
+                self._record(name, until - entry.entered_at, entry.entered_at, is_killed)
         signs = {
             STEP: view.step_at,
             HEARTBEAT: view.heartbeat_at,
@@ -386,12 +389,16 @@ class DurationRecorder:
         self._read_configuration()
         self._recorder.close(time.time())
 
-    def _add(self, name: str, seconds: float, began: float, is_failed: bool = False) -> None:
+    def _add(
+        self, name: str, seconds: float, began: float, is_failed: bool = False, is_copy: bool = False
+    ) -> None:
+        """Count an occurrence, and record it. is_copy: another monitor of the rank records it."""
         self._counts[name] += 1
         wall_time = began + time.time() - time.monotonic()
         lasted, seconds = seconds, self._before_standstill(began, seconds)
         is_whole = seconds == lasted and not is_failed
-        self._recorder.add(name, seconds, wall_time, "ok" if is_whole else "cut", is_failed)
+        if not is_copy:
+            self._recorder.add(name, seconds, wall_time, "ok" if is_whole else "cut", is_failed)
         learned = self._learned.get(name)
         phases = self._phases.get(name)
         if learned is not None and phases is not None and phases.is_expected(self._counts[name] - 1):

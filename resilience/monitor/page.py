@@ -64,8 +64,10 @@ _NOTE_AT = _NAMES_AT + NAMES * NAME_BYTES
 SIZE = _NOTE_AT + NOTE
 _HEARTBEAT_NAME = 0  # ring entries of heartbeat gaps carry this name; names count from 1
 _FAILED = 1 << 32  # added to the name if an exception left the section
+_NAME = _FAILED - 1  # the bits of the name
 _IS_STEP = 1 << 33  # instead of a name: the step rose, by the low 32 bits
 MOST_RISE = _FAILED - 1  # stands for all larger ones too
+COPY = 1 << 35  # added to the name of a heartbeat or section that is in another page too; that page's monitor records it
 _IS_BEGINNING = 1 << 34  # instead of a name: the signs of life are cleared; the next word holds the iteration + 1
 
 _DOING = tuple(Doing)
@@ -151,8 +153,8 @@ class RankSide:
 
     # -- hot path -------------------------------------------------------------------------------
 
-    def heartbeat(self) -> None:
-        """Send a sign of life."""
+    def heartbeat(self, mark: int = 0) -> None:
+        """Send a sign of life. mark: COPY, or 0."""
         if (report := self.on_progress) is not None:
             report("heartbeat")
         words = self._words
@@ -164,7 +166,7 @@ class RankSide:
         if before:
             head = words[_HEAD]
             index = _RING + head % RING * _RING_WORDS
-            words[index] = _HEARTBEAT_NAME
+            words[index] = _HEARTBEAT_NAME | mark
             words[index + 1] = gap = now - before
             words[index + 2] = now
             words[_HEAD] = head + 1
@@ -173,9 +175,9 @@ class RankSide:
         elif not self.first_heartbeat:
             self.first_heartbeat = now
 
-    def enter(self, name: str) -> Opened:
-        """Open a section; return what `leave_if_open` takes. Raises: ConfigurationError if it is already open, or too
-        many are."""
+    def enter(self, name: str, mark: int = 0) -> Opened:
+        """Open a section; return what `leave_if_open` takes. mark: COPY, or 0. Raises: ConfigurationError if it is
+        already open, or too many are."""
         if (report := self.on_progress) is not None:
             report("section")
         words = self._words
@@ -190,7 +192,7 @@ class RankSide:
         slot = self._free[top]
         opened[name] = (slot, now)
         words[slot + 1] = now
-        words[slot] = number  # valid from here on
+        words[slot] = number | mark  # valid from here on
         return opened
 
     def leave(self, name: str, failed: bool = False) -> None:
@@ -232,6 +234,17 @@ class RankSide:
         """Close every open section."""
         for name in self.open_sections:
             self.leave_if_open(name)
+
+    def leave_copy(self, name: str, failed: bool = False) -> None:
+        """Close a section that is open as a COPY, and no other one."""
+        slot, _ = self._open.get(name, (None, 0))
+        if slot is not None and self._words[slot] & COPY:
+            self.leave_if_open(name, failed)
+
+    def leave_copies(self) -> None:
+        """Close every section that is open as a COPY."""
+        for name in self.open_sections:
+            self.leave_copy(name)
 
     def step(self, number: int) -> None:
         """Store the training step. Only a step above the highest so far counts as progress."""
@@ -524,10 +537,11 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class OpenEntry(msgspec.Struct, frozen=True):
-    """An open section; entered_at in monotonic seconds."""
+    """An open section; entered_at in monotonic seconds. is_copy: another page has it too."""
 
     name: str
     entered_at: float
+    is_copy: bool = False
 
 
 class PageView(msgspec.Struct, frozen=True):
@@ -571,7 +585,8 @@ class Closed(msgspec.Struct, frozen=True):
     """A finished section. Without a name: a heartbeat gap, or the time to a higher step (0 for the first), or nothing
     but the beginning of an iteration, which clears all signs of life. duration: in seconds. at: when the section was
     entered, or the heartbeat, the step or the beginning came. failed: an exception left the section, so its duration
-    says little. begins: the number of the iteration. rise: by how much the step rose; more than that for the first."""
+    says little. begins: the number of the iteration. rise: by how much the step rose; more than that for the first.
+    is_copy: another page has it too."""
 
     name: str
     duration: float
@@ -580,6 +595,7 @@ class Closed(msgspec.Struct, frozen=True):
     is_step: bool = False
     begins: int | None = None
     rise: int = 0
+    is_copy: bool = False
 
 
 class CollectiveEntry(msgspec.Struct, frozen=True):
@@ -608,7 +624,7 @@ class MonitorSide:
         """Return the page's present content."""
         words = self._read_words()
         entries = [
-            OpenEntry(self._name_of(words[slot]), words[slot + 1] * _NS)
+            OpenEntry(self._name_of(words[slot] & _NAME), words[slot + 1] * _NS, bool(words[slot] & COPY))
             for slot in range(_OPEN, _RING, _OPEN_WORDS)
             if words[slot]
         ]
@@ -724,8 +740,8 @@ class MonitorSide:
             return Closed("", 0.0, moment * _NS, begins=duration - 1)
         if number & _IS_STEP:
             return Closed("", duration * _NS, moment * _NS, is_step=True, rise=number & MOST_RISE)
-        name = "" if number == _HEARTBEAT_NAME else self._name_of(number & (_FAILED - 1))
-        return Closed(name, duration * _NS, moment * _NS, bool(number & _FAILED))
+        name = "" if number & _NAME == _HEARTBEAT_NAME else self._name_of(number & _NAME)
+        return Closed(name, duration * _NS, moment * _NS, bool(number & _FAILED), is_copy=bool(number & COPY))
 
     def _collective(self, count: int) -> CollectiveEntry:
         index = _COLLECTIVE_RING + count % COLLECTIVES * _COLLECTIVE_WORDS

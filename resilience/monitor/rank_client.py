@@ -1,11 +1,13 @@
 """The rank's side of the compatible API: heartbeats, sections, limits calculated from them, requests.
 
 A thin layer over this process's link to its monitor (`monitor.connect`). A sign of life is a store into the page;
-`resilience.section` and `resilience.heartbeat` count alike. `core.limits` calculates limits from the longest times
+`resilience.section` and `resilience.heartbeat` count alike. Within a Wrapper's call a sign of life is stored into the
+Wrapper's page as well, so that both monitors see it. `core.limits` calculates limits from the longest times
 observed. The maxima are first combined over ranks, so that all ranks have the same limits."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import warnings
@@ -22,7 +24,7 @@ from resilience.facts.deadlines import OUT_OF_SECTION, of_section, recorded_name
 from resilience.facts.limits import Limits
 from resilience.monitor import connect, messages, refit
 from resilience.monitor.config import FIELDS, FaultToleranceConfig, checked, from_limits
-from resilience.monitor.page import RankSide
+from resilience.monitor.page import COPY, RankSide
 from resilience.system import rank_reductions
 
 _FIRST, _GAP, _OUTSIDE, _SECTION = "first", "gap", "outside", "section:"  # names under which ranks combine their maxima
@@ -136,6 +138,8 @@ class RankMonitorClient:
         if link is None:
             return
         self._link = None
+        if (wrapper_page := connect.wrapper_page) is not None:
+            wrapper_page.leave_copies()
         link.page.leave_all()
         link.close()
 
@@ -144,6 +148,8 @@ class RankMonitorClient:
     def send_heartbeat(self) -> None:
         """Send a sign of life. Raises: RankMonitorClientError if this client is not initialized."""
         self._page().heartbeat()
+        if (wrapper_page := connect.wrapper_page) is not None:
+            wrapper_page.heartbeat(COPY)
 
     def start_section(self, section: str) -> None:
         """Open a section. Sections may nest and overlap.
@@ -156,6 +162,9 @@ class RankMonitorClient:
             if page.is_let_go:
                 return
             raise RankMonitorClientError(str(error), section=section) from error
+        if (wrapper_page := connect.wrapper_page) is not None:
+            with contextlib.suppress(ConfigurationError):  # `resilience.section` has opened it there, or very many
+                wrapper_page.enter(section, COPY)
 
     def end_section(self, section: str) -> None:
         """Close a section. Raises: RankMonitorClientError if it is not open, or this client not initialized."""
@@ -170,6 +179,8 @@ class RankMonitorClient:
     def end_all_sections(self) -> None:
         """Close every open section. Raises: RankMonitorClientError if this client is not initialized."""
         self._page().leave_all()
+        if (wrapper_page := connect.wrapper_page) is not None:
+            wrapper_page.leave_all()
 
     # -- limits ---------------------------------------------------------------------------------
 
@@ -293,6 +304,8 @@ class RankMonitorClient:
             if page.is_let_go:
                 return
             raise RankMonitorClientError(str(error), section=section) from error
+        if (wrapper_page := connect.wrapper_page) is not None:
+            wrapper_page.leave_copy(section, failed)
 
     def _enforce(self, link: connect.WorkerLink, calculated: ClientLimits, base: Limits | None = None) -> None:
         """Set the calculated ones of these limits, here and in the monitor. If the monitor does not read, the rank

@@ -163,6 +163,44 @@ def test_without_launcher_nothing_is_watched_and_nothing_fails(
     assert record.levelno == logging.WARNING and "hangs are not detected" in record.message
 
 
+def test_wrapper_without_a_launcher_is_shown_heartbeats_and_sections(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under torchrun: its monitor detects hangs, so the callback does not warn that none does."""
+    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET")
+    page = Page.create()
+    monkeypatch.setattr(connect, "wrapper_page", RankSide(page))
+    monitor = MonitorSide(page)
+    one = begun(tmp_path, calculate=False)
+    with one.section(VALIDATION):
+        one.beat()
+        assert [section.name for section in monitor.read().open_sections] == [VALIDATION]
+        assert monitor.read().heartbeat_at is not None
+    with pytest.raises(OSError, match="disk"), one.section(CHECKPOINT):
+        raise OSError("disk full")
+    steps(one, 1)
+    one.end()
+    entries = [(entry.name, entry.failed) for entry in monitor.drain()[0] if entry.name]
+    assert entries == [(SETUP, False), (VALIDATION, False), (CHECKPOINT, True), (STEP, False)]
+    assert not one.is_initialized and not caplog.records
+    begun(tmp_path)
+    (record,) = caplog.records
+    assert "no limits are calculated" in record.message
+
+
+def test_section_that_the_program_has_opened_in_a_wrapper_does_not_stop_training(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET")
+    page = RankSide(Page.create())
+    monkeypatch.setattr(connect, "wrapper_page", page)
+    one = begun(tmp_path)
+    page.enter(CHECKPOINT)
+    with one.section(CHECKPOINT):
+        pass
+    assert "'checkpoint' is not watched" in caplog.text and page.open_sections == (CHECKPOINT,)
+
+
 # -- limits -------------------------------------------------------------------------------------------
 
 

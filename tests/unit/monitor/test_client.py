@@ -10,8 +10,10 @@ import pytest
 
 from resilience.core.observation import Doing
 from resilience.errors import MonitorError, RankMonitorClientError
-from resilience.facts.limits import Limit, Limits
+from resilience.facts.limits import Limit, Limits, Rule
+from resilience.facts.seats import Seat
 from resilience.monitor import client, connect, messages
+from resilience.monitor.listening import Listener
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient
 from resilience.system.channel import Channel, pair
@@ -26,12 +28,12 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RESILIENCE_MONITOR_SOCKET", raising=False)
     for name, value in (
         ("_page", None),
-        ("_wrapper_page", None),
         ("_launcher_link", None),
         ("_has_looked_for_link", False),
     ):
         monkeypatch.setattr(client, name, value)
     monkeypatch.setattr(connect, "_link", None)
+    monkeypatch.setattr(connect, "wrapper_page", None)
 
 
 @pytest.fixture
@@ -203,6 +205,105 @@ def test_section_that_was_opened_before_a_wrapper_is_closed_where_it_was_opened(
         client.activate(RankSide(Page.create()))
         client.deactivate()
     assert launchers.read().open_sections == ()
+
+
+# -- a RankMonitorClient within a Wrapper's call -----------------------------------------------------
+
+
+@pytest.fixture
+def wrapped(linked: Linked) -> tuple[RankMonitorClient, MonitorSide]:
+    """A client that begins within a Wrapper's call, and the Wrapper's monitor."""
+    page = Page.create()
+    client.activate(RankSide(page))
+    own = RankMonitorClient()
+    own.init_workload_monitoring()
+    return own, MonitorSide(page)
+
+
+def open_in(monitor: MonitorSide) -> list[str]:
+    return [section.name for section in monitor.read().open_sections]
+
+
+def test_signs_of_a_client_within_a_wrapper_reach_both_monitors(
+    linked: Linked, wrapped: tuple[RankMonitorClient, MonitorSide]
+) -> None:
+    own, wrappers = wrapped
+    for monitor in (wrappers, linked[1]):
+        own.send_heartbeat()
+        own.start_section("validation")
+        own.start_section("save")
+        own.send_heartbeat()
+        assert open_in(monitor) == ["validation", "save"]
+        own.end_section("validation")
+        own.discard_section("save")
+        assert open_in(monitor) == []
+        entries = [(entry.name, entry.failed) for entry in monitor.drain()[0] if entry.begins is None]
+        assert entries[-3:] == [("", False), ("validation", False), ("save", True)]
+        assert monitor.read().heartbeat_at is not None
+    client.deactivate()
+    before = wrappers.read()
+    own.send_heartbeat()
+    own.start_section("validation")
+    assert wrappers.read() == before and open_in(linked[1]) == ["validation"]
+
+
+def test_silence_in_a_wrapper_ends_with_a_heartbeat_of_a_client(
+    wrapped: tuple[RankMonitorClient, MonitorSide],
+) -> None:
+    """A validation of more than ten minutes, with a heartbeat after each batch, is no hang."""
+    own, wrappers = wrapped
+    page = connect.wrapper_page
+    assert page is not None
+    page.set_seat(Seat(0, 0, 1, 1, 0))
+    page.doing(Doing.FUNCTION)
+    client.step(1)
+    own.start_section("validation")
+    own.send_heartbeat()
+    listener, view = Listener(), wrappers.read()
+    listener.take(wrappers.drain()[0], view, is_healthy=True)
+    silence = listener.silence(Rule(), view.since)
+    assert silence is not None and silence.since == view.heartbeat_at
+
+
+def test_client_closes_no_section_that_the_program_has_opened_itself_in_a_wrapper(
+    linked: Linked, wrapped: tuple[RankMonitorClient, MonitorSide]
+) -> None:
+    own, wrappers = wrapped
+    with client.section("save"):
+        own.start_section("save")
+        own.start_section("step")
+        own.end_section("save")
+        assert open_in(wrappers) == ["save", "step"]
+        own.shutdown_workload_monitoring()
+        assert open_in(wrappers) == ["save"]
+    assert open_in(wrappers) == []
+
+
+def test_client_that_ends_all_sections_ends_those_of_the_wrapper_too(
+    linked: Linked, wrapped: tuple[RankMonitorClient, MonitorSide]
+) -> None:
+    own, wrappers = wrapped
+    own.start_section("step")
+    with client.section("save"):
+        own.end_all_sections()
+    assert open_in(wrappers) == open_in(linked[1]) == []
+
+
+def test_only_one_of_two_monitors_records_what_a_client_shows(
+    linked: Linked, wrapped: tuple[RankMonitorClient, MonitorSide]
+) -> None:
+    """They share the files of durations."""
+    own, wrappers = wrapped
+    own.start_section("step")
+    with client.section("data"):
+        assert [section.is_copy for section in wrappers.read().open_sections] == [True, False]
+        assert [section.is_copy for section in linked[1].read().open_sections] == [False]
+    own.end_section("step")
+    for _ in range(2):
+        own.send_heartbeat()
+    shown = [(entry.name, entry.is_copy) for entry in wrappers.drain()[0] if entry.begins is None]
+    assert shown == [("data", False), ("step", True), ("", True)]
+    assert not any(entry.is_copy for entry in linked[1].drain()[0])
 
 
 def test_rank_sets_limits_and_asks(linked: Linked) -> None:

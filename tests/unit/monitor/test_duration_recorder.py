@@ -13,6 +13,7 @@ import pytest
 from resilience.core.observation import Doing
 from resilience.core.watch import Finding
 from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import HEARTBEAT, OUT_OF_SECTION
 from resilience.facts.identity import Job, Origin
 from resilience.facts.limits import Learned
 from resilience.facts.phases import Phases
@@ -86,6 +87,18 @@ def test_each_kind_of_duration_has_its_name(keeper: DurationRecorder, tmp_path: 
         ("data", 1.0, "ok"),
         ("out_of_section", 2.5, "ok"),
     ]
+
+
+def test_what_another_monitor_records_is_counted_and_not_recorded_again(
+    keeper: DurationRecorder, tmp_path: Path
+) -> None:
+    entries = [section("data", 1.0, 1.0), section("data", 3.0, 1.0), beat(5.0, 0.5), section("load", 6.0, 1.0)]
+    keeper.take([msgspec.structs.replace(entry, is_copy=entry.name != "load") for entry in entries], [])
+    assert (keeper.occurrences("data"), keeper.occurrences(HEARTBEAT)) == (2, 1)
+    now = time.monotonic()
+    keeper.cut(view(open_sections=(OpenEntry("data", now - 1.0, is_copy=True),)), None, 0.0)
+    recorded = [(name, seconds) for name, seconds, _ in kept(keeper, tmp_path) if seconds]
+    assert recorded == [("load", 1.0), (OUT_OF_SECTION, 2.0)]
 
 
 @pytest.mark.parametrize("is_beating_on", [False, True])

@@ -42,7 +42,7 @@ from resilience.facts.limits import Learned, Limit, Limits, Outside, Rule
 from resilience.facts.phases import Phases
 from resilience.facts.records import Record
 from resilience.facts.seats import Seat
-from resilience.monitor import client, messages, page, server
+from resilience.monitor import client, connect, messages, page, server
 from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import Closed, MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
@@ -771,8 +771,8 @@ class ProgramInWrapper:
     """A program that sends heartbeats to the launcher's monitor and calls a Wrapper's function."""
 
     def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, value in (("_page", None), ("_wrapper_page", None), ("_launcher_link", None)):
-            monkeypatch.setattr(client, name, value)
+        for module, name in ((client, "_page"), (connect, "wrapper_page"), (client, "_launcher_link")):
+            monkeypatch.setattr(module, name, None)
         self.monitor, self.page = worker.monitor, worker.attach()
         welcome = messages.Welcome(rank=0, world_size=1, limits=STRICT)
         self.link = WorkerLink(self.page, worker.channel, welcome)
