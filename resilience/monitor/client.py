@@ -3,7 +3,8 @@
 `section`, `heartbeat` and `step` store into the page of the rank's monitor. While a Wrapper's function runs, that is
 the Wrapper's page; otherwise it is the page of the launcher's monitor, to which the first call attaches. With neither
 they do nothing, so a training script runs unchanged without us. They also do nothing in a process that a rank has
-forked."""
+forked, and in a daemonic process of multiprocessing, such as a data loader's worker, which may not be forked. Other
+processes that a rank has started may be its program, such as those of `torch.multiprocessing.spawn`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from types import FrameType, TracebackType
 from resilience.errors import ResilienceError
 from resilience.monitor import connect
 from resilience.monitor.page import RankSide
-from resilience.system import collective_calls, environment
+from resilience.system import collective_calls, environment, processes
 from resilience.telemetry import progress
 
 _page: RankSide | None = None  # page for signs of life
@@ -129,7 +130,7 @@ def _attached_page() -> RankSide | None:
     global _has_looked_for_link
     if not _has_looked_for_link:
         _has_looked_for_link = True
-        if environment.monitor_socket() is not None:
+        if environment.monitor_socket() is not None and not processes.is_daemonic():
             try:
                 connect.attach()
             except (ResilienceError, OSError):  # the launcher shows the rank as not monitored

@@ -389,9 +389,7 @@ class DurationRecorder:
         self._read_configuration()
         self._recorder.close(time.time())
 
-    def _add(
-        self, name: str, seconds: float, began: float, is_failed: bool = False, is_copy: bool = False
-    ) -> None:
+    def _add(self, name: str, seconds: float, began: float, is_failed: bool = False, is_copy: bool = False) -> None:
         """Count an occurrence, and record it. is_copy: another monitor of the rank records it."""
         self._counts[name] += 1
         wall_time = began + time.time() - time.monotonic()

@@ -223,7 +223,8 @@ class WorkerMonitor(RankMonitor):
             self._refuse(f"foreign connection: {reason}")
             channel.send(messages.encode(messages.Refused(reason)))
             channel.close()
-            self._listener.expect_nothing()  # the program runs on without its monitor
+            if self._channel is None:
+                self._listener.expect_nothing()  # the program runs on without its monitor
             return
         origin = self._assigned.origin
         welcome = messages.Welcome(origin.rank or 0, origin.world_size or 1, self._watch.limits)

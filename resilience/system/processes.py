@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import struct
+import sys
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
@@ -441,6 +442,12 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def is_daemonic() -> bool:
+    """Return True if this is a daemonic process of multiprocessing, such as a worker of a DataLoader or of a Pool."""
+    module = sys.modules.get("multiprocessing.process")  # imported in such a process
+    return module is not None and bool(module.current_process().daemon)
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:

@@ -341,6 +341,32 @@ def test_messages_that_make_no_sense_are_refused_and_counted(one: Node) -> None:
     assert any("more than" in event.reason for event in dropped)
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("is_daemon", [True, False])
+def test_worker_of_a_data_loader_is_not_taken_for_the_rank_and_a_spawned_rank_is(
+    one: Node, method: str, is_daemon: bool
+) -> None:
+    in_child = "import resilience; resilience.step(7); ready.set(); leave.wait()"
+    code = (
+        "import multiprocessing, resilience\n"
+        f"context = multiprocessing.get_context({method!r})\n"
+        "events = {'ready': context.Event(), 'leave': context.Event()}\n"
+        f"child = context.Process(target=exec, args=({in_child!r}, events), daemon={is_daemon})\n"
+        "child.start(); events['ready'].wait()\n"
+        "print(child.pid, flush=True); input()\n"
+        "events['leave'].set(); child.join()\n"
+        "resilience.step(1); input()"
+    )
+    worker = one.start(code)
+    child = int(await_line(worker))
+    if not is_daemon:
+        one.hear(messages.Connected, lambda message: message.link.pid == child)
+    let_on(worker)
+    one.hear(messages.Connected, lambda message: message.link.pid == worker.pid)
+    pids = [message.link.pid for message in one.said(messages.Connected)]
+    assert pids == ([worker.pid] if is_daemon else [child, worker.pid])
+
+
 def test_program_that_a_worker_starts_is_watched_and_the_first_alone(one: Node) -> None:
     script = (
         "import resilience, subprocess, sys\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import threading
 from collections.abc import Iterator
 
@@ -77,6 +78,20 @@ def test_monitor_that_cannot_be_reached_is_tried_once_and_disturbs_nobody(monkey
     for number in range(3):
         client.step(number)
     assert tried == [1]
+
+
+def test_worker_of_a_data_loader_that_is_not_forked_does_not_attach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach() -> connect.WorkerLink:
+        raise AssertionError
+
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/nowhere")
+    monkeypatch.setattr(connect, "attach", attach)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    client.step(1)
+    client.heartbeat()
+    with client.section("load"):
+        pass
+    assert not client.stop_requested()
 
 
 @pytest.mark.parametrize("is_reached", [True, False])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from selectors import DefaultSelector
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -413,10 +414,11 @@ class Worker:
         limits: Limits = Limits(),  # noqa: B008
         shown: Shown | None = None,
         raised: Mapping[str, float] | None = None,
+        is_cold: bool = True,
     ) -> None:
         self.pid = os.getpid()
         origin = Origin("job", "n", "rank", self.pid, initial_rank=0, rank=0, world_size=1)
-        assigned = messages.Assigned(self.pid, 0, origin, bytes(folder), limits)
+        assigned = messages.Assigned(self.pid, 0, origin, bytes(folder), limits, is_cold=is_cold)
         self.monitor = WorkerMonitor(
             assigned, Process(self.pid), DefaultSelector(), lambda message, fds: None, shown=shown, raised=raised or {}
         )
@@ -462,6 +464,25 @@ def test_each_program_of_a_worker_has_a_warm_up_of_its_own(tmp_path: Path) -> No
         counts.append(worker.monitor._ended("load"))
     worker.close()
     assert counts == [0, 3, 0, 3]
+
+
+@pytest.mark.parametrize("is_attached", [True, False])
+def test_refusal_of_another_process_does_not_excuse_the_attached_program_from_its_first_sign(
+    tmp_path: Path, is_attached: bool
+) -> None:
+    """A process that is refused while no program is attached may be the rank's program."""
+    worker = Worker(tmp_path, shown=Shown(rounds={0: 20}), is_cold=False)
+    if is_attached:
+        worker.attach()
+    ours, theirs = pair()
+    stranger = SimpleNamespace(
+        peer=SimpleNamespace(pid=os.getppid(), uid=os.geteuid()), send=theirs.send, close=theirs.close
+    )
+    worker.monitor.apply(stranger)  # type: ignore[arg-type]
+    silence = worker.monitor._listener.silence(Rule(), 0.0)
+    assert (silence is not None) == is_attached
+    ours.close()
+    worker.close()
 
 
 def test_silence_is_suspected_once_however_often_the_host_stands_still_in_it(
