@@ -67,10 +67,9 @@ _FAILED = 1 << 32  # added to the name if an exception left the section
 _NAME = _FAILED - 1  # the bits of the name
 _IS_STEP = 1 << 33  # instead of a name: the step rose, by the low 32 bits
 MOST_RISE = _FAILED - 1  # stands for all larger ones too
-COPY = (
-    1 << 35
-)  # added to the name of a heartbeat or section that is in another page too; that page's monitor records it
 _IS_BEGINNING = 1 << 34  # instead of a name: the signs of life are cleared; the next word holds the iteration + 1
+# Added to the name of a heartbeat or section that another page has too: that page's monitor records it.
+COPY = 1 << 35
 
 _DOING = tuple(Doing)
 _DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
