@@ -34,6 +34,7 @@ from resilience.system.render import show
 
 NOTHING_MATCHED = 1  # exit status
 POLL_S = 0.2  # how often --follow looks for new lines
+LATER_NS = 60 * 10**9  # output that nobody collected may be this much later than the last line with a known time
 SELECTION = ("rank", "level", "event", "iteration", "cycle", "since", "around", "grep", "diff")  # options
 DEFAULT = ("time", "level", "who", "text")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -58,7 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choose.add_argument(
         "--since",
         metavar="WHEN",
-        help="lines since a UTC time, such as 12:00 or 2026-01-31T12:00:00; 10m: the run's last 10 minutes",
+        help="lines since a UTC time, such as 2026-01-31T12:00:00, or 12:00 before the run's last line; "
+        "10m: the run's last 10 minutes",
     )
     choose.add_argument(
         "--around", type=int, metavar="INCIDENT", help="lines from 5 s before to 5 s after this incident"
@@ -198,6 +200,11 @@ def _choice(arguments: argparse.Namespace, folder: Path) -> LineFilter:
         since, until = window(selected) or (None, None)
     if arguments.since is not None:
         requested = since_ns(arguments.since, last_ns(folder))
+        if until is not None and requested > until:
+            raise ConfigurationError(
+                f"--around {arguments.around} ends at {utc(until)}, before --since {arguments.since} "
+                f"({utc(requested)}): leave one of them out"
+            )
         since = requested if since is None else max(since, requested)
     return LineFilter(
         ranks=None if arguments.rank is None else ranks_of(arguments.rank),
@@ -212,21 +219,23 @@ def _choice(arguments: argparse.Namespace, folder: Path) -> LineFilter:
 
 def since_ns(text: str, last: int) -> int:
     """Return a point in time, UTC nanoseconds. last: time of the run's last line; "10m" is 10 minutes before it, but
-    not before 1970.
+    not before 1970. A time without a date is the last one before it, or at most LATER_NS later.
 
     Raises: ConfigurationError."""
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return last - round(min(float(ago[1]) * _UNITS[ago[2]] * 1e9, last))
     day = datetime.fromtimestamp(last / 1e9, timezone.utc).strftime("%Y-%m-%dT")
+    has_date = "-" in text[:5]  # later it begins a time zone
     try:
-        at = datetime.fromisoformat((text if "-" in text else day + text).replace("Z", "+00:00"))
+        at = datetime.fromisoformat((text if has_date else day + text).replace("Z", "+00:00"))
         at = at.astimezone(timezone.utc) if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
     except (ValueError, OverflowError):  # OverflowError: not in the years 1 to 9999 in UTC
         raise ConfigurationError(
             f"--since {text}: not a time; write 2026-01-31T12:00:00, 12:00 (UTC), or 90s, 10m, 2h before the last line"
         ) from None
-    return (at - _EPOCH) // timedelta(microseconds=1) * 1000
+    at_ns = (at - _EPOCH) // timedelta(microseconds=1) * 1000
+    return at_ns - _UNITS["d"] * 10**9 if at_ns > last + LATER_NS and not has_date else at_ns
 
 
 def _columns(text: str | None) -> tuple[str, ...]:

@@ -269,8 +269,27 @@ def test_ranks_and_times_are_read_as_people_write_them() -> None:
     assert ranks_of("0-2, 5,007") == {0, 1, 2, 5, 7}
     assert since_ns("10m", AT) == AT - 600 * SECOND
     assert since_ns("2023-11-14T23:13:20+01:00", AT) == AT
+    assert since_ns("20:13:20-02:00", AT) == AT
     with pytest.raises(ConfigurationError):
         since_ns("5 fortnights", AT)
+
+
+def test_time_without_a_date_is_the_last_one_before_the_last_line() -> None:
+    """The last line is of 22:13:20 UTC; the run may have begun on the day before."""
+    assert since_ns("22:13:20", AT) == AT
+    assert since_ns("22:15", AT) == since_ns("2023-11-13T22:15", AT) == AT - (86400 - 100) * SECOND
+    assert since_ns("2023-11-14T22:15", AT) == AT + 100 * SECOND
+
+
+def test_time_after_the_window_around_an_incident_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
+    write(folder, "logs/node-0.jsonl", log_line("long after", AT + 100 * SECOND))
+    assert main(["logs", str(folder), "--around", "1", "--since", "5s"]) == 2
+    error = capsys.readouterr().err
+    assert "--around 1 ends at 2023-11-14T22:13:2" in error and "before --since 5s (2023-11-14T22:14:55" in error
+    assert main(["logs", str(folder), "--around", "1", "--since", "98s"]) == 0
 
 
 @pytest.mark.parametrize("ago", ["99999999d", "9" * 400 + "s"])
