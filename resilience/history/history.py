@@ -7,6 +7,7 @@ known, all times are converted to one clock."""
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from resilience.facts import events
@@ -17,7 +18,7 @@ from resilience.history.iterations import Iteration, IterationHistory
 from resilience.history.phases import Place, RankRestart, TimedPhase
 from resilience.history.places import place_at
 from resilience.history.processes import Worker
-from resilience.history.rank_states import OF_STATES, RankState, excluded_by, place_of
+from resilience.history.rank_states import LOST, OF_STATES, RankState, excluded_by, place_of
 from resilience.history.rank_time import RankTimes
 from resilience.history.ranks import WORKER, RankHistory
 from resilience.history.wrapped_rank import OF_TIMES, RankSeconds
@@ -127,8 +128,7 @@ class History:
         return self
 
     def _source_of(self, record: Record) -> tuple[int, Attempt, dict[Cycle, int]]:
-        """Return what the history keeps about the origin of a record: how far its clock is ahead, its attempt, and the
-        times of its node's last records."""
+        """Return how far the clock of a record's node is ahead, its attempt, and the node's times of last records."""
         origin = record.origin
         offset = self._offsets.get(origin.node, 0)
         attempt = self.attempts.get(origin.attempt)
@@ -260,13 +260,15 @@ class History:
             for rank, last in self._last_calls.items()
             if rank in workers or self._is_in_last_cycle(rank, last.place[:2], bool(workers))
         }
-        preempted = {
-            rank
-            for part in self.cycles.last_parts()
-            if part.ended is not None and part.ended.outcome == "preempted"
-            for rank in part.workers
-        }
-        unrecorded = [part for part in self.cycles.last_parts() if part.is_undecided or part.has_lost_its_agent]
+        by_node = [] if self.cycles.places else self._states.values()
+        for rank, state in itertools.chain(*(states.items() for states in by_node)):
+            is_newest = rank not in calls or calls[rank].place[:2] < state.cycle  # only its monitor has a record there
+            if is_newest and state.state not in LOST and self._is_in_last_cycle(rank, state.cycle, False):
+                calls[rank] = LastCall((*state.cycle, 0, 0))
+        parts = self.cycles.last_parts()
+        stopped = [part for part in parts if part.ended is not None and part.ended.outcome == "preempted"]
+        preempted = {rank for part in stopped for rank in part.workers}
+        unrecorded = [part for part in parts if part.is_undecided or part.has_lost_its_agent]
         without_agent = {rank for part in unrecorded for rank in part.workers}
         for rank, worker in workers.items():
             last = calls.get(rank)

@@ -101,7 +101,9 @@ class Report(msgspec.Struct, frozen=True):
     @property
     def is_ended(self) -> bool:
         """True if the end of the run is recorded. Otherwise the report covers the run up to its last record."""
-        return not self.open and (self.launched is None or self.launched.outcome is not None)
+        if self.launched is not None:
+            return not self.open and self.launched.outcome is not None
+        return not self.open and bool(self.completed or self.lost or self.left or self.stopped)
 
     @property
     def end(self) -> str:

@@ -92,9 +92,7 @@ class _Lanes:
         """Return the iterations of a rank; without any, its worker lifetimes."""
         stretches = list(self._history.ranks.stretches(rank, self._history.last_ns or 0))
         if rank in self._lost:  # its end is on record, but no agent or Wrapper was left to record that of its work
-            stretches = [
-                self._ended(stretch, rank) if stretch.kind == "open" else stretch for stretch in stretches
-            ]
+            stretches = [self._ended(stretch, rank) if stretch.kind == "open" else stretch for stretch in stretches]
         stretches = [stretch for stretch in stretches if stretch.place[3] != WORKER] or stretches
         return [msgspec.structs.replace(stretch, kind=self._kind(stretch, rank)) for stretch in stretches]
 

@@ -47,6 +47,21 @@ def test_run_that_is_under_way_has_no_end() -> None:
     assert report_of(told).end == "completed on rank 0; no end recorded for rank 1: running, or cut off"
 
 
+def test_rank_of_which_only_the_monitors_start_is_on_record_has_no_recorded_end() -> None:
+    told = job([Fault("kill", 2, 0)], world=4)
+    told.files[0] = told.files[0][:1]
+    cut = report_of(told)
+    assert (cut.completed, cut.lost, cut.open, cut.is_ended) == ((1, 3), (2,), (0,), False)
+    waiting = report_of(Job({rank: records[:1] for rank, records in told.files.items()}))
+    assert waiting.end == "no end recorded for ranks 0-3: running, or cut off"
+    gone = msgspec.structs.replace(told.files[3][0], event=events.RankExited(goodbye=True, code=0))
+    assert report_of(Job({3: [told.files[3][0], gone]})).open == ()
+
+
+def test_run_without_records_has_no_end() -> None:
+    assert not report(Run(Path("run"), None, (), ())).is_ended
+
+
 def test_completed_job_that_lost_a_node_has_ended_though_nobody_saw_its_ranks_end() -> None:
     """The launcher goes on without them. They have a number that the last cycle does not have."""
     for node in (0, 1):
