@@ -54,7 +54,7 @@ def vacancies(history: History, incidents: Sequence[Incident], ranks: int, witho
     iterations = history.iterations
     lost: dict[int, None] = {}
     for incident in incidents:
-        iteration = iterations.get(incident.place) if incident.layer == "inprocess" else None
+        iteration = iterations.get(incident.place) if len(incident.place) == 4 else None
         states = {} if iteration is None else iteration.started
         vacated = [rank for rank in incident.excluded if states.get(rank) != "inactive"]  # a spare leaves no work
         lost.update((rank, None) for rank in vacated[len(incident.stepped_in) :] if rank not in without)

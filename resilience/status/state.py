@@ -359,8 +359,8 @@ class Watcher:
             ended = self._left
             if self._is_quiet(now, BETWEEN_CALLS):
                 ended = ended | self._outside
-            ended = set(filter(self._is_in_last_cycle, ended))
-            if ended and ended.issuperset(filter(self._is_expected, self._calls)):
+            ended = {rank for rank in ended if self._is_in_last_cycle(rank)}
+            if ended and ended >= {rank for rank in self._calls if self._is_expected(rank)}:
                 outcomes = {self._calls.get(rank) for rank in ended}
                 # Other ranks may have replaced a dead rank, so the outcomes of the last calls decide.
                 if "completed" in outcomes:

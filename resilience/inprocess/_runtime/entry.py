@@ -129,6 +129,6 @@ def _names_of(node: ast.expr) -> set[str]:
             parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
             if name == "Annotated":
                 return _names_of(parts[0])
-            if name in ("Optional", "Union"):
-                return set().union(*map(_names_of, parts))
-    return set()
+            return set().union(*map(_names_of, parts)) if name in ("Optional", "Union") else set()
+        case _:
+            return set()
