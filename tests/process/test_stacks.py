@@ -325,7 +325,10 @@ def take_often(dumps: int, churn: Callable[[], Iterator[None]]) -> None:
             found = take(process, dump, thorough=False)
             # On a busy host a thread may be late to answer; then nothing was done to the process.
             assert found.method == "own-thread" or not found.is_gil_held, found.reason
-            assert not process.has_ended(), f"the process is gone after {taken} dumps"
+            if process.has_ended():
+                pytest.fail(
+                    f"wait status {other.wait()} after {taken} dumps: {dump.fatal_signal()}, {dump.last_words()}"
+                )
             if found.method == "own-thread":
                 assert found.threads[0].thread.startswith("MainThread") and "hang" in names(found)
                 taken += 1
