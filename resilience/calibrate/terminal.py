@@ -1,5 +1,6 @@
-"""How do limits look on a terminal?  A table with the reason for each status, flags of ft_launcher, and a table of
-changes; and how far has a long calculation come?"""
+"""How do limits look on a terminal?  Tables of limits and of their changes, and flags of ft_launcher.
+
+It also says how far a long calculation has come."""
 
 from __future__ import annotations
 

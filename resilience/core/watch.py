@@ -443,12 +443,17 @@ def section_limit(limits: Limits, observation: Observation, section: Sign) -> Li
     return _for_occurrence(limits, observation, of_section(section.name), section.occurrence, usual)
 
 
+def first_steps(limits: Limits) -> int:
+    """Return how many steps after a start have more time than the limit for steps. A limit that is set by hand is for
+    usual steps; the first ones compile. A learned limit knows its first steps."""
+    return 0 if limits.step == NO_LIMIT or _is_learned(limits, STEP) else limits.warmup_occurrences
+
+
 def _step_limit(limits: Limits, observation: Observation) -> Limit:
-    """Return the limit of the present gap between two steps. A limit that is set by hand is for usual steps; the first
-    ones compile. So the first gaps after a start have at least the limit that the rule has then, even if it is off."""
+    """Return the limit of the present gap between two steps. The first gaps after a start have at least the limit that
+    the rule for silences has then, even if it is off."""
     gaps, limit = observation.step_gaps, limits.step
-    is_warm_up = gaps < limits.warmup_occurrences and observation.doing is not Doing.ENDING
-    if not is_warm_up or _is_learned(limits, STEP):
+    if gaps >= first_steps(limits) or observation.doing is Doing.ENDING:
         return _for_occurrence(limits, observation, STEP, gaps + 1, limit)
     more = at_start(limits.rule or Rule(), gaps) - min(_moments((limit,)), default=math.inf)
     return limit if more <= 0.0 else Limit(limit.soft and limit.soft + more, limit.hard and limit.hard + more)

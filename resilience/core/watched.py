@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from resilience.core.hang_kind import WORDS
 from resilience.core.silences import FACTOR, START
-from resilience.core.watch import defaults, heartbeat_limit
-from resilience.facts.deadlines import INITIAL_HEARTBEAT
+from resilience.core.watch import defaults, first_steps, heartbeat_limit
+from resilience.facts.deadlines import INITIAL_HEARTBEAT, STEP
 from resilience.facts.events import HangSuspected, HangsWatched, TimeoutsUnlearned
 from resilience.facts.in_words import count, seconds
 from resilience.facts.limits import NO_LIMIT, Limit, Limits
@@ -21,12 +21,13 @@ def watched(limits: Limits, in_wrapper: bool = False) -> HangsWatched:
     """Return how hangs are detected under these limits. in_wrapper: in the function of a Wrapper."""
     rule = limits.rule
     first, least = (None, None) if rule is None else (rule.first, rule.least)
-    return HangsWatched(dict(_set(limits)), first, least, in_wrapper)
+    return HangsWatched(dict(_set(limits)), first, least, in_wrapper, first_steps(limits))
 
 
 def watched_in_words(event: HangsWatched, subject: str = "hang detection") -> str:
     """Return one line: which limits are in force, or that there are none. subject: how the line begins."""
-    limits = [f"{name} {limit:g} s" for name, limit in event.limits.items()]
+    later = f" (after the first {count(event.first_steps, 'step')})" if event.first_steps else ""
+    limits = [f"{name} {limit:g} s{later if name == STEP else ''}" for name, limit in event.limits.items()]
     more = f" and {len(limits) - MOST} more" if len(limits) > MOST else ""
     shown = ", ".join(limits[:MOST]) + more
     if event.first_s is None:
@@ -68,7 +69,7 @@ def _set(limits: Limits) -> Iterator[tuple[str, float]]:
     first = NO_LIMIT if INITIAL_HEARTBEAT in defaults(limits) else limits.initial_heartbeat
     rows: list[tuple[str, Limit]] = [
         ("main thread", limits.watchdog),
-        ("step", limits.step),
+        (STEP, limits.step),
         ("heartbeat", heartbeat_limit(limits, are_announced=False)),
         ("first heartbeat", first),
         ("outside sections", limits.out_of_section),

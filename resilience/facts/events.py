@@ -227,12 +227,14 @@ class HangsWatched(Event, frozen=True, tag="hangs.watched"):
 
     limits: those that were set or calibrated, in seconds, by what they apply to. first_s and least_s belong to the rule
     for silences without a limit: first_s applies until the job has shown its pauses, least_s is the smallest limit
-    after that. Both are None if the rule is switched off. in_wrapper: in the function of a Wrapper; else in workers."""
+    after that. Both are None if the rule is switched off. in_wrapper: in the function of a Wrapper; else in workers.
+    first_steps: after a start, so many steps have more time than a limit for steps that was set."""
 
     limits: dict[str, Seconds]
     first_s: Seconds | None = None
     least_s: Seconds | None = None
     in_wrapper: bool = False
+    first_steps: int = 0
 
 
 class HangSuspected(Event, frozen=True, tag="hang.suspected"):

@@ -26,6 +26,13 @@ def test_limits_are_named_by_what_they_hold_for() -> None:
     assert watched(limits).limits == {"step": 30.0, "section data": 5.0}
 
 
+def test_limit_of_steps_is_named_with_the_steps_that_have_more_time() -> None:
+    limits = Limits(step=Limit(hard=30.0), warmup_occurrences=5)
+    assert watched_in_words(watched(limits)).endswith("in force: step 30 s (after the first 5 steps)")
+    learned = msgspec.structs.replace(limits, learned={"step": Learned(30.0, 1.0, 2.0)})
+    assert watched_in_words(watched(learned)).endswith("in force: step 30 s")
+
+
 def test_rule_is_named_with_its_limits() -> None:
     event = watched(Limits(rule=Rule(first=300.0, least=30.0)))
     assert (event.first_s, event.least_s) == (300.0, 30.0)
