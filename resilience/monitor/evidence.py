@@ -218,7 +218,7 @@ class Witness:
             return None, None
         page = self.page.read()
         since = now.at - silent_for if silent_for else page.since
-        beat = max(since, *page.sign_times)
+        beat = max((since, *page.sign_times))
         # After a standstill of this process, the first sample since then shows only what the rank did afterwards.
         oldest = min(self._samples, key=lambda sample: abs(sample.at - beat))
         if silent_for is not None and now.at - before.at > silent_for and state.wait_status is None:
