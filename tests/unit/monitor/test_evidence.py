@@ -132,6 +132,17 @@ def test_record_snapshot_and_rule_agree_on_the_last_sign_of_life(tmp_path: Path,
     assert view.last_sign_at > (view.step_at or 0.0) or last == "step"
 
 
+def test_rank_without_a_sign_of_life_is_described_too() -> None:
+    page = Page.create()
+    rank, side = RankSide(page), MonitorSide(page)
+    rank.set_seat(Seat(0, 0, 1, 1, -1))
+    witness = Witness(side, Process(os.getpid()), None)
+    witness.see(None)
+    record = witness.enrich(InterruptionRecord(0, Interruption.HARD_TIMEOUT), Observation(), Limits(), "none")
+    assert record.last_heartbeat_age_s is None
+    assert record.process is not None
+
+
 @pytest.mark.parametrize(
     ("status", "exit"),
     [(3, Exit(code=3)), (-2, Exit(signal="SIGINT")), (-777, Exit(signal="signal 777")), (0, None), (None, None)],
