@@ -138,7 +138,7 @@ def test_rank_without_a_sign_of_life_is_described_too() -> None:
     rank.set_seat(Seat(0, 0, 1, 1, -1))
     witness = Witness(side, Process(os.getpid()), None)
     witness.see(None)
-    record = witness.enrich(InterruptionRecord(0, Interruption.HARD_TIMEOUT), Observation(), Limits(), "none")
+    record = witness.enrich(InterruptionRecord(0, Interruption.HARD_TIMEOUT), Observation(), Limits(), "seen")
     assert record.last_heartbeat_age_s is None
     assert record.process is not None
 
