@@ -1,6 +1,6 @@
 """First step: the whole `main` is wrapped. After a fault all ranks start `main` again, in the same processes.
 
-    python examples/launch.py --nproc 4 examples/01_wrap_main.py --fault exception@25:1
+    python examples/launch.py --nproc 4 examples/01_wrap_main.py --checkpoints /tmp/ramp1 --fault exception@25:1
 
 Compared with 00_plain.py it adds the decorator and `resilience.step`. The restart saves the start of the
 processes, the imports and the wait for a scheduler; everything that `main` builds is built again."""
@@ -20,8 +20,8 @@ from resilience.inprocess.initialize import RetryController
 
 @Wrapper(
     initialize=RetryController(max_iterations=10),  # give up when it keeps failing
-    soft_timeout=timedelta(seconds=20),  # a rank silent for so long is hung: all start again
-    hard_timeout=timedelta(seconds=40),  # still silent: its process is killed, the others go on
+    soft_timeout=timedelta(seconds=20),  # no call into C may take longer (default 60 s): all start again
+    hard_timeout=timedelta(seconds=40),  # still in that call: its process is killed, the others go on
 )
 def main(options):
     words = workload.Words()

@@ -1,6 +1,6 @@
 """Second step: objects that do not depend on the process group are built once, outside of the wrapped function.
 
-    python examples/launch.py --nproc 4 examples/02_build_outside.py --fault exception@25:1
+    python examples/launch.py --nproc 4 examples/02_build_outside.py --checkpoints /tmp/ramp2 --fault exception@25:1
 
 Data, model and optimiser survive the restart as objects, so a restart no longer builds them. Their contents may
 be half updated when the function is interrupted, so the function loads a checkpoint at its start. It writes the
@@ -21,8 +21,8 @@ from resilience.inprocess.initialize import RetryController
 
 @Wrapper(
     initialize=RetryController(max_iterations=10),  # give up when it keeps failing
-    soft_timeout=timedelta(seconds=20),  # a rank silent for so long is hung: all start again
-    hard_timeout=timedelta(seconds=40),  # still silent: its process is killed, the others go on
+    soft_timeout=timedelta(seconds=20),  # no call into C may take longer (default 60 s): all start again
+    hard_timeout=timedelta(seconds=40),  # still in that call: its process is killed, the others go on
 )
 def train(options, words, model, optimizer):
     dist.init_process_group("gloo")

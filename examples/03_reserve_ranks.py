@@ -1,6 +1,6 @@
 """Third step: one rank more than needed. It waits, initialised, and takes the place of a lost rank.
 
-    python examples/launch.py --nproc 5 examples/03_reserve_ranks.py --fault kill@25:1
+    python examples/launch.py --nproc 5 examples/03_reserve_ranks.py --checkpoints /tmp/ramp3 --fault kill@25:1
 
 Without a spare the others would continue as a smaller world, or not at all if the world size matters. With the
 spare the training continues at full size, with the same data for each rank."""
@@ -22,8 +22,8 @@ from resilience.inprocess.rank_filter import MaxActiveWorldSize
 @Wrapper(
     initialize=RetryController(max_iterations=10),  # give up when it keeps failing
     rank_filter=MaxActiveWorldSize(int(os.environ["WORLD_SIZE"]) - 1),  # the last rank waits
-    soft_timeout=timedelta(seconds=20),  # a rank silent for so long is hung: all start again
-    hard_timeout=timedelta(seconds=40),  # still silent: its process is killed, the others go on
+    soft_timeout=timedelta(seconds=20),  # no call into C may take longer (default 60 s): all start again
+    hard_timeout=timedelta(seconds=40),  # still in that call: its process is killed, the others go on
 )
 def train(options, words, model, optimizer):
     dist.init_process_group("gloo")

@@ -235,7 +235,10 @@ def since_ns(text: str, last: int) -> int:
             f"--since {text}: not a time; write 2026-01-31T12:00:00, 12:00 (UTC), or 90s, 10m, 2h before the last line"
         ) from None
     at_ns = (at - _EPOCH) // timedelta(microseconds=1) * 1000
-    return at_ns - _UNITS["d"] * 10**9 if at_ns > last + LATER_NS and not has_date else at_ns
+    if not has_date:
+        day_ns = _UNITS["d"] * 10**9
+        at_ns -= -(-(at_ns - last - LATER_NS) // day_ns) * day_ns
+    return at_ns
 
 
 def _columns(text: str | None) -> tuple[str, ...]:

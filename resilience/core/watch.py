@@ -446,7 +446,8 @@ def section_limit(limits: Limits, observation: Observation, section: Sign) -> Li
 def first_steps(limits: Limits) -> int:
     """Return how many steps after a start have more time than the limit for steps. A limit that is set by hand is for
     usual steps; the first ones compile. A learned limit knows its first steps."""
-    return 0 if limits.step == NO_LIMIT or _is_learned(limits, STEP) else limits.warmup_occurrences
+    is_shorter = min(_moments((limits.step,)), default=math.inf) < at_start(limits.rule or Rule(), 0)
+    return limits.warmup_occurrences if is_shorter and not _is_learned(limits, STEP) else 0
 
 
 def _step_limit(limits: Limits, observation: Observation) -> Limit:

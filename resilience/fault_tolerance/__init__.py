@@ -44,7 +44,12 @@ _INSTEAD = {
 }
 
 
+_SUBMODULES = ("config", "data", "rank_monitor_client", "rank_monitor_server")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _WHERE:
         instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}", name=name)

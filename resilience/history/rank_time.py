@@ -100,8 +100,9 @@ class RankTimes:
     def counted_until(self, call: RankCall, until: Callable[[str, Cycle], int | None]) -> int | None:
         """Return where `spent` ends the count of a rank in a cycle, before its place is vacant, in UTC nanoseconds;
         None if it called no Wrapper there, or if the count has no end."""
-        self._end_excluded()
         wrapped = self._wrapped.get(call)
+        if wrapped is not None and call in self._excluded:
+            wrapped.excluded(self._excluded[call], self._offsets)
         end = None if wrapped is None else until(wrapped.node, call[:2])
         if wrapped is None or end is None:
             return None

@@ -127,6 +127,8 @@ class Watching:
         client_to_close, self._client = self._client, None
         if client_to_close is not None:
             client_to_close.shutdown_workload_monitoring()
+        elif connect.wrapper_page is not None:
+            connect.wrapper_page.forget_signs()
 
     def complete(self) -> None:
         """End a training that ended normally. Limits are calculated a last time and then no longer apply: a program's

@@ -183,7 +183,8 @@ class FaultToleranceConfig:
         metadata=_metadata(
             _timeout,
             "longest time without a higher resilience.step(n), after the first call; during the warm-up after each "
-            "start at least hang_first_limit, and until the second step at least 6 times that",
+            "start at least hang_first_limit (its default if detect_hangs is off), and until the second step at least "
+            "6 times that",
         ),
     )
     detect_hangs: bool | None = _of_variable("detect_hangs", _yes_or_no, "; in a RankMonitorServer of your own: false")

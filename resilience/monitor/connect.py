@@ -159,7 +159,7 @@ class WorkerLink:
         if self.is_open:
             self.is_open, self.is_closed = False, True
             self.pause()
-            collective_calls.note_in(None)
+            collective_calls.note_in(wrapper_page)
             self.channel.hang_up()
             if threading.current_thread() is threading.main_thread():
                 self.page.close()
@@ -252,7 +252,7 @@ def _attach(path: str, deadline: float) -> WorkerLink:
     except BaseException:
         channel.close()
         raise
-    collective_calls.note_in(side)
+    collective_calls.note_in(wrapper_page or side)
     return link
 
 

@@ -402,7 +402,7 @@ class DurationRecorder:
         if learned is not None and phases is not None and phases.is_expected(self._counts[name] - 1):
             is_slow = seconds >= SLOW * learned.median_s
             self._was_slow[name] = is_slow and self._was_slow.get(name, True)
-        if learned is not None and is_whole and self._counts[name] > learned.first:
+        if learned is not None and is_whole and not is_copy and self._counts[name] > learned.first:
             statistics = self._statistics.setdefault(name, _Statistics(hour_began=wall_time))
             if wall_time - statistics.hour_began >= HOUR:
                 statistics.hour_began, statistics.hour_n, statistics.above_p99 = wall_time, 0, 0

@@ -140,6 +140,7 @@ class RankMonitorClient:
         self._link = None
         if (wrapper_page := connect.wrapper_page) is not None:
             wrapper_page.leave_copies()
+            wrapper_page.forget_signs()
         link.page.leave_all()
         link.close()
 

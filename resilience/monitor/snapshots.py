@@ -67,4 +67,18 @@ class Snapshots:
             snapshot = msgspec.structs.replace(snapshot, written_at=previous.written_at)  # unchanged, but alive
         if is_last or not WRITER.is_stalled:
             self._last = snapshot
-            WRITER.submit(lambda: rank_snapshot.write(folder, snapshot), is_last)
+            WRITER.submit(lambda: _write(folder, snapshot, view.doing is Doing.OUTSIDE), is_last)
+
+
+def _write(folder: Path, snapshot: rank_snapshot.RankSnapshot, is_outside: bool) -> None:
+    """Replace the file of a rank. In a Wrapper's call it belongs to the Wrapper's monitor, unless a client reports to
+    the launcher's one too; but steps are reported to the Wrapper's only. is_outside: the launcher's sees nothing."""
+    origin = snapshot.origin
+    rank = -1 if origin.initial_rank is None else origin.initial_rank
+    for other in rank_snapshot.read_of(folder, origin.node, [rank]) if origin.is_launchers else ():
+        if (other.origin.attempt, other.origin.cycle) == (origin.attempt, origin.cycle):
+            if is_outside and not other.origin.is_launchers:
+                return
+            if snapshot.step is None:
+                snapshot = msgspec.structs.replace(snapshot, step=other.step, step_at=other.step_at)
+    rank_snapshot.write(folder, snapshot)

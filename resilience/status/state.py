@@ -58,9 +58,9 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A rank now. silent_s: seconds since its last heartbeat, ping or higher step. section: the open section that is
-    closest to its limit, else the innermost. shown_s: age of the snapshot. pid: of its process on its node, None if it
-    has ended or is unknown."""
+    """A rank now. silent_s: seconds since its last sign of life, None if it owes none. section: the open section that
+    is closest to its limit, else the innermost. shown_s: age of the snapshot. pid: of its process on its node, None if
+    it has ended or is unknown."""
 
     rank: int
     node: str
@@ -482,7 +482,9 @@ def _rank_now(rank: int, node: str, state: str, now: float, snapshot: rank_snaps
         state=state,
         doing="" if is_gone else snapshot.doing,
         step=snapshot.step,
-        silent_s=None if snapshot.heartbeat_at is None else max(0.0, now - snapshot.wall(snapshot.heartbeat_at)),
+        silent_s=None
+        if snapshot.heartbeat_at is None or snapshot.doing in rank_snapshot.OWES_NO_SIGN
+        else max(0.0, now - snapshot.wall(snapshot.heartbeat_at)),
         section=None if is_gone else nearest,
         sections=0 if is_gone else len(sections) + snapshot.sections_more,
         shown_s=max(0.0, now - snapshot.wall(snapshot.written_at)),
@@ -499,7 +501,7 @@ def order(ranks: Iterable[RankNow], by: Sort = "staleness", world_size: int = 1)
 
     def staleness(rank: RankNow) -> tuple[int, float, float, float, int]:
         wrong = _WRONG.index(rank.state) if rank.state in _WRONG else len(_WRONG)
-        stale = rank.stale_s if rank.stale_s > usual else 0.0
+        stale = rank.stale_s if rank.stale_s > usual and rank.doing not in rank_snapshot.OWES_NO_SIGN else 0.0
         return wrong, -stale, -rank.share, -(rank.silent_s or 0.0), rank.rank
 
     match by:

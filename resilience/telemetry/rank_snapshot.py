@@ -26,7 +26,7 @@ ALIVE_EVERY = 10.0
 WRITE_EVERY = 2.0  # minimum seconds between two writes of a rank's file
 FILES_PER_SECOND = 128  # maximum files per second that all ranks of a job write: they may share one file server
 MOST_SECTIONS = 16
-_OWES_NO_SIGN = (Doing.WAITING.value, Doing.ENDING.value, Doing.OUTSIDE.value)
+OWES_NO_SIGN = (Doing.WAITING.value, Doing.ENDING.value, Doing.OUTSIDE.value)
 _NAME = re.compile(r"(?P<node>.+)-(?P<rank>\d+)\.signs")
 
 
@@ -85,7 +85,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return for how many seconds the rank has certainly been silent. None if it never gave a sign of life, or owes
         none: it waits for the others, for instance because its function has returned, it shuts down, or it has ended
         its monitoring."""
-        if self.heartbeat_at is None or self.doing in _OWES_NO_SIGN:
+        if self.heartbeat_at is None or self.doing in OWES_NO_SIGN:
             return None
         return max(0.0, self._known_until(now) - self.heartbeat_at)
 

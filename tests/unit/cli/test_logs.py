@@ -279,6 +279,7 @@ def test_time_without_a_date_is_the_last_one_before_the_last_line() -> None:
     assert since_ns("22:13:20", AT) == AT
     assert since_ns("22:15", AT) == since_ns("2023-11-13T22:15", AT) == AT - (86400 - 100) * SECOND
     assert since_ns("2023-11-14T22:15", AT) == AT + 100 * SECOND
+    assert since_ns("07:13:20+09:00", AT) == AT
 
 
 def test_time_after_the_window_around_an_incident_is_refused(

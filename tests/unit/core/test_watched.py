@@ -29,6 +29,8 @@ def test_limits_are_named_by_what_they_hold_for() -> None:
 def test_limit_of_steps_is_named_with_the_steps_that_have_more_time() -> None:
     limits = Limits(step=Limit(hard=30.0), warmup_occurrences=5)
     assert watched_in_words(watched(limits)).endswith("in force: step 30 s (after the first 5 steps)")
+    long = msgspec.structs.replace(limits, step=Limit(hard=7200.0))
+    assert watched_in_words(watched(long)).endswith("in force: step 7200 s")
     learned = msgspec.structs.replace(limits, learned={"step": Learned(30.0, 1.0, 2.0)})
     assert watched_in_words(watched(learned)).endswith("in force: step 30 s")
 

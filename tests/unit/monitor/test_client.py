@@ -17,6 +17,7 @@ from resilience.monitor import client, connect, messages
 from resilience.monitor.listening import Listener
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient
+from resilience.system import collective_calls
 from resilience.system.channel import Channel, pair
 
 LIMIT = 60.0  # seconds
@@ -278,6 +279,37 @@ def test_silence_in_a_wrapper_ends_with_a_heartbeat_of_a_client(
     listener.take(wrappers.drain()[0], view, is_healthy=True)
     silence = listener.silence(Rule(), view.since)
     assert silence is not None and silence.since == view.heartbeat_at
+
+
+def test_client_that_shuts_down_within_a_wrapper_leaves_no_limit_there_either(
+    wrapped: tuple[RankMonitorClient, MonitorSide],
+) -> None:
+    own, wrappers = wrapped
+    page = connect.wrapper_page
+    assert page is not None
+    page.set_seat(Seat(0, 0, 1, 1, 0))
+    page.doing(Doing.FUNCTION)
+    for _ in range(2):
+        own.send_heartbeat()
+        own.start_section("save")
+        own.end_section("save")
+    listener = Listener()
+    listener.take(wrappers.drain()[0], wrappers.read(), is_healthy=True)
+    assert listener.silence(Rule(), 0.0) is not None
+    own.shutdown_workload_monitoring()
+    view = wrappers.read()
+    assert view.last_sign_at is None
+    listener.take(wrappers.drain()[0], view, is_healthy=True)
+    assert listener.silence(Rule(), 0.0) is None
+
+
+def test_collectives_stay_on_the_wrappers_page_if_a_client_shuts_down(
+    wrapped: tuple[RankMonitorClient, MonitorSide], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[object] = []
+    monkeypatch.setattr(collective_calls, "note_in", noted.append)
+    wrapped[0].shutdown_workload_monitoring()
+    assert noted and set(noted) == {connect.wrapper_page}
 
 
 def test_client_closes_no_section_that_the_program_has_opened_itself_in_a_wrapper(

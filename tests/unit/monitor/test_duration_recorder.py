@@ -282,6 +282,13 @@ def test_section_of_a_rank_that_died_after_a_standstill_is_cut_off_there(
     assert kept(keeper, tmp_path)[1:] == [("data", 10.0, "cut")]
 
 
+def test_occurrences_that_another_monitor_records_make_no_limit_stale(keeper: DurationRecorder) -> None:
+    """It has their median, and judges."""
+    keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2)}, {})
+    keeper.take([msgspec.structs.replace(section("data", 0.1 * n, 0.1), is_copy=True) for n in range(40)], [])
+    assert keeper.stale() == []
+
+
 def test_slow_first_occurrence_makes_no_limit_stale(keeper: DurationRecorder) -> None:
     keeper.expect({"data": Learned(timeout_s=1.0, median_s=0.1, p99_s=0.2, first=1)}, {})
     keeper.take([section("data", 1.0, 30.0), section("data", 40.0, 0.1)], [])

@@ -169,6 +169,13 @@ def test_age_that_is_usual_in_a_large_job_is_no_staleness() -> None:
     assert [rank.rank for rank in order(seen, world_size=10_000)][:2] == [3, 2]  # suspect, then nearest to its limit
 
 
+def test_rank_that_owes_no_sign_is_not_stale() -> None:
+    seen = [
+        msgspec.structs.replace(rank, doing="waiting", silent_s=None) if rank.rank == 1 else rank for rank in ranks()
+    ]
+    assert [rank.rank for rank in order(seen)] == [3, 2, 4, 0, 1]
+
+
 def test_groups_hold_what_is_alike() -> None:
     found = grouped(ranks(), "alike")
     assert [(group.ranks, group.state, group.where) for group in found] == [
