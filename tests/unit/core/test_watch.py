@@ -432,6 +432,7 @@ def test_step_limit_is_at_least_that_of_the_rule_in_the_first_steps_after_a_star
     for gaps, allowed in ((0, 300.0), (1, 50.0), (2, 50.0), (3, HARD)):
         assert ends(gaps, Limit(hard=HARD), **set_by_hand) == [allowed] * 2
     assert ends(0, Limit(hard=400.0), **set_by_hand) == [400.0] * 2
+    assert ends(1, Limit(hard=100.0), **set_by_hand) == [100.0] * 2  # between the rule's two
     assert ends(0, BOTH, **set_by_hand) == [300.0, 304.0, 304.0]  # in a Wrapper; the time between both stays
     assert ends(0, Limit(200.0), **set_by_hand) == [300.0]
     # Compilation takes as long if the rule is off: then its defaults count.
@@ -441,6 +442,13 @@ def test_step_limit_is_at_least_that_of_the_rule_in_the_first_steps_after_a_star
     assert ends(0, NO_LIMIT, warmup_occurrences=3) == []
     shuts_down = in_function(doing=Doing.ENDING, step_at=START)
     assert watch_over(watcher, limits_of(step=Limit(SOFT), warmup_occurrences=3), shuts_down)[0][0] == START + SOFT
+
+
+def test_step_limit_has_first_steps_only_if_the_rule_allows_them_more(watcher: ModuleType) -> None:
+    set_by_hand: dict[str, Any] = {"warmup_occurrences": 3, "rule": Rule(50.0, 40.0)}
+    assert watcher.first_steps(limits_of(step=Limit(hard=HARD), **set_by_hand)) == 3
+    assert watcher.first_steps(limits_of(step=Limit(hard=400.0), **set_by_hand)) == 0
+    assert watcher.first_steps(limits_of(step=Limit(hard=400.0), warmup_occurrences=3)) == 3  # the rule's defaults
 
 
 def test_warm_up_of_a_section_is_none_of_the_step_though_it_has_its_name(watcher: ModuleType) -> None:
