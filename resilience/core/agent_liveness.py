@@ -86,24 +86,28 @@ class Lease:
         self.seconds = LEASE * limit
         self._limit = limit
         self._count = 0
-        self._looked_at: Seconds | None = None
+        self._counted_at: Seconds | None = None  # when the last count was found to have reached the store
+        self._looked_at = 0.0
         self._silent_for = 0.0
-        self._ran_out_at: Seconds | None = None
+        self._has_run_out = False
 
     def look(self, count: int, now: Seconds) -> bool:
         """Return True once the lease has run out; this is final. Call it LOOKS times within the lease. count: how many
         counts have reached the store. A long gap between two looks counts little, because this process may have been
         stopped; the store then says what happened meanwhile."""
-        since = 0.0 if self._looked_at is None else now - self._looked_at
-        longest = 2 * self.seconds / LOOKS
-        self._silent_for = self._silent_for + min(since, longest) if count == self._count else 0.0
-        self._count, self._looked_at = count, now
-        if self._silent_for >= self.seconds and self._ran_out_at is None:
-            self._ran_out_at = now
-        return self._ran_out_at is not None
+        if self._has_run_out:
+            return True
+        if count != self._count or self._counted_at is None:
+            self._count, self._counted_at, self._silent_for = count, now, 0.0
+        else:
+            self._silent_for += min(now - self._looked_at, 2 * self.seconds / LOOKS)
+        self._looked_at = now
+        self._has_run_out = self._silent_for >= self.seconds
+        return self._has_run_out
 
     def time_left(self, now: Seconds) -> Seconds | None:
-        """Return the seconds until others may continue without this agent, None if its lease has not run out."""
-        if self._ran_out_at is None:
+        """Return the seconds until others may continue without this agent, None if its lease has not run out. Here a
+        gap between two looks counts in full, because the others did not stand still."""
+        if not self._has_run_out or self._counted_at is None:
             return None
-        return max(0.0, self._ran_out_at + self._limit - self.seconds - now)
+        return max(0.0, self._counted_at + self._limit - now)

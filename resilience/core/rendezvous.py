@@ -303,14 +303,16 @@ class Rendezvous:
 
     def _tell_lost(self, ids: Iterable[str]) -> Protocol[bool]:
         """Log which of these agents are lost. Return True if any is."""
+        now = yield ReadClock()
         lost = yield from self._silences.lost([id for id in ids if id != self.id])
         for id in lost:
-            yield from self.tell_lost(id)
+            yield from self.tell_lost(id, now)
         return bool(lost)
 
-    def tell_lost(self, id: str) -> Protocol[None]:
-        """Log that an agent is lost."""
-        yield from self._log.append(Left(id, f"gave no sign of life for {self.terms.lost_after:g} s", is_lost=True))
+    def tell_lost(self, id: str, observed_at: Seconds) -> Protocol[None]:
+        """Log that an agent is lost, unless this agent stood still since it observed that: it may have returned."""
+        lost = Left(id, f"gave no sign of life for {self.terms.lost_after:g} s", is_lost=True)
+        yield from self._log.append(lost, until=observed_at + self.terms.lost_after)
 
     def _announce_losses(self) -> Protocol[None]:
         """Notify each waiting agent that was declared lost: it must arrive again. It may only have been stopped for a
@@ -354,7 +356,7 @@ class Rendezvous:
         if neighbour is not None:
             now = yield ReadClock()
             if self._silences.hear(neighbour.id, beat[0], now) >= self.terms.lost_after:
-                yield from self.tell_lost(neighbour.id)
+                yield from self.tell_lost(neighbour.id, now)
                 yield from self.read()
         known = self.arrivals
         self._looks_since_asked += 1

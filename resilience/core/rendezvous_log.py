@@ -10,6 +10,7 @@ missing, learns from the cycles' keys that it is behind, and starts from the new
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 from resilience.core import membership
@@ -28,11 +29,14 @@ class RendezvousLog:
         self._places: list[int] = []  # places of this agent's entries
         self._holes: dict[int, Seconds] = {}  # empty place -> when this agent first found it
 
-    def append(self, entry: Entry) -> Protocol[int]:
-        """Write an entry at the end of the log. Return its place."""
+    def append(self, entry: Entry, until: Seconds = math.inf) -> Protocol[int]:
+        """Write an entry at the end of the log. Return its place. until: the time after which the entry may no longer
+        be true, because this agent stood still or the store was slow; then its place stays empty."""
         text = membership.encode(entry)
         while True:
             place = int((yield Add("log/count", 1))) - 1
+            if until < math.inf and (yield ReadClock()) > until:
+                text = membership.encode(Nothing())
             if (yield CompareSet(f"log/{place}", text)) == text:
                 self._places.append(place)
                 return place  # otherwise this agent was too late, and the place was given up

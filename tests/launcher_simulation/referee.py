@@ -23,6 +23,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from resilience.core.agent_liveness import LEASE
 from resilience.core.cycle import CycleDecision
 from resilience.errors import InternalError
 from tests.launcher_simulation.schedules import (
@@ -240,8 +241,9 @@ class Referee:
             self._began(cycle)
 
     def _may_be_late(self, agent: Agent) -> bool:
-        """Whether an agent is stopped, or was until a moment ago, so that it could not end its workers."""
-        return any(stops and until > self._now - 5.0 for _, until, stops in self._stalls[agent])
+        """Whether an agent is stopped, or was until a lease ago, so that it could not end its workers."""
+        lease = LEASE * self._schedule.terms.lost_after
+        return any(stops and until > self._now - lease for _, until, stops in self._stalls[agent])
 
     def _began(self, cycle: int) -> None:
         if self._cycles:

@@ -91,3 +91,12 @@ def test_count_that_gets_through_renews_the_lease_and_a_pause_of_this_agent_cost
     for number in range(100):
         assert not lease.look(number, 0.3 * number)
     assert not lease.look(99, 1000.0)
+
+
+def test_agent_that_stood_still_keeps_its_lease_and_has_no_time_left_where_it_then_runs_out() -> None:
+    lease, pause = Lease(8.0), 6.0 / LOOKS
+    lease.look(1, 0.0)
+    assert not lease.look(1, 9.0)  # the others may have gone on, if they did not stand still too
+    looks = [lease.look(1, 9.0 + number * pause) for number in range(1, LOOKS)]
+    assert looks.index(True) in (LOOKS - 3, LOOKS - 2)  # the gap counted as two looks, but for rounding
+    assert lease.time_left(14.7) == 0.0

@@ -39,7 +39,7 @@ def led(run: Run, cycle: int = 0, by: str = "leader") -> None:
 
 def take_for_lost(run: Run, leader: Rendezvous, id: str) -> None:
     """A leader takes a waiting agent for lost, reads that in the log, and announces it."""
-    run.run(leader.tell_lost(id))
+    run.run(leader.tell_lost(id, run.now))
     run.run(leader.read())
     run.run(leader._announce_losses())
 
@@ -477,7 +477,7 @@ def test_agent_that_was_taken_for_lost_while_it_ran_arrives_once() -> None:
     run = Run()
     own = running(run, "a")
     run.counts("b")
-    run.run(agent(run, "other").tell_lost("own"))
+    run.run(agent(run, "other").tell_lost("own", run.now))
     run.store.perform(Set("lost/own", "1"))  # of an earlier wait, that ended before it was read
     run.store.perform(Add(NOTICES, 1))
     run.writes(Left("a"), Arrived(seat("b"), known=0))
@@ -664,6 +664,19 @@ def test_silent_neighbour_is_declared_lost_and_the_one_before_it_is_watched_next
     assert lost[3] == frozenset() and lost[5] == frozenset("b") and lost[-1] == frozenset("ab")
     assert [entry.id for entry in run.log() if isinstance(entry, Left)] == ["b", "a"]
     assert run.keys("lost/") == []  # no agent waits for a place
+
+
+def test_agent_that_stood_still_after_it_found_another_one_silent_looks_again_before_it_declares_it_lost() -> None:
+    run = Run()
+    own = running(run, "a", "b")
+    run.falls_silent("b")
+    run.before = lambda operation: isinstance(operation, Add) and setattr(run, "now", run.now + 8.1)
+    for _ in range(7):
+        assert run.run(own.look()).lost == frozenset()
+        run.now += 2.0
+    assert run.log()[-1] == Nothing()
+    run.before = lambda operation: isinstance(operation, Add) and setattr(run, "now", run.now + 8.0)
+    assert run.run(own.look()).lost == frozenset("b")
 
 
 def test_cycle_is_over_for_an_agent_that_the_others_took_for_lost_or_went_on_without() -> None:

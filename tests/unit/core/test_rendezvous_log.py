@@ -58,6 +58,16 @@ def test_entry_whose_place_was_given_up_is_written_at_the_end() -> None:
     assert run.log() == [Nothing(), Left("late")]
 
 
+def test_entry_that_may_no_longer_be_true_leaves_its_place_empty() -> None:
+    run = Run()
+    run.before = lambda operation: isinstance(operation, Add) and setattr(run, "now", run.now + 5.0)
+    log = RendezvousLog()
+    assert run.run(log.append(Left("lost"), until=run.now + 5.0)) == 0
+    assert run.run(log.append(Left("is back"), until=run.now + 4.9)) == 1
+    assert run.run(log.append(Left("leaves"))) == 2
+    assert run.log() == [Left("lost"), Nothing(), Left("leaves")]
+
+
 def test_reader_that_is_two_cycles_behind_starts_from_the_newest_membership() -> None:
     run = Run()
     writer = RendezvousLog()

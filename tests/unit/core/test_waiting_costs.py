@@ -106,7 +106,7 @@ def test_agent_that_was_taken_for_lost_ends_its_workers_though_no_next_cycle_is_
     """The next cycle may begin at any moment, without it."""
     run = Run()
     supervision = running(run)
-    run.run(Rendezvous("other", "other", TERMS).tell_lost("own"))
+    run.run(Rendezvous("other", "other", TERMS).tell_lost("own", run.now))
     assert look_for(run, supervision, 5.0).detail == "the others went on without this node"
 
 

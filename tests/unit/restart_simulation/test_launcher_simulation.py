@@ -279,6 +279,15 @@ def test_slow_workers_of_a_cut_off_node_end_before_the_others_continue() -> None
         assert report.ends == ("completed", "completed", "failed")
 
 
+def test_workers_of_a_host_that_stood_still_and_is_cut_off_end_within_its_lease() -> None:
+    Job(draw(215822)).run()
+
+
+@pytest.mark.parametrize("seed", [215294, 265993])
+def test_agent_is_not_declared_lost_by_one_that_stood_still_since_it_looked(seed: int) -> None:
+    Job(draw(seed)).run()
+
+
 def test_agent_declared_lost_ends_its_workers_although_no_other_agent_ends_its_cycle() -> None:
     job = {"comes": (0.6, 1.4), "terms": Terms(1, 2, join_limit=60.0, last_call=3.0), "node_hosts_store": False}
     for number in range(8, 16):
