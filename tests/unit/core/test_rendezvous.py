@@ -666,7 +666,7 @@ def test_silent_neighbour_is_declared_lost_and_the_one_before_it_is_watched_next
     assert run.keys("lost/") == []  # no agent waits for a place
 
 
-def test_agent_that_stood_still_after_it_found_another_one_silent_looks_again_before_it_declares_it_lost() -> None:
+def test_agent_that_stood_still_declares_no_other_one_lost_before_it_has_looked_again() -> None:
     run = Run()
     own = running(run, "a", "b")
     run.falls_silent("b")

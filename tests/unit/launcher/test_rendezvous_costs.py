@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_loss_of_a_node_costs_each_agent_the_same_for_any_number(make: Make) -> 
     costs = {}
     for count in COUNTS:
         store, handlers = make(count)
-        handlers[1].run(handlers[1].rendezvous.tell_lost(handlers[2].id))
+        handlers[1].run(handlers[1].rendezvous.tell_lost(handlers[2].id, time.monotonic()))
         costs[count] = each_costs(store, handlers, look)
         assert {look(handler).lost for handler in handlers} == {frozenset({handlers[2].id})}
     assert max(costs.values()) <= 5
@@ -88,7 +89,7 @@ def test_loss_of_a_node_costs_each_agent_the_same_for_any_number(make: Make) -> 
 
 def test_each_node_is_watched_by_the_nearest_node_that_is_not_gone(make: Make) -> None:
     _, handlers = make(4)
-    handlers[3].run(handlers[3].rendezvous.tell_lost(handlers[2].id))
+    handlers[3].run(handlers[3].rendezvous.tell_lost(handlers[2].id, time.monotonic()))
     assert [watched_by(handler) for handler in handlers] == ["node3", "node0", "node1", "node2"]
     for handler in handlers:
         look(handler)
