@@ -265,7 +265,7 @@ class Program:
                 self._leave()
             case messages.NewLimits(limits):
                 if worker is not None:
-                    worker.limit(limits)
+                    worker.monitor.limit(limits)
                 waiting = ((msgspec.structs.replace(assigned, limits=limits), fds) for assigned, fds in self._next)
                 self._next = deque(waiting)
             case messages.Dismissed():
@@ -283,7 +283,7 @@ class Program:
                     self.tell(messages.Looked(assigned.worker_pid, is_suspicion))
             case messages.OthersPositions(pid, hangs, missing, elsewhere):
                 if worker is not None and worker.pid == pid:
-                    worker.suspicions.others_found(hangs, missing, elsewhere)
+                    worker.monitor.suspicions.others_found(hangs, missing, elsewhere)
             case messages.OthersRecorded(pid):
                 if worker is not None and worker.pid == pid:
                     worker.others_seen()

@@ -1,9 +1,9 @@
 """Watches one worker of the launcher: any program, whether it attaches to the monitor or not.
 
-`server.RankMonitor` watches. This module lets the worker's program attach, reports its end to the agent, and follows
-the agent's orders. A worker that is not attached is watched for its end only. A new monitor can continue with the
-previous monitor's page, channel and dump; the worker does not notice the change. What the previous one has recorded is
-noted in the page."""
+`server.RankMonitor` watches. `WorkerMonitor` owns one and is its subject: it lets the worker's program attach, reports
+its end to the agent, and follows the agent's orders. A worker that is not attached is watched for its end only. A new
+monitor can continue with the previous monitor's page, channel and dump; the worker does not notice the change. What the
+previous one has recorded is noted in the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 import msgspec
 
@@ -30,7 +29,7 @@ from resilience.monitor import messages
 from resilience.monitor.duration_recorder import Position
 from resilience.monitor.listening import Listener
 from resilience.monitor.loader_workers import LoaderWorkers
-from resilience.monitor.page import MonitorSide, Page, PageView
+from resilience.monitor.page import MonitorSide, Page
 from resilience.monitor.server import RankMonitor
 from resilience.system import processes, stacks
 from resilience.system.channel import Channel, ChannelClosed, close_all
@@ -91,8 +90,8 @@ class AgentReceiver:
         return None
 
 
-class WorkerMonitor(RankMonitor):
-    """The watch over one worker, from its assignment to its end."""
+class WorkerMonitor:
+    """The watch over one worker, from its assignment to its end. monitor: its loop; this object is its `Subject`."""
 
     def __init__(
         self,
@@ -110,8 +109,6 @@ class WorkerMonitor(RankMonitor):
         unattached_page = Page.create()  # until a program attaches
         self._agent = AgentReceiver(tell, rank.pid)
         self._agent.are_others_seen = assigned.is_adopted  # no agent can observe them
-        super().__init__(MonitorSide(unattached_page), None, rank, self._agent, None, selector)
-        self._raised = dict(raised)
         self._tell = tell
         self._assigned = assigned
         self._link: messages.Attachment | None = None
@@ -122,79 +119,90 @@ class WorkerMonitor(RankMonitor):
         self._is_group = False  # the worker leads a process group of its own
         with contextlib.suppress(ProcessLookupError):
             self._is_group = os.getpgid(rank.pid) == rank.pid
-        self._listener = Listener(shown, is_first_sign_expected=not assigned.is_cold)  # else a new node prepares itself
         self._is_dismissed = False
         self._took_sigterm = False  # and asked the agent to stop the job
         self._is_stopping = False
         self.has_successor = False  # another process waits to be watched
         self._gone_at = 0.0
         self._began = time.monotonic()
-        self._witness.has_iterations = False
-        self._witness.log_lines = LOG_TAIL_LINES
+        self._selector = selector
+        self.monitor = monitor = RankMonitor(
+            MonitorSide(unattached_page),
+            None,
+            rank,
+            self._agent,
+            None,
+            selector,
+            subject=self,
+            listener=Listener(shown, is_first_sign_expected=not assigned.is_cold),  # else a new node prepares itself
+            raised=raised,
+            is_cold=assigned.is_cold,
+        )
+        monitor.witness.has_iterations = False
+        monitor.witness.log_lines = LOG_TAIL_LINES
         folder = Path(os.fsdecode(assigned.folder))
-        self._is_cold = assigned.is_cold
-        self.open(msgspec.structs.replace(assigned.origin, layer="launcher"), folder, assigned.limits)
-        self._witness.logs = (*self._witness.logs, *(Path(os.fsdecode(path)) for path in assigned.output))
-        self._witness.drain = assigned.drain
+        monitor.open(msgspec.structs.replace(assigned.origin, layer="launcher"), folder, assigned.limits)
+        monitor.witness.logs = (*monitor.witness.logs, *(Path(os.fsdecode(path)) for path in assigned.output))
+        monitor.witness.drain = assigned.drain
 
     def run(self) -> None:
         """Watch until the worker is gone and the agent knows it, or until `leave`."""
         try:
-            super().run()
+            self.monitor.run()
         finally:
-            self._release()
+            self.release()
 
     # -- the agent's orders -----------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
-        return self._rank.pid
+        return self.monitor.rank.pid
 
     @property
     def is_over(self) -> bool:
         """Return True if the watch is about to end."""
-        return self._is_over
+        return self.monitor.is_over
 
     @property
     def loader_workers(self) -> LoaderWorkers:
         """Return the data loader workers of this worker; they may outlive it."""
-        return self._loader_workers
+        return self.monitor.loader_workers
 
     @property
     def is_attached(self) -> bool:
         """Return True if a program is attached, or is about to be."""
-        return self._channel is not None or bool(self._applicants)
+        return self.monitor.channel is not None or bool(self._applicants)
 
     @property
     def shown(self) -> Shown:
         """Return the silences that the job has shown on this rank."""
-        return self._listener.shown
+        return self.monitor.listener.shown
 
     @property
     def raised(self) -> Mapping[str, float]:
         """Return the learned limits that no longer fit, and the longer ones in their place, in seconds by deadline."""
-        return self._raised
+        return self.monitor.raised
 
     def dismiss(self) -> None:
         """Note that the worker is ended on purpose."""
         self._is_dismissed = True
-        self._page.dismiss()
+        self.monitor.page.dismiss()
         if self._took_sigterm:
-            self._witness.program.send(signal.SIGTERM)
+            self.monitor.witness.program.send(signal.SIGTERM)
 
     def request_stop(self) -> None:
         """Notify the program that the job is asked to stop, including programs that attach later."""
         self._is_stopping = True
-        is_heard = self._page.request_stop() and self._channel is not None
+        is_heard = self.monitor.page.request_stop() and self.monitor.channel is not None
         self._tell(messages.WillStop(self.pid, is_heard), ())
 
     def look(self, is_suspicion: bool) -> None:
         """Record the program's position, and how it hangs if it does. is_suspicion: another rank may hang."""
-        hang = None
-        if self._channel is not None and not self._is_gone:
-            position = self._look()
+        hang, monitor = None, self.monitor
+        if monitor.channel is not None and not monitor.is_gone:
+            position = monitor.look()
             hang = position.hang
-            self.emit(msgspec.structs.replace(position, is_suspicion=is_suspicion))
+            monitor.emit(msgspec.structs.replace(position, is_suspicion=is_suspicion))
         self._tell(messages.Looked(self.pid, is_suspicion, hang), ())
 
     def others_seen(self) -> None:
@@ -203,8 +211,7 @@ class WorkerMonitor(RankMonitor):
 
     def reaped(self, status: Exit) -> None:
         """Take the worker's exit status from the agent."""
-        if self._status in (None, Exit()):
-            self._status = status
+        self.monitor.reaped(status)
 
     def agent_lost(self, at: float) -> None:
         """Note that the agent is gone. at: monotonic seconds."""
@@ -212,7 +219,7 @@ class WorkerMonitor(RankMonitor):
 
     def leave(self) -> None:
         """Stop watching; leave the worker alone."""
-        self._is_over = True
+        self.monitor.stop()
 
     # -- attaching ------------------------------------------------------------------------------
 
@@ -220,14 +227,14 @@ class WorkerMonitor(RankMonitor):
         """Accept a connection from the worker, or from the first program that the worker has started."""
         reason = self._refusal_reason(channel)
         if reason:
-            self._refuse(f"foreign connection: {reason}")
+            self.monitor.refuse(f"foreign connection: {reason}")
             channel.send(messages.encode(messages.Refused(reason)))
             channel.close()
-            if self._channel is None:
-                self._listener.expect_nothing()  # the program runs on without its monitor
+            if self.monitor.channel is None:
+                self.monitor.listener.expect_nothing()  # the program runs on without its monitor
             return
         origin = self._assigned.origin
-        welcome = messages.Welcome(origin.rank or 0, origin.world_size or 1, self._watch.limits)
+        welcome = messages.Welcome(origin.rank or 0, origin.world_size or 1, self.monitor.limits)
         page = Page.create()
         self._applicants[channel] = page
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear_applicant(channel))
@@ -241,7 +248,7 @@ class WorkerMonitor(RankMonitor):
             return "too many connections"
         if not processes.is_descendant(peer.pid, self.pid):
             return f"process {peer.pid} does not belong to worker {self.pid}"
-        if self._channel is not None and peer.pid != self.pid:
+        if self.monitor.channel is not None and peer.pid != self.pid:
             assert self._link is not None
             return f"process {self._link.pid} of this worker is already attached"
         return ""
@@ -258,7 +265,7 @@ class WorkerMonitor(RankMonitor):
         try:
             message = messages.decode_for_monitor(data)
         except DecodeError as error:
-            self._refuse(f"malformed message: {error}"[:200])
+            self.monitor.refuse(f"malformed message: {error}"[:200])
             message = None
         pid = channel.peer.pid
         if isinstance(message, messages.Attached) and len(fds) == 1:
@@ -266,7 +273,7 @@ class WorkerMonitor(RankMonitor):
             self._selector.unregister(channel)
             self.attach(messages.Attachment(pid, message.is_locked), page, channel, fds[0], is_new=True)
         else:
-            self._refuse(f"foreign connection: process {pid} did not attach itself")
+            self.monitor.refuse(f"foreign connection: process {pid} did not attach itself")
             close_all(fds)
             self._close_applicant(channel)
 
@@ -276,95 +283,82 @@ class WorkerMonitor(RankMonitor):
             self._selector.unregister(channel)
             page.close()
             channel.close()
-            self._listener.expect_nothing()  # it gave up, and runs on without its monitor
+            self.monitor.listener.expect_nothing()  # it gave up, and runs on without its monitor
 
     def attach(self, link: messages.Attachment, page: Page, channel: Channel, dump: int, is_new: bool) -> None:
         """Watch the program that stores into `page` from now on. is_new: the agent does not know it yet."""
+        monitor = self.monitor
         try:
-            program = self._rank if link.pid == self.pid else processes.Process(link.pid)
+            program = monitor.rank if link.pid == self.pid else processes.Process(link.pid)
         except ProcessLookupError:
             channel.close()
             page.close()
             os.close(dump)
             return
         self._detach()
-        self._listener.start_again()
-        if is_new and self._link is not None and self._recorder is not None:  # not the first program of this worker
-            self._recorder.process_started(self._assigned.origin.cycle, is_cold=False)
-        self._link, self._attached_page, self._channel = link, page, channel
-        self._page = self._witness.page = MonitorSide(page)
+        monitor.listener.start_again()
+        if is_new and self._link is not None and monitor.recorder is not None:  # not the first program of this worker
+            monitor.recorder.process_started(self._assigned.origin.cycle, is_cold=False)
+        self._link, self._attached_page = link, page
+        is_mutex_held = link.is_locked and program is monitor.rank
+        monitor.connect(MonitorSide(page), channel, stacks.Dump(dump), program, is_mutex_held)
         if not is_new:
             self._continue()
-        self._witness.watch_program(program)
-        self._dump = self._witness.dump = stacks.Dump(dump)
         if self._is_stopping:
-            self._page.request_stop()
+            monitor.page.request_stop()
         if self._is_dismissed:
-            self._page.dismiss()
+            monitor.page.dismiss()
         if link.limits is not None:
-            self.limit(link.limits)
-        self._selector.register(channel, selectors.EVENT_READ, self._receive)
-        if link.is_locked and program is self._rank:
-            self._watch_mutex()
+            monitor.limit(link.limits)
         self._tell(messages.Connected(self.pid, link), (page.fd, channel.fileno(), dump) if is_new else ())
 
     def _continue(self) -> None:
         """Continue where the previous monitor stopped recording. Without its note, begin at the page's oldest entry."""
         try:
-            note = _note(self._page.note())
+            note = _note(self.monitor.page.note())
         except DecodeError:
             return
-        self._page.continue_at(note.tail)
-        self._raised |= note.raised
-        self.limit(self._watch.limits)
-        lost = 0 if self._recorder is None else self._recorder.continue_from(note.position)
-        if lost:
-            self.emit(events.TelemetryDropped("timing", "the lost monitor had not written them", lost))
+        self.monitor.continue_from(note.tail, note.position, note.raised)
 
-    def _fold_timings(self, now: float) -> PageView:
-        view = super()._fold_timings(now)
-        if self._recorder is not None:
-            self._page.leave_note(encoding.to_msgpack(_Note(self._page.tail, self._recorder.position, self._raised)))
-        return view
+    def recorded(self) -> None:
+        """Leave a note for a monitor that may replace this one."""
+        monitor = self.monitor
+        if monitor.recorder is not None:
+            note = _Note(monitor.page.tail, monitor.recorder.position, monitor.raised)
+            monitor.page.leave_note(encoding.to_msgpack(note))
 
     def _detach(self) -> None:
         """Release the previous program."""
-        if self._channel is not None:
-            self._hung_up()
-        self._fold_timings(time.monotonic())
-        if self._witness.program is not self._rank:
-            self._witness.program.close()
-            self._witness.watch_program(self._rank)
+        self.monitor.disconnect()
         self._attached_page.close()
-        if self._dump is not None:
-            os.close(self._dump.fd)
-            self._dump = self._witness.dump = None
 
     # -- the rank's messages --------------------------------------------------------------------
 
-    def _receive(self) -> bool:
-        """Handle the rank's messages. If the rank leaves, a waiting process takes its place."""
-        has_more = super()._receive()
-        if self.has_successor and self._channel is None and not self._applicants and not self._is_gone:
-            self._is_over |= self._page.read().doing is Doing.OUTSIDE
-        return has_more
+    def heard(self) -> None:
+        """If the program has left, let a waiting process take its place."""
+        monitor = self.monitor
+        is_free = not self.is_attached and not monitor.is_gone
+        if self.has_successor and is_free and monitor.page.read().doing is Doing.OUTSIDE:
+            monitor.stop()
 
-    def _handle(self, message: messages.FromRank) -> None:
+    def handle(self, message: messages.FromRank) -> None:
+        """Handle one message of the program."""
+        monitor = self.monitor
         match message:
             case messages.Emitted(record):
-                self._take(record)
+                monitor.take(record)
             case messages.Progressed(sign, at, step):
                 ago = max(0.0, time.monotonic() - at)
-                self.emit(events.WorkerProgressed(sign, max(0.0, at - self._began), step, ago))
+                monitor.emit(events.WorkerProgressed(sign, max(0.0, at - self._began), step, ago))
             case messages.Armed(at):
                 self._link_changed(heartbeats_from=at)
             case messages.NewLimits(limits):
-                self.limit(limits)
+                monitor.limit(limits)
                 self._link_changed(limits=limits)
             case messages.RankRequest(action, description):
                 self._request(action, description[: messages.DESCRIPTION])
             case messages.FitFailed(deadline, error):
-                self.emit(events.TimeoutsFitFailed(deadline, error))
+                monitor.emit(events.TimeoutsFitFailed(deadline, error))
             case (
                 messages.Begin()
                 | messages.HostStore()
@@ -372,7 +366,7 @@ class WorkerMonitor(RankMonitor):
                 | messages.Introduced()
                 | messages.Attached()
             ):
-                self._refuse(f"unexpected message: {type(message).__name__}")
+                self.monitor.refuse(f"unexpected message: {type(message).__name__}")
 
     def _request(self, action: str, description: str) -> None:
         """Pass a request on to the agent. If the program took a SIGTERM for a scheduler's, it may have been the agent's
@@ -384,7 +378,7 @@ class WorkerMonitor(RankMonitor):
                 self.dismiss()
                 return
             if self._is_dismissed:
-                self._witness.program.send(signal.SIGTERM)
+                self.monitor.witness.program.send(signal.SIGTERM)
                 return
         rank = self._assigned.origin.rank or 0
         self._tell(messages.Requested(action, description, rank, self.pid), ())
@@ -396,53 +390,54 @@ class WorkerMonitor(RankMonitor):
 
     # -- observing, obeying ---------------------------------------------------------------------
 
-    def _observe(self, view: PageView | None = None) -> Observation:
-        observation = super()._observe(view)
-        is_known = self._status not in (None, Exit()) or time.monotonic() >= self._gone_at + REAP_LIMIT
-        was_ended = self._watch.finding is not None  # if so, an exit status of 0 means nothing
-        ended_well = self._status is not None and self._status.code == 0 and not was_ended
+    @property
+    def announced_at(self) -> float | None:
+        """Return when the program announced heartbeats, in monotonic seconds, None if it did not."""
+        return None if self._link is None else self._link.heartbeats_from
+
+    def completed(self, observation: Observation) -> Observation:
+        """Return an observation with what follows from the program's link and from the agent's orders."""
+        monitor = self.monitor
+        is_known = monitor.status not in (None, Exit()) or time.monotonic() >= self._gone_at + REAP_LIMIT
+        was_ended = monitor.finding is not None  # if so, an exit status of 0 means nothing
+        ended_well = monitor.status is not None and monitor.status.code == 0 and not was_ended
         if self._link is None:  # no program has attached yet
-            rule = self._watch.limits.rule
-            silence = None if rule is None else self._listener.silence(rule, self._began)
+            rule = monitor.limits.rule
+            silence = None if rule is None else monitor.listener.silence(rule, self._began)
             observation = msgspec.structs.replace(observation, doing=Doing.STARTING, since=self._began, silence=silence)
-        elif self._channel is None:
+        elif monitor.channel is None:
             observation = msgspec.structs.replace(observation, doing=Doing.OUTSIDE)
         return msgspec.structs.replace(
             observation,
-            heartbeats_from=self._announced_at,
+            heartbeats_from=self.announced_at,
             is_gone=observation.is_gone and is_known,
             said_goodbye=observation.said_goodbye or ended_well,
             is_dismissed=self._is_dismissed,
             agent_lost_at=self._agent_lost_at,
         )
 
-    @property
-    def _announced_at(self) -> float | None:
-        return None if self._link is None else self._link.heartbeats_from
+    def died(self) -> None:
+        """Note that the worker is gone. The agent's end also ends the worker, and may be noticed later."""
+        self._look_at_agent()
+        self._gone_at = time.monotonic()
+        self.monitor.stop_waking_for_end()
 
-    def _rank_gone(self, noticed_by: Literal["mutex", "pidfd"]) -> None:
-        if not self._is_gone:
-            super()._rank_gone(noticed_by)
-            self._look_at_agent()  # the agent's end also ends the worker, and may be noticed later
-            self._gone_at = time.monotonic()
-            if self._status is None:
-                self._status = self._rank.exit_status(0.05)
-            self._selector.unregister(self._rank.pidfd)
-            self._selector.unregister(self._wake_read)
+    def due(self, due: float) -> float:
+        """Return when the loop has to look again: once the worker is gone, when its exit status counts as unknown."""
+        return self._gone_at + REAP_LIMIT if self.monitor.is_gone else due
 
-    def _sleep(self, due: float) -> None:
-        super()._sleep(self._gone_at + REAP_LIMIT if self._is_gone else due)  # and its exit status is unknown
-
-    def _send(self, number: int) -> None:
-        if not self._rank.send(0):
+    def send(self, number: int) -> None:
+        """Signal the worker and the program that is attached, or the worker's whole process group if that is final."""
+        rank, program = self.monitor.rank, self.monitor.witness.program
+        if not rank.send(0):
             return
         is_final = number == signal.SIGKILL or self._agent_lost_at is not None
         if is_final and self._is_group:
             self._send_to_group(number)
             return
-        if self._witness.program is not self._rank:
-            self._witness.program.send(number)
-        self._rank.send(number)
+        if program is not rank:
+            program.send(number)
+        rank.send(number)
 
     def _send_to_group(self, number: int) -> None:
         """Signal the worker's process group. The worker itself may be gone."""
@@ -451,32 +446,24 @@ class WorkerMonitor(RankMonitor):
 
     # -- the end --------------------------------------------------------------------------------
 
-    def _end_loader_workers(self) -> None:
+    def end_loader_workers(self) -> None:
         """Let the thread go on: this process watches the next worker, and the agent waits for its answers. Without a
         thread, kill them now."""
         if not self.loader_workers.is_waiting:
             self.loader_workers.finish(0.0)
 
-    def _release(self) -> None:
-        if self._is_group and self._is_gone and self._agent_lost_at is not None:
+    def release(self) -> None:
+        """Release what the watch holds. Tell the agent how the worker ended, if it did."""
+        monitor = self.monitor
+        if self._is_group and monitor.is_gone and self._agent_lost_at is not None:
             self._send_to_group(signal.SIGKILL)  # no other process is left to end what the worker has started
         self._detach()
         for channel in list(self._applicants):
             self._close_applicant(channel)
-        for fd in (self._rank.pidfd, self._wake_read):
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(fd)
-        if self._is_gone:
-            goodbye = self._observation.said_goodbye or self._is_dismissed
-            self._tell(messages.Gone(self.pid, self._status or Exit(), goodbye), ())
-        if self._file is not None:
-            self._file.close()
-        if self._death is not None:
-            self._death.join(1.0)
-        if self._death is None or not self._death.is_alive():  # else the thread may still write there
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            self._rank.close()
+        if monitor.is_gone:
+            goodbye = monitor.said_goodbye or self._is_dismissed
+            self._tell(messages.Gone(self.pid, monitor.status or Exit(), goodbye), ())
+        monitor.release()
 
 
 def resumed(assigned: messages.Assigned, fds: Sequence[int]) -> tuple[Page, Channel, int]:

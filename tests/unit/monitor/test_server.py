@@ -62,7 +62,7 @@ def test_monitor_without_a_thread_for_the_mutex_keeps_the_pidfd(monkeypatch: pyt
         raise RuntimeError("can't start new thread")
 
     monitor: Any = RankMonitor.__new__(RankMonitor)
-    monitor._page = None
+    monitor.page = None
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     monitor._watch_mutex()
     assert monitor._death is None
@@ -123,7 +123,7 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
     monitor._watch = Watch(limits=Limits(rule=Rule(), sections={"checkpoint": Limit()}))
 
     def look() -> None:
-        view = monitor._fold_timings(clock.now)
+        view = monitor.record_durations(clock.now)
         monitor._observation = monitor._observe(view)
         assert exceeded(monitor._watch.limits, monitor._observation, clock.now) == []
 
@@ -160,7 +160,7 @@ def test_snapshot_is_of_one_look_at_the_page_and_no_older_than_it(monkeypatch: p
         folder: None, origin: None, view: PageView, seen: Observation, limits: Limits, now: float, _: bool
     ) -> None:
         shown.append((view.open_sections[0].entered_at, seen.open_sections[0].seen_at, now))
-        monitor._is_over = True
+        monitor.is_over = True
 
     monkeypatch.setattr(monitor._snapshots, "write", write)
     monitor._snapshots.due = 0.0
@@ -182,8 +182,8 @@ def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: p
         rank.set_seat(Seat(3, 2, 4, 4, 1))
         return Stacks("none")
 
-    monkeypatch.setattr(monitor._witness, "take_stacks", stacks_taken)
-    monkeypatch.setattr(monitor._witness, "see", lambda silent_for: None)
+    monkeypatch.setattr(monitor.witness, "take_stacks", stacks_taken)
+    monkeypatch.setattr(monitor.witness, "see", lambda silent_for: None)
     finding = Finding("step", "soft", 3.0, 3.1)
     monitor._perform(Decision(Watch(), (CaptureEvidence(finding), AskRestart(finding))))
     (record,) = receiver.interrupt.call_args.args
@@ -209,7 +209,7 @@ def test_record_of_a_hang_shows_the_coming_exit_if_it_is_of_the_end(
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
     monitor = RankMonitor(MonitorSide(shared), None, process, Mock(), None)
     record = InterruptionRecord(0, Interruption.HARD_TIMEOUT, stage=stage)
-    enriched = monitor._witness.enrich(record, monitor._observe(), Limits(rule=Rule()), "none")
+    enriched = monitor.witness.enrich(record, monitor._observe(), Limits(rule=Rule()), "none")
     assert (enriched.exit, enriched.stage) == (end, stage or "ending")
 
 
@@ -231,7 +231,7 @@ def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Pat
     monitor.open(origin, tmp_path, msgspec.structs.replace(limits, rule=Rule()))
     shown = []
     for active in (6, 6, 3):  # two ranks are spares
-        monitor._take(Record(0, 0, 0, origin, events.IterationStarted(active, "active")))
+        monitor.take(Record(0, 0, 0, origin, events.IterationStarted(active, "active")))
         known = monitor._watch.limits
         shown.append(sorted((known.shadow or known).sections))
     assert WRITER.flush(60.0)
@@ -255,10 +255,10 @@ def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(
     shown = []
     for rank in (1, 0, 0, 1):
         moved = msgspec.structs.replace(origin, rank=rank)
-        monitor._take(Record(0, 0, 0, moved, events.IterationStarted(8, "active")))
-        assert monitor._recorder is not None
+        monitor.take(Record(0, 0, 0, moved, events.IterationStarted(8, "active")))
+        assert monitor.recorder is not None
         known = monitor._watch.limits
-        shown.append(((known.shadow or known).sections["save"].hard, monitor._recorder._learned["save"].timeout_s))
+        shown.append(((known.shadow or known).sections["save"].hard, monitor.recorder._learned["save"].timeout_s))
     assert WRITER.flush(60.0)
     assert shown == [(5.0, 5.0), (100.0, 100.0), (100.0, 100.0), (5.0, 5.0)]
 
@@ -272,8 +272,8 @@ LEARNED = Limits(
 
 def made_stale(monitor: RankMonitor, seconds: float = 8.0) -> None:
     """Let healthy occurrences take nearly as long as their learned limit, or longer."""
-    assert monitor._recorder is not None
-    monitor._recorder.take([Closed("work", seconds, 10.0 * number) for number in range(3)], [])
+    assert monitor.recorder is not None
+    monitor.recorder.take([Closed("work", seconds, 10.0 * number) for number in range(3)], [])
     monitor._write_timings()
 
 
@@ -288,7 +288,7 @@ def test_learned_limit_that_no_longer_fits_stays_replaced_if_the_rank_sets_other
     worker.attach()
     made_stale(worker.monitor)
     shown = [work_limits(worker.monitor)]
-    worker.monitor._handle(messages.NewLimits(msgspec.structs.replace(LEARNED, heartbeat=Limit(hard=60.0))))
+    worker.worker.handle(messages.NewLimits(msgspec.structs.replace(LEARNED, heartbeat=Limit(hard=60.0))))
     shown.append(work_limits(worker.monitor))
     worker.close()
     assert shown == [(40.0, [])] * 2
@@ -301,7 +301,7 @@ def test_limit_on_trial_outside_known_phases_is_tried_and_replaces_none_that_hol
     rank.doing(Doing.FUNCTION)
     rank.step(1)
     made_stale(worker.monitor)
-    worker.monitor._fold_timings(time.monotonic())
+    worker.monitor.record_durations(time.monotonic())
     rank.enter("work")
     worker.monitor.suspicions.weigh(
         worker.monitor._watch.limits, worker.monitor._observe(), is_ending=False, now=time.monotonic() + 7.0
@@ -318,7 +318,7 @@ def test_calculated_limit_does_not_become_stale_like_the_learned_one_that_it_rep
     worker.attach()
     calculated = SectionTimeouts({"work": 20.0}, None, frozenset({"work"}))
     limits = with_state(LEARNED, ClientLimits(section_timeouts=calculated))
-    worker.monitor._handle(messages.NewLimits(limits))
+    worker.worker.handle(messages.NewLimits(limits))
     made_stale(worker.monitor)
     worker.close()
     assert work_limits(worker.monitor) == (20.0, [])
@@ -331,7 +331,7 @@ def test_calculated_limit_replaces_also_a_stale_one(tmp_path: Path) -> None:
     worker.attach()
     made_stale(worker.monitor)
     calculated = SectionTimeouts({"work": 20.0}, None, frozenset({"work"}))
-    worker.monitor._handle(messages.NewLimits(with_state(LEARNED, ClientLimits(section_timeouts=calculated))))
+    worker.worker.handle(messages.NewLimits(with_state(LEARNED, ClientLimits(section_timeouts=calculated))))
     worker.close()
     assert work_limits(worker.monitor) == (20.0, [])
 
@@ -343,12 +343,12 @@ def test_stale_learned_limit_stays_replaced_in_the_replacement_of_a_lost_monitor
     rank = lost.attach()
     made_stale(lost.monitor)
     limits = msgspec.structs.replace(LEARNED, heartbeat=Limit(hard=60.0))  # as the rank knows them
-    lost.monitor._handle(messages.NewLimits(limits))
-    lost.monitor._fold_timings(time.monotonic())
+    lost.worker.handle(messages.NewLimits(limits))
+    lost.monitor.record_durations(time.monotonic())
     replacement = Worker(tmp_path, LEARNED)
     replacement.take_over(lost)
     rank.step(1)
-    replacement.monitor._fold_timings(time.monotonic())
+    replacement.monitor.record_durations(time.monotonic())
     shown = work_limits(replacement.monitor), replacement.monitor._watch.limits.heartbeat
     replacement.close()
     lost.close()
@@ -387,8 +387,8 @@ def test_occurrence_near_a_learned_limit_raises_it_at_the_next_look(tmp_path: Pa
     worker = Worker(tmp_path, LEARNED)
     monitor = worker.monitor
     worker.attach()
-    monitor._page.drain = lambda: ([Closed("work", 8.0, 10.0)], 0)
-    monitor._fold_timings(monitor._flush_at - 10.0)
+    monitor.page.drain = lambda: ([Closed("work", 8.0, 10.0)], 0)
+    monitor.record_durations(monitor._flush_at - 10.0)
     shown = work_limits(monitor)
     worker.close()
     assert shown == (40.0, [])
@@ -419,9 +419,10 @@ class Worker:
         self.pid = os.getpid()
         origin = Origin("job", "n", "rank", self.pid, initial_rank=0, rank=0, world_size=1)
         assigned = messages.Assigned(self.pid, 0, origin, bytes(folder), limits, is_cold=is_cold)
-        self.monitor = WorkerMonitor(
+        self.worker = WorkerMonitor(
             assigned, Process(self.pid), DefaultSelector(), lambda message, fds: None, shown=shown, raised=raised or {}
         )
+        self.monitor = self.worker.monitor
         self._channels: list[Channel] = []
 
     def attach(self) -> RankSide:
@@ -432,14 +433,14 @@ class Worker:
 
     def take_over(self, earlier: Worker) -> None:
         """Continue with the page of a monitor that is lost."""
-        shared = Page.attach(os.dup(earlier.monitor._attached_page.fd))
-        self._attach(shared, is_new=False, limits=earlier.monitor._link and earlier.monitor._link.limits)
+        shared = Page.attach(os.dup(earlier.worker._attached_page.fd))
+        self._attach(shared, is_new=False, limits=earlier.worker._link and earlier.worker._link.limits)
 
     def _attach(self, shared: Page, is_new: bool, limits: Limits | None = None) -> None:
         ours, theirs = pair()
         self._channels.append(ours)
         link, dump = messages.Attachment(self.pid, is_locked=False, limits=limits), os.memfd_create("dump")
-        self.monitor.attach(link, shared, theirs, dump, is_new)
+        self.worker.attach(link, shared, theirs, dump, is_new)
 
     @property
     def channel(self) -> Channel:
@@ -447,7 +448,7 @@ class Worker:
         return self._channels[-1]
 
     def close(self) -> None:
-        self.monitor._release()
+        self.worker.release()
         for channel in self._channels:
             channel.close()
 
@@ -460,7 +461,7 @@ def test_each_program_of_a_worker_has_a_warm_up_of_its_own(tmp_path: Path) -> No
             rank.enter("load")
             rank.leave("load")
         counts.append(worker.monitor._ended("load"))
-        worker.monitor._fold_timings(time.monotonic())
+        worker.monitor.record_durations(time.monotonic())
         counts.append(worker.monitor._ended("load"))
     worker.close()
     assert counts == [0, 3, 0, 3]
@@ -478,8 +479,8 @@ def test_refusal_of_another_process_does_not_excuse_the_attached_program_from_it
     stranger = SimpleNamespace(
         peer=SimpleNamespace(pid=os.getppid(), uid=os.geteuid()), send=theirs.send, close=theirs.close
     )
-    worker.monitor.apply(stranger)  # type: ignore[arg-type]
-    silence = worker.monitor._listener.silence(Rule(), 0.0)
+    worker.worker.apply(stranger)  # type: ignore[arg-type]
+    silence = worker.monitor.listener.silence(Rule(), 0.0)
     assert (silence is not None) == is_attached
     ours.close()
     worker.close()
@@ -492,7 +493,7 @@ def test_silence_is_suspected_once_however_often_the_host_stands_still_in_it(
     worker.attach()
     monitor, told = worker.monitor, list[events.Event]()
     monkeypatch.setattr(monitor, "emit", told.append)
-    monkeypatch.setattr(monitor._witness, "look", events.WorkerSeen)
+    monkeypatch.setattr(monitor.witness, "look", events.WorkerSeen)
     silence = Silence("", 1000.0, 600.0, 1100.0)
     for standstills in ((), (Standstill(1010.0, 1012.0),), (Standstill(1010.0, 1012.0), Standstill(1020.0, 1023.0))):
         monitor._observation = Observation(doing=Doing.FUNCTION, since=1000.0, silence=silence, standstills=standstills)
@@ -507,16 +508,16 @@ def test_monitor_that_replaces_a_lost_one_records_nothing_again(tmp_path: Path) 
     for number in range(6000):
         rank.step(number)
         if number % 1000 == 0:
-            lost.monitor._fold_timings(time.monotonic())
-    lost.monitor._fold_timings(time.monotonic())
+            lost.monitor.record_durations(time.monotonic())
+    lost.monitor.record_durations(time.monotonic())
     lost.monitor._write_timings()
     assert WRITER.flush(60.0)
     rank.step(6000)
     replacement = Worker(tmp_path)
     replacement.take_over(lost)
-    replacement.monitor._fold_timings(time.monotonic())
+    replacement.monitor.record_durations(time.monotonic())
     occurrences = replacement.monitor._ended("step")
-    recorder = replacement.monitor._recorder
+    recorder = replacement.monitor.recorder
     assert recorder is not None
     recorder.close()
     replacement.close()
@@ -535,7 +536,7 @@ def test_monitor_that_replaces_a_lost_one_counts_what_was_not_written(tmp_path: 
     rank = lost.attach()
     for number in range(11):
         rank.step(number)
-    lost.monitor._fold_timings(time.monotonic())
+    lost.monitor.record_durations(time.monotonic())
     replacement = Worker(tmp_path)
     replacement.take_over(lost)
     replacement.close()
@@ -550,10 +551,10 @@ def test_monitor_that_finds_no_note_records_what_the_page_has(tmp_path: Path, no
     rank = lost.attach()
     for number in range(11):
         rank.step(number)
-    lost.monitor._page.leave_note(note)
+    lost.monitor.page.leave_note(note)
     replacement = Worker(tmp_path)
     replacement.take_over(lost)
-    replacement.monitor._fold_timings(time.monotonic())
+    replacement.monitor.record_durations(time.monotonic())
     occurrences = replacement.monitor._ended("step")
     replacement.close()
     lost.close()
@@ -569,8 +570,8 @@ def test_evidence_and_a_lost_agent_do_not_move_the_time_at_which_a_hang_was_foun
     found = decide(Watch(limits=Limits(step=Limit(hard=5.0))), hangs, 15.0).state
     signalled = decide(found, hangs, 18.0).state
     orphan = decide(signalled, msgspec.structs.replace(hangs, agent_lost_at=18.5), 18.5).state
-    monkeypatch.setattr(worker.monitor._recorder, "cut", cut)
-    worker.monitor._watch, worker.monitor._is_gone = orphan, True
+    monkeypatch.setattr(worker.monitor.recorder, "cut", cut)
+    worker.monitor._watch, worker.monitor.is_gone = orphan, True
     worker.monitor._close()
     worker.close()
     assert cut.call_args.args[2] == 15.0
@@ -627,8 +628,8 @@ def test_learned_limit_stays_if_the_node_is_suspended_within_a_step(
         monitor._sleep(clock.now + 1.0)
     clock.now += 0.1
     rank.step(1)
-    monitor._fold_timings(clock.now)
-    recorder = monitor._recorder
+    monitor.record_durations(clock.now)
+    recorder = monitor.recorder
     assert recorder is not None
     stale = recorder.stale()
     monkeypatch.undo()
@@ -649,7 +650,7 @@ def test_no_limit_is_exceeded_wherever_the_monitor_was_when_the_job_was_suspende
 
     def decide(state: Watch, seen: Any, now: float) -> Decision:
         found.append([finding.limit for finding in exceeded(state.limits, seen, now)])
-        monitor._is_over = True
+        monitor.is_over = True
         return Decision(state)
 
     def sleep(due: float) -> None:
@@ -665,7 +666,7 @@ def test_no_limit_is_exceeded_wherever_the_monitor_was_when_the_job_was_suspende
         suspended.setattr(monitor, "_selector", Freezer(clock, 7200.0 * (at == "while it waits")))
         suspended.setattr(monitor, "_sleep", sleep)
         suspended.setattr(server, "decide", decide)
-        monitor.run()
+        worker.worker.run()
     monkeypatch.undo()
     worker._channels[0].close()  # the monitor has closed its own end
     assert found == [[]]
@@ -719,7 +720,7 @@ def found_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., f
                 nonlocal found
                 if exceeded(state.limits, seen, now):
                     found = min(found, now - began)
-                monitor._is_over = found < math.inf or now > began + until
+                monitor.is_over = found < math.inf or now > began + until
                 return Decision(state, (), min(now + 2.0, next_deadline(state, seen, now) or math.inf))
 
             rank.doing(Doing.FUNCTION)
@@ -728,7 +729,7 @@ def found_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., f
             at = [(began + begin, seconds) for begin, seconds in standstills]
             virtual.setattr(monitor, "_selector", Host(clock, rank, began + steps_for, at))
             virtual.setattr(server, "decide", decide)
-            monitor.run()
+            worker.worker.run()
         worker._channels[0].close()  # the monitor has closed its own end
         return found
 
@@ -752,11 +753,11 @@ def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:
     for number in range(page.NAMES - 1):
         rank.enter(f"batch {number}")
         rank.leave(f"batch {number}")
-    worker.monitor._fold_timings(time.monotonic())
+    worker.monitor.record_durations(time.monotonic())
     reported = [worker.monitor._has_told_of_names]
     rank.enter("checkpoint")
     for _ in range(2):
-        worker.monitor._fold_timings(time.monotonic())
+        worker.monitor.record_durations(time.monotonic())
     worker.close()
     dropped = [
         record.event
@@ -769,11 +770,11 @@ def test_user_learns_once_that_the_names_do_not_suffice(tmp_path: Path) -> None:
 
 def test_no_first_signal_is_expected_of_a_program_on_a_new_node(tmp_path: Path) -> None:
     worker = Worker(tmp_path, shown=Shown(rounds={0: 20}))
-    worker.monitor._fold_timings(time.monotonic())
+    worker.monitor.record_durations(time.monotonic())
     ours, theirs = pair()
     WorkerLink(worker.attach(), ours, messages.Welcome(rank=3, world_size=4, limits=Limits())).resume()
-    worker.monitor._fold_timings(time.monotonic())
-    silence = worker.monitor._listener.silence(Rule(), 0.0)
+    worker.monitor.record_durations(time.monotonic())
+    silence = worker.monitor.listener.silence(Rule(), 0.0)
     worker.close()
     ours.close()
     theirs.close()
@@ -939,7 +940,7 @@ def test_section_in_which_a_wrapper_is_called_stays_open_over_an_interruption(pr
     client.function_interrupted()
     assert program.page.open_sections == ("epoch",)
     client.function_entered()
-    assert [entry.name for entry in program.monitor._page.read().open_sections] == ["epoch"]
+    assert [entry.name for entry in program.monitor.page.read().open_sections] == ["epoch"]
     client.deactivate()
     program.page.leave("epoch")
 
@@ -968,7 +969,7 @@ def monitor() -> Any:
     monitor: Any = RankMonitor.__new__(RankMonitor)
     monitor._open, monitor._receiver, monitor._file, monitor._emitter = {}, FindingsReceiver(), File(), None
     monitor._origin = Origin("job", "node", "monitor", 2, initial_rank=3)
-    monitor._recorder = monitor._own_record = monitor._unlearned = None
+    monitor.recorder = monitor._own_record = monitor._unlearned = None
     monitor._most_active = 0
     monitor._enrich = lambda record, process: msgspec.structs.replace(record, step=17)
     return monitor
@@ -980,28 +981,28 @@ def of_rank(event: events.AnyEvent) -> Record:
 
 def test_restart_is_announced_once_the_function_is_entered(monitor: Any) -> None:
     for event in (events.IterationStarted(2, "active"), events.StageStarted("initialize")):
-        monitor._take(of_rank(event))
+        monitor.take(of_rank(event))
     assert monitor._receiver.started_by == []
-    monitor._take(of_rank(events.StageStarted("run")))
+    monitor.take(of_rank(events.StageStarted("run")))
     assert monitor._receiver.started_by == [0]
 
 
 def test_restart_is_announced_although_a_hook_before_the_function_fails(monitor: Any) -> None:
     for event in (events.IterationStarted(2, "active"), events.StageEnded("initialize", "failed", 0.1)):
-        monitor._take(of_rank(event))
+        monitor.take(of_rank(event))
     assert monitor._receiver.started_by == []
-    monitor._take(of_rank(events.IterationEnded("interrupted", 0.1)))
+    monitor.take(of_rank(events.IterationEnded("interrupted", 0.1)))
     assert monitor._receiver.started_by == [0]
 
 
 def test_restart_that_does_not_begin_is_not_announced(monitor: Any) -> None:
     for event in (events.IterationStarted(2, "active"), events.IterationEnded("left", 0.1)):
-        monitor._take(of_rank(event))
+        monitor.take(of_rank(event))
     assert monitor._receiver.started_by == []
 
 
 def test_state_of_this_rank_is_no_part_of_a_record_of_another_one(monitor: Any) -> None:
     for rank in (3, 5):
-        monitor._take(of_rank(events.RankInterrupted(InterruptionRecord(rank, Interruption.EXCEPTION))))
+        monitor.take(of_rank(events.RankInterrupted(InterruptionRecord(rank, Interruption.EXCEPTION))))
     assert [record.event.record.step for record in monitor._file.records] == [17, None]
     assert monitor._own_record.rank == 3
