@@ -42,7 +42,7 @@ from resilience.monitor.collectives import last_collectives
 from resilience.monitor.duration_recorder import DurationRecorder, Position
 from resilience.monitor.evidence import Witness
 from resilience.monitor.listening import Listener
-from resilience.monitor.loader_workers import GRACE, LoaderWorkers
+from resilience.monitor.loader_workers import LoaderWorkers
 from resilience.monitor.oom import OomKills
 from resilience.monitor.page import NAMES, Closed, MonitorSide, PageView
 from resilience.monitor.snapshots import Snapshots
@@ -92,8 +92,8 @@ class FindingsReceiver(Protocol):
 
 
 class Subject(Protocol):
-    """What a monitor watches: a rank in a Wrapper's calls (`WrappedRank`), or a worker of the launcher
-    (`monitor.worker.WorkerMonitor`). The loop calls these methods."""
+    """What a monitor watches: a rank that calls functions of a Wrapper (`calling_rank.CallingRank`), or a worker of the
+    launcher (`worker.WorkerMonitor`). The loop calls these methods."""
 
     @property
     def announced_at(self) -> float | None:
@@ -137,22 +137,22 @@ class RankMonitor:
         rank: processes.Process,
         receiver: FindingsReceiver,
         dump: stacks.Dump | None,
+        subject: Subject,
         selector: selectors.BaseSelector | None = None,
-        subject: Subject | None = None,
         listener: Listener | None = None,
         raised: Mapping[str, float] = MappingProxyType({}),
         is_cold: bool | None = None,
     ) -> None:
-        """selector: its other descriptors are served too; their data are called when they are ready. subject: by
-        default a rank in a Wrapper's calls. listener: knows which silences the rank has shown. raised: learned limits
-        that did not fit earlier processes of the rank, and the longer ones in their place. is_cold: whether the rank's
-        process has started cold, None if that is unknown."""
+        """subject: what is watched. selector: its other descriptors are served too; their data are called when they
+        are ready. listener: knows which silences the rank has shown. raised: learned limits that did not fit earlier
+        processes of the rank, and the longer ones in their place. is_cold: whether the rank's process has started cold,
+        None if that is unknown."""
         self.page = page
         self.channel = channel
         self.rank = rank
         self._receiver = receiver
         self._dump = dump
-        self._subject: Subject = subject or WrappedRank(self)
+        self._subject = subject
         self.witness = Witness(page, rank, dump)
         self.witness.ask = self._ask_for_stacks
         self._watch = Watch()
@@ -897,60 +897,6 @@ class RankMonitor:
         self._report_refused_messages(float("inf"))
         self._subject.end_loader_workers()
         self.emit(events.MonitorEnded(dropped_records=0 if self._file is None else self._file.dropped))
-
-
-class WrappedRank:
-    """A rank in the calls of a Wrapper, which begins its calls with its monitor."""
-
-    announced_at: float | None = None  # a Wrapper's ranks need not announce heartbeats
-
-    def __init__(self, monitor: RankMonitor) -> None:
-        self._monitor = monitor
-
-    def handle(self, message: messages.FromRank) -> None:
-        monitor = self._monitor
-        monitor.look_soon(message.record if isinstance(message, messages.Emitted) else None)
-        match message:
-            case messages.Begin():
-                monitor.begin_call(message)
-            case messages.HostStore(iteration):
-                monitor.host(iteration)
-            case messages.LeftCall():
-                pass  # the page shows it too; this message wakes the loop
-            case messages.Emitted(record):
-                monitor.take(record)
-            case (
-                messages.Introduced()
-                | messages.Attached()
-                | messages.Armed()
-                | messages.Progressed()
-                | messages.RankRequest()
-                | messages.NewLimits()
-                | messages.FitFailed()
-            ):
-                monitor.refuse(f"unexpected message: {type(message).__name__}")
-
-    def heard(self) -> None:
-        """Do nothing: the rank's process makes all its calls with this monitor."""
-
-    def recorded(self) -> None:
-        """Do nothing: no other monitor can continue with the rank."""
-
-    def completed(self, observation: Observation) -> Observation:
-        return observation
-
-    def died(self) -> None:
-        """Do nothing: the monitor ends soon."""
-
-    def due(self, due: float) -> float:
-        return due
-
-    def send(self, number: int) -> None:
-        self._monitor.rank.send(number)
-
-    def end_loader_workers(self) -> None:
-        """Wait until they have ended, and kill those that do not."""
-        self._monitor.loader_workers.finish(GRACE + 1.0)
 
 
 def _cause(finding: Finding) -> str:

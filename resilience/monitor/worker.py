@@ -126,24 +126,22 @@ class WorkerMonitor:
         self._gone_at = 0.0
         self._began = time.monotonic()
         self._selector = selector
-        self.monitor = monitor = RankMonitor(
-            MonitorSide(unattached_page),
-            None,
-            rank,
-            self._agent,
-            None,
-            selector,
-            subject=self,
-            listener=Listener(shown, is_first_sign_expected=not assigned.is_cold),  # else a new node prepares itself
-            raised=raised,
-            is_cold=assigned.is_cold,
+        listener = Listener(shown, is_first_sign_expected=not assigned.is_cold)  # else a new node prepares itself
+        side = MonitorSide(unattached_page)
+        self.monitor = RankMonitor(
+            side, None, rank, self._agent, None, self, selector, listener, raised, is_cold=assigned.is_cold
         )
-        monitor.witness.has_iterations = False
-        monitor.witness.log_lines = LOG_TAIL_LINES
+        self._open(assigned)
+
+    def _open(self, assigned: messages.Assigned) -> None:
+        """Begin to record. Nothing of a worker repeats iterations; what it prints is in files of its own."""
+        monitor, witness = self.monitor, self.monitor.witness
+        witness.has_iterations = False
+        witness.log_lines = LOG_TAIL_LINES
         folder = Path(os.fsdecode(assigned.folder))
         monitor.open(msgspec.structs.replace(assigned.origin, layer="launcher"), folder, assigned.limits)
-        monitor.witness.logs = (*monitor.witness.logs, *(Path(os.fsdecode(path)) for path in assigned.output))
-        monitor.witness.drain = assigned.drain
+        witness.logs = (*witness.logs, *(Path(os.fsdecode(path)) for path in assigned.output))
+        witness.drain = assigned.drain
 
     def run(self) -> None:
         """Watch until the worker is gone and the agent knows it, or until `leave`."""

@@ -34,6 +34,7 @@ from resilience.facts.records import Record
 from resilience.inprocess._runtime.fork_safety import why_not_fork, why_rather_not_fork
 from resilience.inprocess._runtime.monitor_store import MonitorStore
 from resilience.monitor import messages
+from resilience.monitor.calling_rank import CallingRank
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.server import RankMonitor
 from resilience.system import collective_calls, descriptors, processes, stacks, terminal, titles
@@ -412,7 +413,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump,
         alert=lambda line: channel.send(messages.encode(messages.TerminalLine(line))),
         terminal=plan.terminal,
     )
-    monitor = RankMonitor(MonitorSide(page), channel, rank, receiver, dump)
+    monitor = CallingRank(MonitorSide(page), channel, rank, receiver, dump).monitor
     receiver.start()
     monitor.run()
     WRITER.flush()

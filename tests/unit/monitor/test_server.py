@@ -44,6 +44,7 @@ from resilience.facts.phases import Phases
 from resilience.facts.records import Record
 from resilience.facts.seats import Seat
 from resilience.monitor import client, connect, messages, page, server
+from resilience.monitor.calling_rank import CallingRank
 from resilience.monitor.connect import WorkerLink
 from resilience.monitor.page import Closed, MonitorSide, Page, PageView, RankSide
 from resilience.monitor.server import RankMonitor
@@ -119,7 +120,7 @@ def test_section_without_a_limit_may_end_at_any_moment_of_a_look(
     shared = Page.create()
     rank = RankSide(shared)
     side = Side(shared, rank)
-    monitor = RankMonitor(side, None, msgspec.defstruct("Rank", [("pidfd", int)])(pipe), Mock(), None)
+    monitor = CallingRank(side, None, msgspec.defstruct("Rank", [("pidfd", int)])(pipe), Mock(), None).monitor
     monitor._watch = Watch(limits=Limits(rule=Rule(), sections={"checkpoint": Limit()}))
 
     def look() -> None:
@@ -153,7 +154,7 @@ def test_snapshot_is_of_one_look_at_the_page_and_no_older_than_it(monkeypatch: p
             rank.enter("data")
             return super().read()
 
-    monitor = RankMonitor(Restless(shared), None, Process(os.getpid()), Mock(), None)
+    monitor = CallingRank(Restless(shared), None, Process(os.getpid()), Mock(), None).monitor
     shown = []
 
     def write(
@@ -175,7 +176,7 @@ def test_hang_is_reported_for_the_iteration_in_which_it_was_found(monkeypatch: p
     rank.set_seat(Seat(3, 3, 4, 4, 0))
     rank.doing(Doing.FUNCTION)
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
-    monitor = RankMonitor(MonitorSide(shared), None, process, receiver, None)
+    monitor = CallingRank(MonitorSide(shared), None, process, receiver, None).monitor
     monitor._observation = monitor._observe()
 
     def stacks_taken(thorough: bool) -> Stacks:
@@ -207,7 +208,7 @@ def test_record_of_a_hang_shows_the_coming_exit_if_it_is_of_the_end(
     rank.doing(Doing.FUNCTION)
     rank.ends(status)
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
-    monitor = RankMonitor(MonitorSide(shared), None, process, Mock(), None)
+    monitor = CallingRank(MonitorSide(shared), None, process, Mock(), None).monitor
     record = InterruptionRecord(0, Interruption.HARD_TIMEOUT, stage=stage)
     enriched = monitor.witness.enrich(record, monitor._observe(), Limits(rule=Rule()), "none")
     assert (enriched.exit, enriched.stage) == (end, stage or "ending")
@@ -221,7 +222,7 @@ def on_trial(limits: Limits, base: Limits) -> Limits:
 def test_learned_limits_do_not_hold_after_ranks_were_lost_in_place(tmp_path: Path, pipe: int, is_shadow: bool) -> None:
     """Half of the ranks need twice as long for the same batch."""
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
-    monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
+    monitor = CallingRank(MonitorSide(Page.create()), None, process, Mock(), None).monitor
     origin = Origin("job", "n", "rank", os.getpid(), iteration=0, initial_rank=0, rank=0, world_size=8)
     deadlines = {"work": Deadline(2.0, "ok", "", 1e-6)}
     found = Timeouts(SCHEMA, Configuration("train.py", world_size=8), "", 1.0, MONTH, 8, deadlines)
@@ -245,7 +246,7 @@ def test_rank_that_takes_the_place_of_another_one_has_the_limit_of_all_ranks(
 ) -> None:
     """Rank 0 saves for 20 s, the others for 1 s. Rank 8 is a spare. Rank 0 is lost, so rank 1 saves instead."""
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
-    monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
+    monitor = CallingRank(MonitorSide(Page.create()), None, process, Mock(), None).monitor
     groups = (RankGroupLimit("0", 100.0, "ok", ""), RankGroupLimit("1-7", 5.0, "ok", ""))
     deadlines = {"save": Deadline(100.0, "ok", "", 1e-6, groups=groups)}
     found = Timeouts(SCHEMA, Configuration("train.py", world_size=9), "", 1.0, MONTH, 9, deadlines)
@@ -396,7 +397,7 @@ def test_occurrence_near_a_learned_limit_raises_it_at_the_next_look(tmp_path: Pa
 
 def test_learned_limit_that_no_longer_fits_stays_replaced_in_the_next_call(tmp_path: Path, pipe: int) -> None:
     process = msgspec.defstruct("Rank", [("pidfd", int), ("pid", int)])(pipe, os.getpid())
-    monitor = RankMonitor(MonitorSide(Page.create()), None, process, Mock(), None)
+    monitor = CallingRank(MonitorSide(Page.create()), None, process, Mock(), None).monitor
     origin = Origin("job", "n", "rank", os.getpid(), initial_rank=0, rank=0, world_size=1)
     monitor.open(origin, tmp_path, LEARNED)
     made_stale(monitor)

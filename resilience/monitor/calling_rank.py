@@ -1,0 +1,75 @@
+"""Watches one rank that calls functions of a Wrapper, from its first call to the end of its process.
+
+`server.RankMonitor` watches. `CallingRank` owns one and is its subject: the rank announces each of its calls to its
+monitor, and asks it to host the store of an iteration."""
+
+from __future__ import annotations
+
+from resilience.core.observation import Observation
+from resilience.monitor import messages
+from resilience.monitor.loader_workers import GRACE
+from resilience.monitor.page import MonitorSide
+from resilience.monitor.server import FindingsReceiver, RankMonitor
+from resilience.system import processes, stacks
+from resilience.system.channel import Channel
+
+
+class CallingRank:
+    """The watch over one rank. monitor: its loop; this object is its `Subject`."""
+
+    announced_at: float | None = None  # a Wrapper's ranks need not announce heartbeats
+
+    def __init__(
+        self,
+        page: MonitorSide,
+        channel: Channel | None,
+        rank: processes.Process,
+        receiver: FindingsReceiver,
+        dump: stacks.Dump | None,
+    ) -> None:
+        self.monitor = RankMonitor(page, channel, rank, receiver, dump, subject=self)
+
+    def handle(self, message: messages.FromRank) -> None:
+        monitor = self.monitor
+        monitor.look_soon(message.record if isinstance(message, messages.Emitted) else None)
+        match message:
+            case messages.Begin():
+                monitor.begin_call(message)
+            case messages.HostStore(iteration):
+                monitor.host(iteration)
+            case messages.LeftCall():
+                pass  # the page shows it too; this message wakes the loop
+            case messages.Emitted(record):
+                monitor.take(record)
+            case (
+                messages.Introduced()
+                | messages.Attached()
+                | messages.Armed()
+                | messages.Progressed()
+                | messages.RankRequest()
+                | messages.NewLimits()
+                | messages.FitFailed()
+            ):
+                monitor.refuse(f"unexpected message: {type(message).__name__}")
+
+    def heard(self) -> None:
+        """Do nothing: the rank's process makes all its calls with this monitor."""
+
+    def recorded(self) -> None:
+        """Do nothing: no other monitor can continue with the rank."""
+
+    def completed(self, observation: Observation) -> Observation:
+        return observation
+
+    def died(self) -> None:
+        """Do nothing: the monitor ends soon."""
+
+    def due(self, due: float) -> float:
+        return due
+
+    def send(self, number: int) -> None:
+        self.monitor.rank.send(number)
+
+    def end_loader_workers(self) -> None:
+        """Wait until they have ended, and kill those that do not."""
+        self.monitor.loader_workers.finish(GRACE + 1.0)
