@@ -54,6 +54,10 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
         return [Culprit(rank, "desynchronised", confidence, 9) for rank in odd], "desynchronised", {9}
     if compared.cycle:
         return [Culprit(rank, "desynchronised", 0.4, 10) for rank in compared.cycle], "desynchronised", {10}
+    # Ranks wait for the one that is known to hang, if it is not on record how far that one came.
+    hidden = {rank: what for rank, what in stuck.items() if rank in compared.unknown}
+    if hidden and not stuck.keys() & set(compared.awaited):
+        return named_by(hidden, 0.7)
     if compared.awaited:
         return _awaited(evidence, compared.awaited, stuck, set(inside))
     if stuck:
@@ -73,7 +77,7 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
         return named_by(dict.fromkeys(gone, "went_on"), 0.6)
     if "missed_completion" in shown and late:
         return named_by(dict.fromkeys(late, "missed_completion"), 0.6)
-    if not evidence.active <= set(places):
+    if not evidence.active or not evidence.is_whole or not evidence.active <= set(places):
         return [], "hung", set()
     return _odd_ones(evidence, places)
 

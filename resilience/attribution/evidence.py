@@ -35,7 +35,9 @@ class Evidence(msgspec.Struct, frozen=True):
     answered, when their own abort may have freed them. late: ranks whose hang was seen only after another rank had been
     signalled, for its stacks or to end it, which may have freed them. on_lost_node: ranks that were lost with their
     node or its agent. left: ranks that left the call, so their processes may have ended. is_alone: one rank alone was
-    active, so no other rank can have caused its error."""
+    active, so no other rank can have caused its error. size: number of active ranks, None if unknown; with fewer in
+    `active`, the records of the others are missing. world: the same of all ranks. kills_late: the launcher kills the
+    ranks that have not ended a while after another one has."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -57,6 +59,19 @@ class Evidence(msgspec.Struct, frozen=True):
     on_lost_node: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
     is_alone: bool = False
+    size: int | None = None
+    world: int | None = None
+    kills_late: bool = False
+
+    @property
+    def count(self) -> int:
+        """Return the number of active ranks, with those whose records are missing."""
+        return max(len(self.active), self.size or 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True unless the records of active ranks are known to be missing."""
+        return len(self.active) >= self.count
 
 
 def without_reruns(evidence: Evidence) -> Evidence:

@@ -188,7 +188,8 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     iteration = iterations[key]
     places_after = _ended_in(history, key)
     records_after = tuple(record for place in places_after for record in iterations[place].records)
-    evidence = _evidence(iteration, tuple(record for record in records_after if not _is_killed(record)))
+    records_known = tuple(record for record in records_after if not _is_killed(record))
+    evidence = _evidence(iteration, records_known, kills_late=history.is_by_torchrun(key))
     verdict = judge(evidence)
     records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *records_after)
     last = places_after[-1] if places_after else key
@@ -230,7 +231,9 @@ def _ended_in(history: History, key: Place) -> list[Place]:
     return places
 
 
-def _evidence(iteration: Iteration, records_after: tuple[InterruptionRecord, ...]) -> Evidence:
+def _evidence(
+    iteration: Iteration, records_after: tuple[InterruptionRecord, ...], kills_late: bool = False
+) -> Evidence:
     return Evidence(
         records=(*iteration.records, *records_after),
         first=iteration.first_reporter,
@@ -251,6 +254,9 @@ def _evidence(iteration: Iteration, records_after: tuple[InterruptionRecord, ...
         late=_late(iteration),
         left=frozenset(rank for rank, outcome in iteration.ended.items() if outcome == "left"),
         is_alone=iteration.active_world_size == 1,
+        size=iteration.active_world_size,
+        world=iteration.world_size,
+        kills_late=kills_late,
     )
 
 

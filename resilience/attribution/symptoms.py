@@ -107,6 +107,7 @@ _CATEGORIES: tuple[tuple[str, Category], ...] = (
 _GIVES_UP = frozenset(f"resilience.errors.{name}" for name in ("RestartAbort", "RestartError", "RankDiscarded"))
 _CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"))
 TORCHRUN_STOPS_WITHIN = 45.0  # seconds: until it looks at its workers again, and those it leaves them after SIGTERM
+KILLED_AFTER = 5.0  # seconds from the first end after which torchrun may kill the others: it leaves them 30 by default
 QUIET_END = 0.6
 """Confidence of an end that gives no reason, if nothing on record explains it. NCCL's watchdog aborts ranks that wait,
 and programs that catch the error of a collective often exit with a code."""

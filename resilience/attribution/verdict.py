@@ -31,6 +31,8 @@ from resilience.attribution.evidence import (
 )
 from resilience.attribution.reach import NOTICED_WITHIN_NS, OwnHangs, began_out_of_reach, is_before, own_hangs
 from resilience.attribution.symptoms import (
+    KILLED_AFTER,
+    TORCHRUN_STOPS_WITHIN,
     Class,
     Symptom,
     category,
@@ -40,7 +42,7 @@ from resilience.attribution.symptoms import (
     main_stack,
 )
 from resilience.facts.in_words import count
-from resilience.facts.interruptions import Category, Interruption
+from resilience.facts.interruptions import Category, Interruption, InterruptionRecord
 from resilience.facts.user_frames import user_frame
 
 SHORTEST_TIMEOUT_S = 1.0  # of a process group: no job waits less for a collective
@@ -200,10 +202,10 @@ def _without_stops(evidence: Evidence, symptoms: dict[int, Symptom]) -> dict[int
 
     A process that answered an interruption before it ended did not cause it. So only ranks that had answered as well,
     and are restarting, can follow it. They also follow the first rank that somebody asked to stop."""
-    stops = {rank: symptom for rank, symptom in symptoms.items() if _is_stop(symptom)}
+    stops = {rank: symptom for rank, symptom in symptoms.items() if _is_stop(evidence, symptom)}
     if not stops:
         return symptoms
-    asked = {rank for rank, symptom in symptoms_of(evidence).items() if _is_stop(symptom)}
+    asked = {rank for rank, symptom in symptoms_of(evidence).items() if _is_stop(evidence, symptom)}
     gone = (record for record in evidence.records if ends_process(record) or record.rank in evidence.left)
     ends = [(record.rank, at_ns) for record in gone if (at_ns := record.detected_wall_ns) is not None]
     first = min((at_ns for rank, at_ns in ends if rank not in asked | evidence.answered), default=None)
@@ -217,14 +219,27 @@ def _without_stops(evidence: Evidence, symptoms: dict[int, Symptom]) -> dict[int
     return shown
 
 
-def _is_stop(symptom: Symptom) -> bool:
-    is_end = symptom.record.interruption is Interruption.TERMINATED
-    return symptom.is_own and symptom.what == "told_to_stop" and is_end
+def _is_stop(evidence: Evidence, symptom: Symptom) -> bool:
+    """Return True if a rank's process ended because it was asked to, or was killed because it did not."""
+    record = symptom.record
+    is_end = symptom.is_own and record.interruption is Interruption.TERMINATED
+    return is_end and (symptom.what == "told_to_stop" or (evidence.kills_late and _is_killed_late(evidence, record)))
+
+
+def _is_killed_late(evidence: Evidence, record: InterruptionRecord) -> bool:
+    """Return True if a rank was killed while a launcher that had asked it to end lost patience with it."""
+    if record.exit is None or record.exit.signal != "SIGKILL" or record.exit.oom or record.rank in evidence.signalled:
+        return False
+    ends = [other for other in evidence.records if ends_process(other) and other.rank != record.rank]
+    first_ns = min((end.detected_wall_ns for end in ends if end.detected_wall_ns is not None), default=None)
+    if record.detected_wall_ns is None or first_ns is None:
+        return False
+    return KILLED_AFTER <= (record.detected_wall_ns - first_ns) / 1e9 <= TORCHRUN_STOPS_WITHIN
 
 
 def _store_lost(evidence: Evidence) -> Verdict | None:
-    ranks = evidence.active | evidence.inactive
-    if len(evidence.store_lost) * 2 <= len(ranks) or not evidence.store_lost:
+    ranks = max(len(evidence.active | evidence.inactive), evidence.world or 0)
+    if len(evidence.store_lost) * 2 <= ranks or not evidence.store_lost:
         return None
     return Verdict("store_lost", "host", rules_fired=(16,))
 
@@ -240,7 +255,7 @@ def _common(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict | No
             groups[_likeness(own)].append(own)
     for alike in groups.values():
         # Ranks that ended quietly may all have given up because of one rank that did not.
-        least = len(evidence.active) - 1 if alike[0].is_quiet else len(evidence.active) // 2
+        least = evidence.count - 1 if alike[0].is_quiet else evidence.count // 2
         is_most = len(alike) > 1 and len(alike) > least
         if is_most and first_own <= {symptom.rank for symptom in alike}:
             culprits = tuple(Culprit(symptom.rank, symptom.what, 0.5, 14) for symptom in alike)
@@ -371,7 +386,7 @@ def _waits_before_ends(evidence: Evidence, quiet: list[Symptom]) -> dict[int, Sy
 def _may_have_been_awaited(evidence: Evidence, symptoms: Mapping[int, Symptom], quiet: list[Symptom]) -> list[int]:
     """Return the ranks for which ranks that ended quietly may have waited until the timeout of a collective."""
     ended = {symptom.rank for symptom in quiet}
-    if len(ended) > 1 and len(ended) * 2 > len(evidence.active):
+    if len(ended) > 1 and len(ended) * 2 > evidence.count:
         return sorted(evidence.active - set(symptoms))
     ages = [symptom.record.last_heartbeat_age_s for symptom in quiet]
     if all(age is not None and age < SHORTEST_TIMEOUT_S for age in ages):
@@ -456,10 +471,10 @@ def _blind(evidence: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:
     if evidence.first is None:
         lacks[2] = "the order in which records reached the store"
     if hang:
-        if known < evidence.active:
-            missing = len(evidence.active) - len(known)
-            lacks[7] = lacks[8] = lacks[9] = f"where {missing} of {count(len(evidence.active), 'active rank')} were"
-        if unknown := sorted(evidence.active - evidence.collectives.keys()):
-            some = f"{len(unknown)} of {count(len(evidence.active), 'rank')}"
+        if len(known) < evidence.count:
+            missing = evidence.count - len(known)
+            lacks[7] = lacks[8] = lacks[9] = f"where {missing} of {count(evidence.count, 'active rank')} were"
+        if unknown := evidence.count - len(evidence.active & evidence.collectives.keys()):
+            some = f"{unknown} of {count(evidence.count, 'rank')}"
             lacks[10] = f"the collectives that {some} entered (sequence unknown)"
     return tuple(Blind(rule, what) for rule, what in sorted(lacks.items()) if rule not in fired)

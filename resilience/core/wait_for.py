@@ -73,11 +73,13 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 class Walk(msgspec.Struct, frozen=True):
     """The result of the comparison. awaited: ranks that others wait for and that wait for no rank. cycle: ranks that
-    wait for each other. behind: all ranks that others wait for."""
+    wait for each other. behind: all ranks that others wait for. unknown: ranks that others may wait for as well: it is
+    not on record how far they came in a group in which ranks wait."""
 
     awaited: tuple[int, ...] = ()
     cycle: tuple[int, ...] = ()
     behind: frozenset[int] = frozenset()
+    unknown: frozenset[int] = frozenset()
     mismatch: Mismatch | None = None
 
 
@@ -90,9 +92,12 @@ def walk(last: Last, waiting: Set[int], ranks: Mapping[int, int]) -> Walk:
         return Walk(mismatch=mismatch)
     edges = {rank: targets for rank in sorted(waiting & last.keys()) if (targets := _targets(places, rank))}
     behind = frozenset().union(*set(edges.values()))  # most of these sets are equal
-    known = {rank for rank in waiting & last.keys() if any(_pending(last[rank]))}
+    pending = {rank: entries for rank in waiting & last.keys() if (entries := list(_pending(last[rank])))}
+    unknown = {rank: frozenset().union(*map(places.unknown, entries)) - {rank} for rank, entries in pending.items()}
+    known = {rank for rank in pending if not unknown[rank]}  # else it may wait for one of these
     awaited = tuple(sorted(behind - edges.keys() - (waiting - known)))
-    return Walk(awaited, () if awaited else _cycle(edges), behind)
+    cycle = () if awaited else _cycle(edges)
+    return Walk(awaited, cycle, behind, frozenset().union(*set(unknown.values())))
 
 
 def ahead(last: Last, ranks: Mapping[int, int]) -> frozenset[int]:
@@ -125,19 +130,29 @@ class _Places:
             for entry in sorted(entries, key=lambda entry: entry.seq)
         }
         self._kinds = {(rank, entry.is_recorded) for rank, entries in last.items() for entry in entries}
-        self._behind: dict[tuple[int, int], frozenset[int]] = {}
+        self._cut = {rank for rank, entries in last.items() if any(entry.is_cut for entry in entries)}
+        self._compared: dict[tuple[int, int], tuple[frozenset[int], frozenset[int]]] = {}
 
     def behind(self, pending: Collective) -> frozenset[int]:
         """Return the members of the group that have not reached this collective."""
+        return self._compare(pending)[0]
+
+    def unknown(self, pending: Collective) -> frozenset[int]:
+        """Return the members of the group of which it is not on record whether they have reached this collective."""
+        return self._compare(pending)[1]
+
+    def _compare(self, pending: Collective) -> tuple[frozenset[int], frozenset[int]]:
         key = pending.group, pending.seq
-        if key not in self._behind:
-            self._behind[key] = frozenset(
-                rank
-                for rank in self.members(pending)
-                if (rank, pending.is_recorded) in self._kinds
-                and self.sequences.get((rank, pending.group), -1) < pending.seq
-            )
-        return self._behind[key]
+        if key not in self._compared:
+            behind, unknown = [], []
+            for rank in self.members(pending):
+                sequence = self.sequences.get((rank, pending.group))
+                if sequence is None and (rank in self._cut or (rank, pending.is_recorded) not in self._kinds):
+                    unknown.append(rank)
+                elif sequence is None or sequence < pending.seq:
+                    behind.append(rank)
+            self._compared[key] = frozenset(behind), frozenset(unknown)
+        return self._compared[key]
 
     def members(self, pending: Collective) -> Iterator[int]:
         first, step, size = pending.members or (0, 1, 0)

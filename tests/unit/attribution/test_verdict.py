@@ -236,6 +236,68 @@ def test_rank_that_is_told_to_stop_when_another_one_has_died_only_follows(at_s: 
     assert (cleared.ranks, cleared.reason) == ((0,), "was asked to stop after another rank's process died")
 
 
+@pytest.mark.parametrize(
+    ("at_s", "known", "is_of_torchrun"),
+    [
+        (135.0, {}, True),
+        (135.0, {"exit": Exit(signal="SIGKILL", oom=True)}, False),
+        (102.0, {}, False),  # torchrun leaves them 30 s
+        (160.0, {}, False),
+    ],
+)
+def test_rank_that_torchrun_kills_because_it_does_not_end_only_follows(
+    at_s: float, known: dict[str, Exit], is_of_torchrun: bool
+) -> None:
+    killed = msgspec.structs.replace(ended(0, "SIGKILL", at_s), **known)
+    seen = Evidence((ended(1, "SIGSEGV", 100.0), killed), first=1, active=RANKS, kills_late=True)
+    assert [rank for rank, _ in blamed(seen)] == ([1] if is_of_torchrun else [1, 0])
+    assert [rank for rank, _ in blamed(msgspec.structs.replace(seen, kills_late=False))] == [1, 0]
+
+
+def test_most_ranks_are_not_most_of_those_whose_records_are_there() -> None:
+    """Two ranks raise the same; of two more nothing is on record."""
+    full = ExceptionInfo("OSError", "No space left on device", "f", (STEP,))
+    records = tuple(InterruptionRecord(rank, Interruption.EXCEPTION, exception=full, origin="own") for rank in (0, 1))
+    seen = Evidence(records, first=0, active=frozenset((0, 1)))
+    assert judge(seen).what == "common"
+    verdict = judge(msgspec.structs.replace(seen, size=4))
+    assert (verdict.what, [culprit.rank for culprit in verdict.culprits]) == ("exception", [0, 1])
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_no_rank_is_odd_while_the_place_of_another_one_is_not_on_record(size: int | None) -> None:
+    three = frozenset(range(3))
+    records = tuple(silent(rank, BARRIER, hang="in_collective") for rank in sorted(three))
+    seen = Evidence(records, first=0, active=three, stacks=dict.fromkeys(three, BARRIER), answered=three, size=size)
+    assert judge(seen).what == ("communication" if size is None else "hung")
+    lacks = {blind.rule: blind.lacks for blind in judge(seen).rules_blind}
+    assert lacks.get(8) == (None if size is None else "where 1 of 4 active ranks were")
+
+
+def test_hang_of_which_no_start_is_on_record_is_judged_too() -> None:
+    assert judge(Evidence((silent(0, BARRIER, hang="in_collective"),), first=0)).what == "hung"
+
+
+def test_rank_that_is_stopped_is_blamed_though_its_place_among_the_collectives_is_unknown() -> None:
+    """A healthy rank has used more groups since than a record names: it only seems to be behind."""
+    pending = Collective(1, 5, "all_reduce", False, members=(0, 1, 3), is_recorded=True)
+    later = Collective(2, 9, "all_reduce", True, members=(1, 1, 2), is_recorded=True, is_cut=True)
+    stacks: dict[int, tuple[Frame, ...]] = {0: BARRIER, 1: LOADS}
+    for collectives in (
+        {0: (pending,), 1: (later,)},
+        {0: (pending,), 1: (msgspec.structs.replace(later, is_cut=False),)},
+    ):
+        seen = Evidence(
+            (silent(0, BARRIER, hang="in_collective"),),
+            first=0,
+            active=frozenset(range(3)),
+            stacks=stacks,
+            hangs={2: "stopped"},
+            collectives=collectives,
+        )
+        assert blamed(seen) == [(2, "stopped")]
+
+
 def test_rank_that_was_told_to_stop_long_before_another_one_died_is_blamed() -> None:
     seen = Evidence((ended(0, "SIGTERM", 90.0), ended(1, "SIGKILL", 100.0)), first=0, active=frozenset({0, 1}))
     assert (0, "told_to_stop") in blamed(seen)

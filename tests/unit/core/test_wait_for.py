@@ -32,7 +32,8 @@ def test_walk_goes_on_over_ranks_that_wait_themselves() -> None:
 def test_ranks_that_wait_for_each_other_are_a_cycle() -> None:
     """Each of the two is in another group first: no rank is more to blame than the other."""
     last = {0: [at(5), at(6, group=2, left=True)], 1: [at(4, left=True), at(7, group=2)]}
-    assert walk(last, {0, 1}, RANKS) == Walk(cycle=(0, 1), behind=frozenset((0, 1)))
+    found = walk(last, {0, 1}, {0: 0, 1: 1})
+    assert found == Walk(cycle=(0, 1), behind=frozenset((0, 1)))
 
 
 def test_rank_that_waits_for_something_unknown_is_not_awaited() -> None:
@@ -41,7 +42,29 @@ def test_rank_that_waits_for_something_unknown_is_not_awaited() -> None:
 
 
 def test_rank_of_which_nothing_is_known_gets_no_edge() -> None:
-    assert walk({0: [at(8)], 2: [at(8)]}, {0, 2}, RANKS) == Walk()
+    assert walk({0: [at(8)], 2: [at(8)]}, {0, 2}, RANKS) == Walk(unknown=frozenset((1, 3)))
+
+
+def test_rank_that_waits_may_wait_for_one_whose_place_in_that_group_is_not_on_record() -> None:
+    """Ranks 0 and 2 wait for 1 and 3, and rank 1 for rank 3, which is stopped: its recorder cannot be read."""
+    first, second, third = ({"group": group, "is_recorded": True} for group in (1, 2, 3))
+    last = {
+        0: [at(5, members=(0, 1, 2), **first)],
+        1: [at(4, left=True, members=(0, 1, 2), **first), at(3, members=(1, 2, 2), **third)],
+        2: [at(5, members=(2, 1, 2), **second)],
+        3: [at(4, left=True, members=(2, 1, 2), group=12), at(2, left=True, members=(1, 2, 2), group=13)],
+    }
+    found = walk(last, {0, 1, 2}, RANKS)
+    assert (found.awaited, found.unknown) == ((), {3})
+    whole = last | {3: [at(4, left=True, members=(2, 1, 2), **second), at(2, left=True, members=(1, 2, 2), **third)]}
+    assert walk(whole, {0, 1, 2}, RANKS) == Walk((3,), (), frozenset((1, 3)))
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_group_that_a_cut_record_does_not_name_may_have_been_used_before(is_cut: bool) -> None:
+    last = {0: [at(5)], 1: [at(9, group=2, left=True, is_cut=is_cut)], 2: [at(5)], 3: [at(5)]}
+    found = walk(last, {0, 2, 3}, RANKS)
+    assert (found.awaited, found.unknown) == (((), {1}) if is_cut else ((1,), set()))
 
 
 def test_rank_that_receives_waits_for_the_sender_alone() -> None:
