@@ -31,7 +31,6 @@ RANKS, FAULTS, SLOW_EVERY, SLOW_S = 4, 2, 10, 0.25
 SAVED_EVERY, STEP_S = 5, 0.02
 RESTART, SECTION = "resilience_restart_duration_seconds", "resilience_section_duration_seconds"
 SILENCE = "resilience_rank_silence_seconds"
-SILENT_S = 20.0  # a rank steps every 0.3 s at least; the machine may be busy. test_agent_exports has exact values.
 LOST = "resilience_lost_seconds_total"
 MOMENT = 0.5  # seconds of each rank that its values may be older, or newer, than a scrape
 TRAIN = f"""
@@ -115,8 +114,7 @@ def test_dashboards_have_the_numbers_of_the_records(
     outside = spent["startup"] + spent["restart"] + spent["idle"]
     ettr = (spent["work"] - spent["hang"] - spent["rework"]) / (spent["work"] + outside)
     assert asked["ettr"] == pytest.approx(ettr, abs=moment * RANKS / (spent["work"] + outside))
-    assert asked["ranks with a silence"] == RANKS
-    assert asked["longest silence"] < SILENT_S
+    assert asked["ranks with a silence"] == RANKS  # test_silence_at_the_endpoint has their values
     # A tenth of the sections sleep this long, and none took longer than the script has seen.
     longest = max(float(path.name.removeprefix("took.")) for path in tmp_path.glob("took.*"))
     assert bucket_of(SLOW_S, SECTION)[0] <= asked["section p99"] <= bucket_of(longest, SECTION)[1]
@@ -141,7 +139,6 @@ def answers(prometheus: Prometheus) -> tuple[dict[str, float], float]:
         "ettr": value(goodput()),
         "section p99": value(panel.queries[0].expr),
         "ranks with a silence": value(f'count({SILENCE}{{job_id="job"}})'),
-        "longest silence": value(f'max({SILENCE}{{job_id="job"}})'),
         "scrape": value('scrape_duration_seconds{job_id="job"}'),
         **causes,
         **quantiles,
