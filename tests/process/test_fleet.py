@@ -36,8 +36,15 @@ VALUES = {
     'resilience_rank_silence_seconds{job_id="%s",node="n",rank="0"}': {"a": 5, "b": 70, "c": 0.1},
     'resilience_start_timestamp_seconds{job_id="%s",node="n"}': dict.fromkeys("abc", BEGAN),
     'resilience_written_timestamp_seconds{job_id="%s",node="n"}': {"a": AT - 15, "b": AT - 40, "c": AT - 30},
+    'resilience_ended_timestamp_seconds{job_id="%s",node="n",outcome="failed"}': {"a": AT - 90, "b": AT, "c": AT - 60},
+    **{
+        f'ALERTS{{job_id="%s",alertname="Any",alertstate="firing",severity="{severity}"}}': {job: 1}
+        for job, severity in {"a": "warning", "b": "info", "c": "critical"}.items()
+    },
 }
 WORST_FIRST = {
+    "Firing alerts": "cab",
+    "How jobs ended": "bca",  # the latest one first
     "Lowest goodput": "cba",  # c: 4 of 7, b: 9 of 10, a: 10 of 11
     "Most restarts": "bca",
     "Longest silence": "bac",
@@ -74,6 +81,7 @@ def test_worst_job_is_first_in_each_table_of_the_fleet(prometheus: Prometheus, t
     range_s = f"{2 * MINUTES * 60}"
     named = {"__range": f"{range_s}s", "__range_s": range_s}
     tables = {panel["title"]: panel for panel in board["panels"] if panel["type"] == "table"}
+    assert tables.keys() == WORST_FIRST.keys() | {"Run folders"}
     orders = {}
     for title in WORST_FIRST:
         (target,) = tables[title]["targets"]

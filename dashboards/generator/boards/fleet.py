@@ -18,11 +18,15 @@ from dashboards.generator.queries import (
     select,
 )
 
-_firing = fold(
-    "max",
-    (*OF_JOB, "alertname", "severity"),
-    select("ALERTS", 'alertstate="firing"', 'alertname=~".+"', scope=ALL_JOBS),
-)
+
+def _firing(*matchers: str) -> str:
+    firing = select("ALERTS", 'alertstate="firing"', 'alertname=~".+"', *matchers, scope=ALL_JOBS)
+    return fold("max", (*OF_JOB, "alertname", "severity"), firing)
+
+
+_critical, _warning = (_firing(f'severity="{severity}"') for severity in ("critical", "warning"))
+# ALERTS is always 1, and Prometheus sorts by value only.
+_severest_first = f"sort_desc({_critical} * 3 or {_warning} * 2 or {_firing()})"
 _deriv = f"deriv({select('resilience_step', scope=ALL_JOBS)}[{RATE}])"
 _steps = f"clamp_min({living(_deriv, ALL_JOBS)}, 0)"
 _ended = "last_over_time({}[$__range])"
@@ -37,16 +41,18 @@ FLEET = Board(
             (
                 Panel(
                     title="Firing alerts",
-                    description="Alerts of all jobs, including those that another alert silences.",
+                    description="Alerts of all jobs, including those that another alert silences. "
+                    "Value: 3 critical, 2 warning, 1 other; most severe first.",
                     unit="none",
-                    queries=(Query(_firing),),
+                    queries=(Query(_severest_first),),
                     view="table",
                     empty="No alert",
                     leads_to_job=True,
                 ),
                 Panel(
                     title="How jobs ended",
-                    description="Jobs that ended within the range and reported their end through node-exporter.",
+                    description="Jobs that ended within the range and reported their end through node-exporter, "
+                    "latest first.",
                     unit="dateTimeAsIso",
                     queries=(
                         Query(
