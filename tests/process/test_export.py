@@ -553,6 +553,15 @@ def test_spans_of_a_real_job_are_those_of_its_replay(ran: tuple[RunningJob, Rece
     assert {("restart", 0), ("restart", 1), ("interruption", 1), ("inprocess.iteration", 0)} <= seen
 
 
+def test_all_spans_of_a_real_job_name_the_version_that_sent_them(ran: tuple[RunningJob, Receiver]) -> None:
+    _, receiver = ran
+    resources = [each.resource for request in receiver.requests for each in request.resource_spans]
+    named = [{value.key: value.value.string_value for value in resource.attributes} for resource in resources]
+    assert {(each.get("service.name"), each.get("service.version")) for each in named} == {
+        ("resilience", resilience.__version__)
+    }
+
+
 def test_metrics_of_a_real_job_are_those_of_its_replay(ran: tuple[RunningJob, Receiver]) -> None:
     running, _ = ran
     (snapshot,) = running.run.glob("metrics/*.prom")

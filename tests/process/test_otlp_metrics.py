@@ -17,17 +17,19 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra 
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+import resilience
 from resilience.facts import events
 from resilience.telemetry.exporters import NodeExports
 from tests.support.record_streams import Fault, job
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps the metrics that come, by name; the last ones count. status: what it answers."""
+    """Keeps the metrics that come, by name; the last ones count. resources: all. status: what it answers."""
 
     def __init__(self, status: int) -> None:
         self.status = status
         self.metrics: dict[str, Any] = {}
+        self.resources: list[dict[str, str]] = []
         self.has_been_asked = threading.Event()
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -40,6 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         request = ExportMetricsServiceRequest.FromString(body)
         assert isinstance(self.server, Collector)
         for resource in request.resource_metrics:
+            self.server.resources.append({each.key: each.value.string_value for each in resource.resource.attributes})
             for scope in resource.scope_metrics:
                 self.server.metrics.update({metric.name: metric for metric in scope.metrics})
         self.send_response(self.server.status)
@@ -97,6 +100,21 @@ def test_collector_gets_counters_and_exponential_histograms_before_the_exporter_
     (duration,) = found["resilience_restart_duration_seconds"].exponential_histogram.data_points
     assert duration.count == sum(duration.positive.bucket_counts) == 4  # of four ranks
     assert 0 < duration.start_time_unix_nano < duration.time_unix_nano
+
+
+def test_all_metrics_name_the_service_its_version_and_its_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with collecting() as collector:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        )
+        exports = NodeExports.start(folder, "node", lambda event: None)
+        assert exports is not None
+        exports.poll()
+        exports.close(120.0)
+        resources = collector.resources
+    expected = {"service.name": "resilience", "service.version": resilience.__version__, "host.name": "node"}
+    assert [{key: resource.get(key) for key in expected} for resource in resources] == [expected] * len(resources)
+    assert resources
 
 
 def test_collector_that_takes_no_metrics_is_reported_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
