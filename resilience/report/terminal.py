@@ -298,7 +298,7 @@ def incident_lines(incident: Incident, width: int, is_whole: bool = False, with_
     )
     if chief is not None:
         by = "" if verdict.first in (None, chief.rank) else f"rank {chief.rank}: "
-        yield from _what(chief, by, width, is_whole)
+        yield from _what(chief, by, None if by else incident.where, width, is_whole)
     if chief is not None and verdict.first in (None, chief.rank):
         yield from field("where", _place(chief), width)
         yield from _stack(chief, width, is_whole)
@@ -343,7 +343,9 @@ def _title(incident: Incident) -> str:
     return f"{title} on rank {rank}" if incident.verdict.culprits else f"{title}, reported by rank {rank}"
 
 
-def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Iterator[Line]:
+def _what(chief: InterruptionRecord, by: str, where: Frame | None, width: int, is_whole: bool) -> Iterator[Line]:
+    """Yield what the record says. where: where its rank was. For a hang without a stack, or one whose stack was
+    taken late, that is where it was stopped."""
     if chief.exception is not None:
         yield from exception_lines(chief.exception, width, by, is_whole)
         return
@@ -356,7 +358,9 @@ def _what(chief: InterruptionRecord, by: str, width: int, is_whole: bool) -> Ite
         text = silence_in_words(detector.name, chief.silent_for_s, detector.limit_s)
         yield from field("what", by + text, width, "bold")
         frame = user_frame(main_stack(chief))
-        if frame is not None:
+        if where is not None and where != frame:
+            yield from field("", f"stopped at {frame_in_words(where)}", width)
+        elif frame is not None:
             yield from field("", f"at {frame_in_words(frame)}", width)
         return
     yield from field("what", by + (chief.message or "not recorded"), width, "bold")

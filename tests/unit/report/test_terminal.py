@@ -21,7 +21,8 @@ from resilience.attribution.symptoms import Class
 from resilience.cli import VERBS, main
 from resilience.facts import events
 from resilience.facts.in_words import seconds
-from resilience.facts.interruptions import Exit, FaultOrigin, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Exit, FaultOrigin, Frame, Interruption, InterruptionRecord
+from resilience.facts.records import Record
 from resilience.report.condensed import report
 from resilience.report.page import ReportPage
 from resilience.report.terminal import incident_lines, report_lines
@@ -299,6 +300,36 @@ def test_who_was_waited_for_is_named_though_another_rank_reported(make: Callable
     assert "rank 0: no Python code run by the main thread for" in text
     assert "rank 2 was at /home/me/data.py:34 in next_batch" in text
     assert "rank 0 reported first, but its failure is a consequence" in text
+
+
+def test_hung_rank_without_a_stack_shows_where_it_was_stopped(make: Callable[..., Path], tmp_path: Path) -> None:
+    told = job([Fault("hang", 1, 0)])
+    for rank, records in told.files.items():
+        told.files[rank] = [without_stack(record) for record in records]
+    folder = told.write(tmp_path / "runs" / "unanswered")
+    (row,) = [line for line in lines_of(folder) if line.startswith("  1  ")]
+    assert "data.py:34" in row
+    text = unwrapped(" ".join(lines_of(folder)))
+    assert "limit 3 s stopped at /home/me/data.py:34 in next_batch where rank 1" in text
+    answered = unwrapped(" ".join(lines_of(make("answered", [Fault("hang", 1, 0)]))))
+    assert "limit 3 s at /home/me/data.py:34 in next_batch where rank 1" in answered
+
+
+def test_hung_rank_whose_stack_was_taken_late_shows_where_it_was_stopped(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("hang", 1, 0)]))).incidents
+    changed = msgspec.structs.replace(incident, where=Frame("/home/me/model.py", 7, "forward"))
+    text = unwrapped(" ".join(plain(line) for line in incident_lines(changed, WIDTH)))
+    assert "limit 3 s stopped at /home/me/model.py:7 in forward where rank 1" in text
+
+
+def without_stack(record: Record) -> Record:
+    """A hung rank's thread did not answer when its stack was asked for."""
+    if not isinstance(record.event, events.RankInterrupted):
+        return record
+    unanswered = msgspec.structs.replace(
+        record.event.record, stacks=(), stack_method="none: the asked thread did not answer within 0.3 s"
+    )
+    return msgspec.structs.replace(record, event=msgspec.structs.replace(record.event, record=unanswered))
 
 
 def test_rank_that_only_reported_a_hang_is_not_called_the_one_that_failed(make: Callable[..., Path]) -> None:
