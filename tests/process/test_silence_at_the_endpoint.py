@@ -82,7 +82,7 @@ def test_endpoint_shows_the_time_since_the_last_step_of_a_held_rank(watched: Wat
 
     def is_last_step_on_record() -> bool:
         snapshot = watched.snapshot()
-        return snapshot is not None and (snapshot.heartbeat_at or 0.0) >= earliest
+        return snapshot is not None and (snapshot.heartbeat_at or 0.0) >= earliest - ROUNDED
 
     await_true(is_last_step_on_record)
 

@@ -12,7 +12,9 @@ import pytest
 
 from resilience.cli import main
 from resilience.facts import events
+from resilience.facts.deadlines import of_section
 from resilience.facts.records import Record
+from resilience.telemetry.durations import Header, Recorder
 from tests.support.record_streams import STARTED_NS, Fault, job
 
 SLOWER = 20  # times the streams' usual speed: a checkpoint every 10 s fits into the work
@@ -71,3 +73,14 @@ def test_each_what_if_of_the_json_names_its_assumption(folder: Path, capsys: pyt
     assert {answer["kind"]: answer["assumes"] for answer in answers} == dict(
         zip(("limit", "checkpoints", "spares"), ASSUMPTIONS.values(), strict=True)
     )
+
+
+def test_more_checkpoints_assume_the_recorded_time_to_write_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder(folder, Header("job", "node", 0, 4), at=0.0)
+    recorder.add(of_section("checkpoint"), 0.5, 1.0)
+    recorder.close(2.0)
+    assert main(["report", str(folder)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "with checkpoints every 10 s, if checkpoints cost only the time to write them" in text
