@@ -134,7 +134,9 @@ def _seconds_a_step(history: History, key: Place, silence: float = 0.0) -> float
             entered, loading = min(iteration.first_steps.values())
         if entered is None and place[3] == 0 and _resumed(iteration) == 0:
             entered = 0
-        run = max((seconds for _, seconds in iteration.runs.values()), default=None)
+        # Not the longest: a rank may leave its function long after the interruption, and it does no steps then.
+        runs = [seconds for outcome, seconds in iteration.runs.values() if outcome != "completed"]
+        run = min(runs or [seconds for _, seconds in iteration.runs.values()], default=None)
         reached = _reached(iteration)
         if entered is not None and reached is not None and run is not None and reached > entered:
             silent = max((record.silent_for_s or 0.0 for record in iteration.records), default=0.0)

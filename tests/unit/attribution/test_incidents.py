@@ -836,6 +836,18 @@ def test_repeated_steps_have_a_cost_if_the_job_began_with_a_checkpoint() -> None
     assert incident.cost.rework_s == pytest.approx(3 * (1.0 - 0.35) / 13, rel=0.05)  # 13 steps after it had loaded
 
 
+def test_rank_that_leaves_long_after_the_interruption_makes_no_step_longer() -> None:
+    told = job([Fault("exception", 1, 0, step=10), Fault("hang", 1, 1, step=23)])
+    records = list(told.records)
+    (cost,) = {incident.cost.rework_s for incident in fold(records)} - {0.0}
+    for place, record in enumerate(records):
+        event = record.event
+        if isinstance(event, events.StageEnded) and event.stage == "run" and record.origin.initial_rank == 2:
+            late = msgspec.structs.replace(event, duration_s=event.duration_s + 30.0)  # in a `finally`
+            records[place] = msgspec.structs.replace(record, event=late)
+    assert [incident.cost.rework_s for incident in fold(records)] == [0.0, cost]
+
+
 def test_hang_began_with_the_last_sign_of_life() -> None:
     incident = only(job([Fault("hang", 1, 0)]))
     assert incident.detected_wall_ns is not None and incident.since_wall_ns is not None
