@@ -217,6 +217,20 @@ def test_file_fits_later_runs_whatever_their_options_and_arguments_and_says_what
         assert job.of(events.RankFellSilent) == []
 
 
+def test_runs_that_differ_in_their_run_dir_alone_are_one_configuration(
+    launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name / "job" for name in ("here", "there")]
+    for folder in folders:
+        assert launch(STEPS, "--run-dir", str(folder.parent), RESILIENCE_JOB_ID="job").wait() == [0]
+    capsys.readouterr()
+    assert main(["calibrate", *map(str, folders), *UNHURRIED, "--json"]) in (0, 3, 4)
+    printed = capsys.readouterr()
+    assert printed.err == ""  # no difference is named
+    step = json.loads(printed.out)["deadlines"]["step"]
+    assert (step["runs"], step["n"] > 40) == (2, True)  # more than one run has; up to 16 of each are warm-up
+
+
 PAUSES = """
 import json, resilience, threading
 plan = json.loads((here / "plan.json").read_text())

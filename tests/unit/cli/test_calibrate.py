@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -25,6 +26,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.system import timeouts_file
 from resilience.telemetry.durations import Header, Recorder
+from tests.support import record_streams
 
 ONE = Configuration("train.py", world_size=1)
 
@@ -277,7 +279,14 @@ def test_backtest_of_too_little_data_says_so_and_exits_with_1(
 
 @pytest.mark.parametrize(
     ("rows", "tested", "status"),
-    [((20, 1000), 19, 1), ((1000, 1000), 1998, 0), ((24, 80), 23, 1), ((28, 50), 27, 0)],
+    [
+        ((20, 1000), 19, 1),
+        ((1000, 1000), 1998, 0),
+        ((24, 80), 23, 1),
+        ((28, 50), 27, 0),
+        ((28, 65), 27, 1),  # 29.7 %
+        ((28, 64), 27, 0),  # exactly 30 %
+    ],
 )
 def test_backtest_of_less_than_three_tenths_of_the_durations_exits_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: tuple[int, int], tested: int, status: int
@@ -674,6 +683,57 @@ def test_occurrences_ended_by_a_limit_are_reported_and_raise_it(
     assert main(["calibrate", str(path), "--out", str(out)]) == 4
     assert "a limit ended 5 occurrences, the longest after 10 s" in " ".join(capsys.readouterr().out.split())
     assert timeouts_file.read(out).deadlines["eval"].timeout_s == limit_s
+
+
+PACES = (0.1, 0.105, 0.4)  # seconds of the three ranks; the first two are a group
+RANKS = Configuration("train.py", world_size=len(PACES))
+
+
+def ended_in(folder: Path, kind: record_streams.Kind | None, pace: Sequence[float]) -> str:
+    """Write a run of 2,000 occurrences a rank. With a kind of hang, a limit ended rank 1 in the next one after 0.3 s,
+    and the records say how the rank hung. Return the run folder."""
+    faults = [] if kind is None else [record_streams.Fault(kind, 1, 0)]
+    record_streams.job(faults, world=len(pace)).write(folder)
+    for rank, seconds in enumerate(pace):
+        chance = random.Random(f"{folder.name}{rank}")
+        recorder = Recorder(folder, Header(folder.name, "node", rank, len(pace), RANKS, folder.name), at=1000.0)
+        recorder.started("cold", 1000.0)
+        for i in range(2000):
+            recorder.add("train", seconds * chance.lognormvariate(0.0, 0.02), 1000.0 + i)
+        if kind is not None and rank == 1:
+            recorder.add("train", 0.3, 3000.0, "killed")
+        recorder.close(3001.0)
+    return str(folder)
+
+
+@pytest.mark.parametrize("pace", [(0.1, 0.1, 0.1), PACES], ids=["like ranks", "groups of ranks"])
+@pytest.mark.parametrize(("kind", "is_raised"), [("busy", True), ("stopped", False)])
+def test_kill_of_a_rank_that_may_have_been_healthy_raises_the_limit_learned_from_run_folders(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: record_streams.Kind,
+    is_raised: bool,
+    pace: tuple[float, ...],
+) -> None:
+    """If ranks differ, it raises the limit of its group. A busy rank may be healthy, a stopped one hangs."""
+    options = ["--target-false-alarms", "200", "--horizon", "10m", "--min-timeout", "0.01", "--json"]
+
+    def learned(*runs: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        assert main(["calibrate", *runs, *options]) == 0
+        known = json.loads(capsys.readouterr().out)["deadlines"]["train"]
+        groups = known.get("groups", [])
+        assert [group["ranks"] for group in groups] == (["0-1", "2"] if pace == PACES else [])
+        return known, groups or [known]
+
+    quiet = [ended_in(tmp_path / name, None, pace) for name in ("one", "two")]
+    _, (before, *others_before) = learned(*quiet)
+    whole, (after, *others) = learned(*quiet, ended_in(tmp_path / "killed", kind, pace))
+    assert before["timeout_s"] < 0.3  # otherwise no limit would have ended that occurrence
+    assert after["timeout_s"] == pytest.approx(1.5 * 0.3 if is_raised else before["timeout_s"], rel=0.02)
+    assert whole.get("excluded_hangs", []) == ([] if is_raised else [0.3])
+    assert any("a limit ended 1 occurrence" in warning for warning in whole.get("warnings", ())) is is_raised
+    for group, group_before in zip(others, others_before, strict=True):
+        assert group["timeout_s"] == pytest.approx(group_before["timeout_s"], rel=0.02)
 
 
 @pytest.mark.parametrize("seconds", [10.0, 0.0])
