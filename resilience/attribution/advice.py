@@ -59,6 +59,7 @@ ADVICE: Mapping[Class, str] = {
     "ended_by_monitor": "the rank's own monitor ended it, and the process ended late: see the previous incident",
     "unknown": "the records do not show what broke",
 }
+MONITOR_REPLACED = "nothing, unless it happens again: then find out what ends monitors (memory, a kill)"
 KILLED_BELOW = 137  # the exit status of a shell, or of a container's first process, if its child died of SIGKILL
 
 HANGS: frozenset[Class] = frozenset(

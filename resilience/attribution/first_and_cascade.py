@@ -100,6 +100,9 @@ class Interruptions:
         for node, parts in self._nodes.items():
             newest = dict(sorted(cycle for cycle, part in parts.items() if part.started is not None))
             for cycle, part in parts.items():
+                for number in range(len(part.lost_monitors)):  # no other fault of the cycle has to do with them
+                    origin = "cascade" if number else "first"
+                    counted.labels[Interruption.MONITOR_PROCESS_EXCEPTION.value, "host", origin] += 1
                 # An agent that was killed has no record of the end. If there are other nodes, one saw it lost.
                 is_cut = part.ended is None and part.started is not None and cycle[1] < newest[cycle[0]]
                 if part.ended is not None or is_cut:

@@ -22,6 +22,7 @@ from resilience.facts.interruptions import HANGS, Category, Frame, Interruption,
 from resilience.facts.user_frames import user_frame
 from resilience.history.cycles import Cycle
 from resilience.history.phases import Place, RankOrNode, TimedPhase, seconds_of
+from resilience.history.places import AT_ENTRY, BESIDE_CALLS
 
 Status = Literal["restarted", "ended", "unfinished", "continued"]
 
@@ -63,6 +64,9 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     def lost_s(self) -> float | None:
         known = [part for part in (self.hang_s, self.restart_s, self.rework_s) if part is not None]
         return sum(known) if known else None
+
+
+NO_COST = Cost(lost_steps=0, rework_s=0.0)
 
 
 class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,8 +138,16 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.cost.rework_s is None and self.status == "restarted"
 
     @property
+    def is_of_lost_monitors(self) -> bool:
+        """Return True if the launcher lost monitors of ranks, which ends no cycle."""
+        return self.layer == "launcher" and self.verdict.what == "monitor_lost"
+
+    @property
     def place(self) -> Place | Cycle:
-        """Return its place in the history: an iteration, or a cycle of the launcher."""
+        """Return its place in the history: an iteration, or a cycle of the launcher. Lost monitors of the launcher have
+        a place that no iteration has: nothing restarts there."""
+        if self.is_of_lost_monitors:
+            return self.attempt, self.cycle, BESIDE_CALLS, AT_ENTRY
         if self.layer == "launcher":
             return self.attempt, self.cycle
         return self.attempt, self.cycle, self.call, self.iteration
@@ -183,6 +195,7 @@ def completed(
         if (detected_ns := record.detected_wall_ns) is not None
     ]
     progress_unknown = any(record.progress_unknown for record in of_chief)
+    is_free = verdict.what == "monitor_lost" and incident.status == "continued"  # no rank was interrupted
     restart, code = spread(restarts), None if chief is None or chief.exit is None else chief.exit.code
     incident = msgspec.structs.replace(
         incident,
@@ -192,7 +205,7 @@ def completed(
         since_wall_ns=min((detected_ns - round(silent * 1e9) for detected_ns, silent in detections), default=wall_ns),
         where=where(verdict.first, records, stacks, incident.reported_first),
         restart=restart,
-        cost=_cost(progress, silence_of(records), restart),
+        cost=NO_COST if is_free else _cost(progress, silence_of(records), restart),
         reached_step=progress.reached,
     )
     alike = _alike(incident, before)

@@ -2,8 +2,9 @@
 
 All records that one interruption left on any rank (`history.iterations`) become one `Incident`: which rank was first,
 which ranks only followed, which are cleared and why (`attribution.verdict`), how long each phase took, the cost, the
-actions, and what to do next. A failed cycle of the launcher is an incident too (`attribution.launch_incidents`). The
-store defines the order of arrival, never a clock. A damaged or unfinished run gives incidents with fewer facts."""
+actions, and what to do next. A failed cycle of the launcher is an incident too (`attribution.launch_incidents`), and so
+are the monitors that a node lost in a cycle (`attribution.lost_monitors`). The store defines the order of arrival,
+never a clock. A damaged or unfinished run gives incidents with fewer facts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from resilience.attribution import launch_incidents
+from resilience.attribution import launch_incidents, lost_monitors
 from resilience.attribution.advice import ADVICE, named
 from resilience.attribution.culprits import UNSURE
 from resilience.attribution.evidence import Evidence, broken_in_restart
@@ -60,7 +61,12 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     ]
     for place in places:
         inside = [iterations[key] for key in sorted(within[place])]
-        makers.append(((*place, _LAST), partial(launch_incidents.incident, history, place, inside, incidents)))
+        makers.append(((*place, _LAST, 1), partial(launch_incidents.incident, history, place, inside, incidents)))
+    for place in cycles.places:
+        for number, (node, part) in enumerate(sorted(cycles.parts(place).items())):
+            if part.lost_monitors:
+                lost = partial(lost_monitors.incident, history, place, node, incidents)
+                makers.append(((*place, _LAST, 0, number), lost))
     for _, make in sorted(makers, key=lambda maker: maker[0]):
         incidents.append(make())
     return tuple(_known(incident, completeness) for incident in incidents)

@@ -32,6 +32,10 @@ class Progress(NamedTuple):
         return any(step is not None for step in (self.first, self.reached, self.resumed))
 
 
+NO_PROGRESS = Progress(None, None, None, lambda: None)
+"""Of an incident that interrupted no rank."""
+
+
 def in_iteration(history: History, key: Place, last: Place) -> Progress:
     """Return the progress of an iteration that was interrupted. last: in which the incident ended, mostly the same."""
     iteration = history.iterations[key]

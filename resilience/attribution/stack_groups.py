@@ -36,6 +36,8 @@ def stack_groups(history: History, incident: Incident) -> list[StackGroup]:
 
 
 def _stacks(history: History, incident: Incident) -> Iterator[tuple[int, tuple[Frame, ...]]]:
+    if incident.is_of_lost_monitors:
+        return  # the looks of the cycle are those at another fault
     if incident.layer == "launcher":
         for part in history.cycles.parts((incident.attempt, incident.cycle)).values():
             yield from ((rank, worker.seen.stack) for rank, worker in part.workers.items() if worker.seen is not None)

@@ -454,11 +454,13 @@ class MonitorStarted(Event, frozen=True, tag="monitor.started"):
 
 
 class MonitorLost(Event, frozen=True, tag="monitor.lost"):
-    """A rank's monitor is gone; the rank continues unmonitored."""
+    """A rank's monitor is gone; the rank continues unmonitored. monitor_pid: 0 if no other one could be started in its
+    place. is_replaced: it lived and did not answer, so the launcher's agent ended it."""
 
     level: ClassVar[Level] = "error"
     monitor_pid: int
     reason: str
+    is_replaced: bool = False
 
 
 class MonitorEnded(Event, frozen=True, tag="monitor.ended"):

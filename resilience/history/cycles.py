@@ -51,6 +51,18 @@ class Restart(NamedTuple):
         return max(0, self.until_ns - self.since_ns) / 1e9
 
 
+class LostMonitor(msgspec.Struct):
+    """What happened to the monitors of one worker, without those that the agent replaced because they did not answer.
+    pid, reason, at_ns: of the first one that was lost; at_ns is UTC. last_ns: when the last one was lost, in monotonic
+    time. count: of lost monitors."""
+
+    pid: int
+    reason: str
+    at_ns: int
+    last_ns: int
+    count: int = 1
+
+
 class NodeCycle:
     """One node's part of one cycle."""
 
@@ -67,6 +79,8 @@ class NodeCycle:
         self.stages: list[EndedPhase] = []
         self.workers: dict[int, Worker] = {}
         self.seen: list[Seen] = []
+        self.lost_monitors: dict[int, LostMonitor] = {}  # by rank
+        self.watched_ns: dict[int, int] = {}  # rank -> when its last monitor began to watch it, in monotonic time
         self.others: events.OthersSeen | None = None  # which ranks were looked at before a hung one was stopped
         self.decided: events.RestartDecided | None = None
         self.is_cut_off = False  # the job's store no longer answered this node's agent
@@ -223,6 +237,18 @@ class NodeCycle:
     def is_left(self, record: InterruptionRecord, mover: int | None) -> bool:
         """Return True if no Wrapper has handled this record. mover: the rank whose end the launcher decided on."""
         return (record.rank, record.pid) not in self.handled or record.rank == mover
+
+    def is_watched_again(self, rank: int) -> bool:
+        """Return True if another monitor took over after the last one of this rank was lost."""
+        return self.watched_ns.get(rank, 0) > self.lost_monitors[rank].last_ns
+
+    def lost_monitor(self, rank: int, event: events.MonitorLost, mono_ns: int, at_ns: int) -> None:
+        known = self.lost_monitors.get(rank)
+        if known is None:
+            self.lost_monitors[rank] = LostMonitor(event.monitor_pid, event.reason, at_ns, mono_ns)
+            return
+        known.last_ns = max(known.last_ns, mono_ns)
+        known.count += event.monitor_pid != 0  # 0: no other one could be started in its place
 
     def exited(self, sequence: int, event: events.WorkerExited) -> None:
         if event.expected:
@@ -510,6 +536,8 @@ class CycleHistory:
                 part.others = part.others or event
             case events.StoreLost():
                 self._part(record).is_cut_off = True
+            case events.MonitorLost(is_replaced=False) if record.origin.initial_rank is not None:
+                self._part(record).lost_monitor(record.origin.initial_rank, event, record.mono_ns, at_ns)
             case events.JobEnded():
                 self.over[node, record.origin.attempt] = event
             case _:  # no other event matters here
@@ -524,6 +552,9 @@ class CycleHistory:
                 worker.progressed(record.mono_ns - ago, at_ns - ago, event.sign)
                 if event.step is not None and worker.first_step is None:
                     worker.first_step = (record.mono_ns - ago, event.step)
+            case events.MonitorStarted():
+                watched = self._part(record).watched_ns
+                watched[rank] = max(record.mono_ns, watched.get(rank, 0))
             case events.EvidenceCaptured(method):
                 self._part(record).worker(rank).evidence = method
             case events.WorkerSeen(is_suspicion=False):

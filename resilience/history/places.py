@@ -8,6 +8,8 @@ from resilience.history.phases import Place
 
 AT_ENTRY = -1
 """The iteration of a place before the first iteration, while the ranks meet at the call."""
+BESIDE_CALLS = -1
+"""The call of a place in a cycle of the launcher that belongs to none of the workers' calls."""
 
 
 def place_at(origin: Origin) -> Place:

@@ -40,7 +40,8 @@ class RankState:
                 if origin.is_launchers:  # a worker was started; a Wrapper's rank becomes active later
                     self.state, self.is_shown = "active", True
             case events.MonitorLost():
-                self.unmonitored_ns, self.is_shown = record.mono_ns, True
+                self.unmonitored_ns = max(self.unmonitored_ns, record.mono_ns)
+                self.is_shown |= self.state not in LOST  # the agent's file may be read after that of a rank that ended
             case _ if not origin.is_launchers:
                 self._take_of_wrapper(event, record)
             case _:  # no other event matters here

@@ -34,11 +34,13 @@ PATH_LIMIT = 100  # bytes; the kernel's limit is 107
 
 
 class MonitorGone(msgspec.Struct, frozen=True):
-    """A monitor is gone or hangs; another one replaces it. `worker_pid`: the worker that is unmonitored until then."""
+    """A monitor is gone or hangs; another one replaces it. `worker_pid`: the worker that is unmonitored until then.
+    `is_replaced`: it hung, so this agent ended it."""
 
     monitor_pid: int
     why: str
     worker_pid: int | None
+    is_replaced: bool = False
 
 
 Message = messages.ToAgent | MonitorGone
@@ -314,17 +316,17 @@ class _MonitorSlot:
                 return [MonitorGone(0, f"no replacement could be started: {error}", self._worker_pid)]
             return []
         if not self._is_ready:
-            return [] if now - self._started_at < START_LIMIT else [self._lose("it did not begin")]
+            return [] if now - self._started_at < START_LIMIT else [self._lose("it did not begin", is_replaced=True)]
         if self._unanswered_since is not None:
             if now - self._unanswered_since >= PROBE_LIMIT:
-                return [self._lose(f"it did not answer for {PROBE_LIMIT:g} s")]
+                return [self._lose(f"it did not answer for {PROBE_LIMIT:g} s", is_replaced=True)]
             return []
         self._probe += 1
         self._unanswered_since = time.monotonic()  # not `now`: this process may have stood still since then
         self.tell(messages.ProbeMonitor(self._probe))
         return []
 
-    def _lose(self, reason: str) -> MonitorGone:
+    def _lose(self, reason: str, is_replaced: bool = False) -> MonitorGone:
         """Drop this monitor, which is gone or hangs, and schedule a replacement."""
         assert self.monitor is not None
         now = time.monotonic()
@@ -333,7 +335,7 @@ class _MonitorSlot:
         self.monitor = None
         self._losses = 1 if now - self._started_at > STEADY else self._losses + 1
         self.tend_at = now + self._delay()
-        return MonitorGone(pid, reason, self._worker_pid)
+        return MonitorGone(pid, reason, self._worker_pid, is_replaced)
 
     def _delay(self) -> float:
         return DELAYS[min(self._losses, len(DELAYS)) - 1]

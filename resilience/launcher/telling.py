@@ -123,8 +123,7 @@ def _incident(folder: Path, attempt: int, cycle: int, hurry: threading.Event) ->
         return len(ended) >= nodes and over >= watched
 
     def choose(incidents: tuple[Incident, ...]) -> Incident | None:
-        return next(
-            (incident for incident in incidents if (incident.cycle, incident.layer) == (cycle, "launcher")), None
-        )
+        of_cycle = (incident for incident in incidents if (incident.cycle, incident.layer) == (cycle, "launcher"))
+        return next((incident for incident in of_cycle if not incident.is_of_lost_monitors), None)
 
     return restart_lines.incident(folder, wanted, complete, choose, hurry)

@@ -119,8 +119,9 @@ class Witnesses:
                 case messages.Gone(worker_pid):
                     self._gone.add(worker_pid)
                     self._mark_recorded(worker_pid)
-                case MonitorGone(monitor_pid, why):
-                    self._reporter.emit_of(self._ranks.get(local_rank), events.MonitorLost(monitor_pid, why))
+                case MonitorGone(monitor_pid, why, is_replaced=is_replaced):
+                    lost = events.MonitorLost(monitor_pid, why, is_replaced)
+                    self._reporter.emit_of(self._ranks.get(local_rank), lost)
                 case messages.WillStop(worker_pid, is_heard):
                     self._stop_answers[worker_pid] = is_heard
                 case messages.Looked(worker_pid, True, hang):

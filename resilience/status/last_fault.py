@@ -54,6 +54,10 @@ class SeenFault(NamedTuple):
     def place(self) -> Place:
         return self.cycle, self.call, self.iteration
 
+    @property
+    def is_lost_monitor(self) -> bool:
+        return self.kind is Interruption.MONITOR_PROCESS_EXCEPTION
+
 
 class LastFault:
     """The faults of an attempt that have been read so far."""
@@ -74,6 +78,8 @@ class LastFault:
         origin, event = record.origin, record.event
         if isinstance(event, events.RankInterrupted):
             self._interrupted(record, event)
+        elif isinstance(event, events.MonitorLost):
+            self._monitor_lost(record, event)
         elif isinstance(event, events.IncidentJudged):
             self._judged(record, event)
         elif isinstance(event, events.CallStarted):
@@ -94,6 +100,13 @@ class LastFault:
         if symptom(event.record).is_own:
             self._add(record, event)
         self._note_time(record, event)
+
+    def _monitor_lost(self, record: Record, event: events.MonitorLost) -> None:
+        """Add a loss that the launcher's agent recorded; a Wrapper's rank records an interruption, too."""
+        origin, what = record.origin, f"its monitor was lost: {event.reason}"
+        if origin.role == "agent" and origin.initial_rank is not None and not event.is_replaced:
+            kind, cycle = Interruption.MONITOR_PROCESS_EXCEPTION, (origin.attempt, origin.cycle)
+            self._keep_fault(SeenFault(record.wall_ns, origin.initial_rank, kind, what, origin.node, cycle, None, None))
 
     def _note_time(self, record: Record, event: events.RankInterrupted) -> None:
         origin, interruption = record.origin, event.record
@@ -120,15 +133,18 @@ class LastFault:
         if iteration is not None:
             self._iterations = set(sorted({*self._iterations, (*cycle, origin.call, iteration)})[-KEPT:])
         if interruption.interruption is not Interruption.TERMINATED:
-            self._found.setdefault(fault.place, []).append(fault)
-            if len(self._found) > KEPT:
-                del self._found[min(self._found, key=_order)]
+            self._keep_fault(fault)
             return
         # If its rank's monitor was replaced, two have recorded it: the first record says when it was.
         ends, key = self._ends.setdefault(cycle, {}), (fault.rank, fault.place)
         ends[key] = min(fault, ends.get(key, fault), key=_age)
         if len(self._ends) > KEPT:
             del self._ends[min(self._ends)]
+
+    def _keep_fault(self, fault: SeenFault) -> None:
+        self._found.setdefault(fault.place, []).append(fault)
+        if len(self._found) > KEPT:
+            del self._found[min(self._found, key=_order)]
 
     def look_back(self, present: Iteration, files: Sequence[Path]) -> None:
         """Read further back if no fault of the iteration before the present one is known. files: of all ranks."""
@@ -160,8 +176,10 @@ class LastFault:
         last = self._by_arrival(faults, cycles)
         naming = [place for place, (verdict, _) in self._verdicts.items() if verdict.rank is not None]
         named = max(naming, key=_order, default=None)
-        if named is not None and (last is None or _order(last.place) <= _order(named)):
-            return self._of_verdict(named, faults)
+        if named is not None:
+            is_older = last is not None and last.is_lost_monitor and last.at_ns <= self._verdicts[named][1]
+            if last is None or is_older or _order(last.place) <= _order(named):
+                return self._of_verdict(named, faults)
         if last is not None and last.place in self._verdicts:  # it blames no rank: this one only reported the fault
             verdict, _ = self._verdicts[last.place]
             return last._replace(what=f"{last.what}; {verdict.sentence}")
@@ -172,6 +190,7 @@ class LastFault:
         verdict, at_ns = self._verdicts[place]
         rank = verdict.rank
         assert rank is not None
+        faults = [fault for fault in faults if not fault.is_lost_monitor or verdict.what == "monitor_lost"]
         own = [fault for fault in faults if fault.rank == rank and fault.place == place]
         own = own or [fault for fault in faults if fault.rank == rank and place[2] is None and fault.cycle == place[0]]
         if own:
@@ -210,7 +229,8 @@ class LastFault:
         places = [fault.place for fault in faults if fault.cycle == newest and fault.iteration is not None]
         shown = ((newest, None, None), max(places, key=_order, default=None))
         last = max((fault for fault in faults if fault.place in shown), key=_age)
-        together = [fault for fault in faults if fault.place == last.place]
+        at_place = [fault for fault in faults if fault.place == last.place]
+        together = [fault for fault in at_place if not fault.is_lost_monitor] or at_place  # no cause of another fault
         agreed = cycles.mover(last.cycle) if last.iteration is None else None
         arrived, first_in_store = self._arrived.get(last.place, {}), self._first.get(last.place)
         has_cause = any(fault.kind is not Interruption.TERMINATED for fault in together)

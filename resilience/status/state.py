@@ -457,6 +457,7 @@ _SHOWN = frozenset(
         events.IncidentJudged,
         events.WorkerStarted,
         events.MonitorStarted,
+        events.MonitorLost,
         events.CallStarted,
         events.CallEnded,
         events.MonitorEnded,

@@ -190,9 +190,16 @@ METRICS: tuple[Metric, ...] = (
         "resilience_interruptions_total",
         "counter",
         "Interruptions. origin: first (at most one per failed iteration or cycle, the first fault in the store) or "
-        "cascade (a consequence).",
+        "cascade (a consequence). Monitors that the launcher lost count too: of a node and cycle, one is first.",
         ("interruption", "category", "origin"),
-        (_E.RankInterrupted, _E.InterruptionArrived, _E.IterationDecided, _E.MonitorEnded, _E.CycleEnded),
+        (
+            _E.RankInterrupted,
+            _E.InterruptionArrived,
+            _E.IterationDecided,
+            _E.MonitorEnded,
+            _E.MonitorLost,
+            _E.CycleEnded,
+        ),
     ),
     Metric(
         "resilience_hangs_detected_total",

@@ -100,8 +100,8 @@ class Ours:
         incidents: list[dict[str, Any]] = json.loads(done.stdout)["incidents"]
         if not incidents:
             return Verdict()
-        # A lost monitor is a note of the incident that it comes with. It is an incident of its own only if nothing else
-        # breaks in its iteration or cycle, and then no answer to what broke in another one.
+        # A lost monitor interrupts no rank. It is an incident of its own, with a Wrapper only if nothing else breaks in
+        # that iteration, and no answer to what broke elsewhere.
         chief = next((each for each in incidents if each["verdict"]["what"] != "monitor_lost"), incidents[0])
         told, detected = chief["verdict"], chief.get("detected_wall_ns")
         blamed = tuple(

@@ -35,8 +35,8 @@ def written(records: Iterable[Record], folder: Path) -> Path:
     """Write the run folder of these records, a file for each rank and agent."""
     (folder / "records").mkdir(parents=True)
     for record in records:
-        rank = record.origin.initial_rank
-        name = f"{record.origin.node}-{'agent' if rank is None else rank}.jsonl"
+        origin = record.origin
+        name = f"{origin.node}-{'agent' if origin.role == 'agent' else origin.initial_rank}.jsonl"
         with (folder / "records" / name).open("ab") as file:
             file.write(to_line(record))
     return folder

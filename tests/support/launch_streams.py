@@ -97,24 +97,34 @@ def _name(key: tuple[str, int | None]) -> str:
 
 
 def launched(
-    faults: Sequence[Fault] = (), nodes: int = 1, ranks: int = 2, signs: bool = True, is_running: bool = False
+    faults: Sequence[Fault] = (),
+    nodes: int = 1,
+    ranks: int = 2,
+    signs: bool = True,
+    is_running: bool = False,
+    lost_monitors: Sequence[tuple[int, int]] = (),
 ) -> Launched:
     """Tell a job of `nodes` with `ranks` each, one fault a cycle. signs: workers tell steps. is_running: the
-    last cycle has not ended."""
-    return _Teller(nodes, ranks, signs, is_running).tell(list(faults))
+    last cycle has not ended. lost_monitors: cycle and rank of monitors that are killed before the fault, and
+    replaced."""
+    return _Teller(nodes, ranks, signs, is_running, lost_monitors).tell(list(faults))
 
 
 class _Teller:
-    def __init__(self, nodes: int, ranks: int, signs: bool, is_running: bool) -> None:
+    def __init__(
+        self, nodes: int, ranks: int, signs: bool, is_running: bool, lost_monitors: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._nodes = [f"node{number}" for number in range(nodes)]
         self._per = ranks
         self._size = nodes * ranks
         self._signs = signs
         self._is_running = is_running
+        self._lost_monitors = lost_monitors
+        self._replaced: dict[int, int] = {}  # rank -> monitors before the present one
         self._cycle = 0
         self._used = 0
         self._now = 0
-        self._numbers: dict[tuple[str, int | None, int], int] = {}
+        self._numbers: dict[tuple[str, int | None, int, int], int] = {}
         self._told = Launched()
 
     def tell(self, faults: list[Fault]) -> Launched:
@@ -144,17 +154,27 @@ class _Teller:
     def _monitor(self, rank: int, event: Any) -> None:
         node = self._place(rank)
         place = {"initial_rank": rank, "rank": rank, "world_size": self._size}
-        origin = Origin("job", node, "monitor", 500 + rank, cycle=self._cycle, layer="launcher", **place)  # type: ignore[arg-type]
+        pid = 500 + rank + 1000 * self._replaced.get(rank, 0)
+        origin = Origin("job", node, "monitor", pid, cycle=self._cycle, layer="launcher", **place)  # type: ignore[arg-type]
         self._emit((node, rank), event, origin)
 
     def _emit(self, key: tuple[str, int | None], event: Any, origin: Origin) -> None:
-        numbering = (*key, 0 if origin.role == "agent" else origin.cycle)  # a monitor counts from 0 in each cycle
+        numbering = (*key, *((0, 0) if origin.role == "agent" else (origin.cycle, origin.pid)))  # of a monitor: from 0
         number = self._numbers.get(numbering, 0)
         self._numbers[numbering] = number + 1
         self._now += 1000
         own = 10**12 * (1 + int(origin.node.removeprefix("node")))
         record = Record(number, STARTED_NS + self._now, own + self._now, origin, event)
         self._told.files.setdefault(key, []).append(record)
+
+    def _lose_monitor(self, rank: int) -> None:
+        node, replaced = self._place(rank), self._replaced.get(rank, 0)
+        lost = events.MonitorLost(500 + rank + 1000 * replaced, "its channel closed")
+        origin = Origin("job", node, "agent", 10, cycle=self._cycle, initial_rank=rank)
+        self._emit((node, None), lost, origin)
+        self._wait(0.14)
+        self._replaced[rank] = replaced + 1
+        self._monitor(rank, events.MonitorStarted(self._pid(rank)))
 
     def _wait(self, seconds: float) -> None:
         self._now += round(seconds * 1e9)
@@ -190,6 +210,9 @@ class _Teller:
             for rank in range(self._size):
                 self._monitor(rank, events.WorkerProgressed("heartbeat", 0.4, None))
                 self._monitor(rank, events.WorkerProgressed("step", 0.4, self._first_step))
+        for cycle, rank in self._lost_monitors:
+            if cycle == self._cycle and rank < self._size:
+                self._lose_monitor(rank)
 
     @property
     def _first_step(self) -> int:

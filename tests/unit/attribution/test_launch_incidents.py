@@ -14,8 +14,10 @@ from resilience.attribution.culprits import SURE
 from resilience.attribution.evidence import Evidence
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident, to_json
-from resilience.attribution.incidents import fold
+from resilience.attribution.incidents import fold, incidents_of
 from resilience.attribution.notes import note
+from resilience.attribution.stack_groups import stack_groups
+from resilience.attribution.waterfall import waterfall
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Detector, ExceptionInfo, Exit, Interruption, InterruptionRecord, ThreadStack
@@ -53,6 +55,44 @@ def test_each_failure_is_one_incident_with_the_right_culprit(kind: Kind) -> None
     assert incident.status == ("ended" if kind == "exhausted" else "restarted")
     cleared = {rank for group in incident.verdict.exonerated for rank in group.ranks}
     assert cleared == {0, 1, 3}
+
+
+def test_monitors_that_a_node_lost_in_a_cycle_are_one_incident() -> None:
+    lost = [(0, 0), (0, 1), (0, 1), (0, 2), (1, 1)]
+    incidents = fold(launched([Fault("kill", 3)], nodes=2, lost_monitors=lost).records)
+    named = [[(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] for incident in incidents]
+    lost_by = [[(0, "monitor_lost"), (1, "monitor_lost")], [(2, "monitor_lost")]]
+    assert named == [*lost_by, [(3, "killed")], [(1, "monitor_lost")]]
+    assert [incident.cycle for incident in incidents] == [0, 0, 0, 1]
+    assert "rank 1 lost 2 monitors" in incidents[0].actions
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_monitor_that_did_not_answer_and_was_replaced_is_no_incident(is_replaced: bool) -> None:
+    records = [
+        msgspec.structs.replace(record, event=events.MonitorLost(501, "it did not answer", is_replaced))
+        if isinstance(record.event, events.MonitorLost)
+        else record
+        for record in launched(lost_monitors=[(0, 1)]).records
+    ]
+    assert [incident.verdict.what for incident in fold(records)] == ([] if is_replaced else ["monitor_lost"])
+
+
+def test_lost_monitor_has_no_part_in_the_restart_for_a_hang_of_the_same_cycle() -> None:
+    history = History().take_all(launched([Fault("hang", 1)], lost_monitors=[(0, 0)]).records)
+    lost, hung = incidents_of(history)
+    assert (waterfall(history, lost), stack_groups(history, lost)) == (None, [])
+    assert waterfall(history, hung) is not None and stack_groups(history, hung) != []
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_lost_monitor_says_whether_another_one_watches_the_rank(is_watched: bool) -> None:
+    told = launched(lost_monitors=[(0, 1)])
+    records = [record for record in told.records if is_watched or record.origin.pid != 1501]
+    (incident,) = fold(records)
+    done = "another monitor watches rank 1" if is_watched else "rank 1 continued without a monitor"
+    assert incident.actions == (done,)
+    assert ("no longer detected" in incident.advice[0]) is not is_watched
 
 
 def test_node_lost_before_it_recorded_its_workers_has_the_ranks_that_no_other_node_has() -> None:

@@ -17,6 +17,7 @@ from tests.support.nested_streams import nested
 from tests.support.record_streams import job
 
 IN_PLACE = st.lists(st.sampled_from(get_args(record_streams.Kind)), max_size=3, unique=True)
+LOST_MONITORS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=3)  # cycles and ranks
 BY_LAUNCHER = st.lists(st.sampled_from(["kill", "raise", "hang", "membership", "request", "exhausted"]), max_size=3)
 CUT = st.integers(0, 60)
 WAITED = {"waited_for", "communication", "skipped"}  # no rank has a fault of its own on record
@@ -35,12 +36,25 @@ def test_jobs_that_restart_in_place(
     assert_agree(records[: len(records) - cut])
 
 
-@given(kinds=BY_LAUNCHER, nodes=st.integers(1, 3), signs=st.booleans(), cut=CUT, seed=st.integers(0, 99))
+@given(
+    kinds=BY_LAUNCHER,
+    nodes=st.integers(1, 3),
+    signs=st.booleans(),
+    lost_monitors=LOST_MONITORS,
+    cut=CUT,
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=40, deadline=None)
 def test_jobs_that_the_launcher_restarts(
-    kinds: list[launch_streams.Kind], nodes: int, signs: bool, cut: int, seed: int
+    kinds: list[launch_streams.Kind],
+    nodes: int,
+    signs: bool,
+    lost_monitors: list[tuple[int, int]],
+    cut: int,
+    seed: int,
 ) -> None:
-    told = launched([launch_streams.Fault(kind, 1) for kind in kinds], nodes=nodes, ranks=2, signs=signs)
+    faults = [launch_streams.Fault(kind, 1) for kind in kinds]
+    told = launched(faults, nodes=nodes, ranks=2, signs=signs, lost_monitors=lost_monitors)
     records = told.interleaved(seed)
     assert_agree(records)
     assert_one_first_interruption_for_each_incident(records)

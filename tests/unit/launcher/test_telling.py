@@ -13,7 +13,7 @@ from resilience.facts.identity import Origin
 from resilience.launcher import telling
 from resilience.system import call_with_timeout
 from tests.support import record_streams
-from tests.support.launch_streams import Fault, launched
+from tests.support.launch_streams import Fault, Kind, launched
 
 
 def test_last_message_that_gets_no_thread_names_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +52,16 @@ def test_verdict_is_recorded_by_one_node_and_said_on_all(tmp_path: Path) -> None
     assert answers[0] == answers[1]
     assert "rank 1 failed first" in answers[0][1]
     assert [type(event) for event in emitted] == [events.IncidentJudged]
+
+
+@pytest.mark.parametrize(("kind", "named"), [("membership", []), ("kill", [1])])
+def test_lost_monitor_is_not_named_as_the_reason_why_a_cycle_ended(
+    tmp_path: Path, kind: Kind, named: list[int]
+) -> None:
+    folder = launched([Fault(kind, 1)], ranks=3, lost_monitors=[(0, 2)]).write(tmp_path / "run")
+    emitted: list[events.Event] = []
+    telling.first_failure(folder, Origin("job", "node0", "agent", 1), False, emitted.append, is_first_node=True)
+    assert [event.rank for event in emitted if isinstance(event, events.IncidentJudged)] == named
 
 
 @pytest.mark.parametrize("restarts", [0, 2])

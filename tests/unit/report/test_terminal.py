@@ -439,11 +439,14 @@ def test_rank_that_lived_long_after_another_ones_end_is_blamed_for_its_hang_too(
     assert (verdict["first"], 11 in verdict["rules_fired"]) == (0, len(blamed) == 2)
 
 
+@pytest.mark.parametrize("is_launched", [False, True])
 @pytest.mark.parametrize(("code", "is_told"), [(137, True), (1, False)])
-def test_exit_status_137_may_stand_for_a_kill(code: int, is_told: bool, tmp_path: Path) -> None:
-    folder = exits_with(code).write(tmp_path / "runs" / "run")
-    (incident,) = report(load(folder)).incidents
-    text = unwrapped("\n".join(plain(line) for line in incident_lines(incident, WIDTH)))
+def test_exit_status_137_may_stand_for_a_kill(
+    code: int, is_told: bool, is_launched: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending = launched_worker_exits_with(code) if is_launched else exits_with(code)
+    assert main(["report", str(ending.write(tmp_path / "runs" / "run"))]) == 0
+    text = unwrapped(capsys.readouterr().out)
     assert f"its process ended: exit code {code}" in text
     assert ("exit status 137 may stand for SIGKILL" in text) is is_told
     assert ("compare the memory with the container's limit" in text) is is_told
@@ -461,7 +464,26 @@ def exits_with(code: int) -> Job:
     return told
 
 
-def change_interruptions(told: Job, changed: Callable[[InterruptionRecord], InterruptionRecord]) -> None:
+def launched_worker_exits_with(code: int) -> launch_streams.Launched:
+    """Return a job of the launcher one worker of which ends with this exit status."""
+
+    def changed(record: InterruptionRecord) -> InterruptionRecord:
+        return record if record.exit is None else msgspec.structs.replace(record, exit=Exit(code=code))
+
+    told = launch_streams.launched([launch_streams.Fault("kill", 1)])
+    change_interruptions(told, changed)
+    for records in told.files.values():
+        for number, record in enumerate(records):
+            match record.event:
+                case events.WorkerExited(signal="SIGKILL") | events.RankExited(signal="SIGKILL"):
+                    event = msgspec.structs.replace(record.event, code=code, signal=None)
+                    records[number] = msgspec.structs.replace(record, event=event)
+    return told
+
+
+def change_interruptions(
+    told: Job | launch_streams.Launched, changed: Callable[[InterruptionRecord], InterruptionRecord]
+) -> None:
     """Replace the records of interruptions in a job by changed ones."""
     for records in told.files.values():
         for number, record in enumerate(records):
@@ -477,6 +499,24 @@ def test_every_class_has_words() -> None:
 
 
 # -- the command -------------------------------------------------------------------------------
+
+
+def test_monitor_that_the_launcher_lost_is_an_incident_beside_a_later_hang_of_another_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = launch_streams.launched([launch_streams.Fault("hang", 1)], ranks=3, lost_monitors=[(0, 2)])
+    folder = str(told.write(tmp_path / "runs" / "run"))
+    assert main(["report", folder, "--json"]) == 0
+    lost, hung = json.loads(capsys.readouterr().out)["incidents"]
+    named = [[(each["rank"], each["what"]) for each in one["verdict"]["culprits"]] for one in (lost, hung)]
+    assert named == [[(2, "monitor_lost")], [(1, "input_stall")]]
+    assert (lost["status"], lost["cost"]["lost_s"], lost.get("phases", [])) == ("continued", 0.0, [])
+    assert main(["report", folder, "--incident", "1"]) == 0
+    text = unwrapped(capsys.readouterr().out)
+    assert "rank 2: lost the monitor (host)" in text
+    assert "cost none: no rank was interrupted" in text
+    assert "done another monitor watches rank 2" in text
+    assert "next nothing, unless it happens again" in text
 
 
 def test_newest_run_is_the_default(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

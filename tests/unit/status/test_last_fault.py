@@ -110,6 +110,16 @@ def test_status_and_report_name_the_same_rank_for_a_restart_by_the_launcher(
         assert failure.rank == incidents[-1].verdict.first_blamed
 
 
+@pytest.mark.parametrize(("faults", "rank"), [([], 1), ([launch_streams.Fault("hang", 0)], 0)])
+def test_monitor_that_the_launcher_lost_is_the_last_fault_if_no_rank_of_its_cycle_has_one(
+    faults: list[launch_streams.Fault], rank: int, tmp_path: Path
+) -> None:
+    told = launch_streams.launched(faults, lost_monitors=[(0, 1)])
+    assert (failure := now_of(written(told.records, tmp_path / "run")).failure) is not None
+    assert failure.rank == rank
+    assert ("its monitor was lost" in failure.what) is not faults
+
+
 def of_process(role: Role, rank: int | None, at_s: float, *happened: events.AnyEvent) -> list[Record]:
     """Records of the agent, or of a launched worker's monitor."""
     origin = Origin("job", "node0", role, 7 + (rank or 0), initial_rank=rank, layer="launcher")

@@ -193,6 +193,18 @@ def states(records: list[Record]) -> set[tuple[str, ...]]:
     return {labels for name, labels in samples(records) if name == "resilience_rank_state"}
 
 
+def test_monitors_that_a_node_lost_are_counted_when_they_are_lost() -> None:
+    told = launched(is_running=True, lost_monitors=[(0, 0), (0, 1), (0, 1)])
+    kind = "monitor_process_exception"
+    found = {labels[1:]: count for (name, labels), count in samples(told.records).items() if labels[:1] == (kind,)}
+    assert found == {("host", "first"): 1, ("host", "cascade"): 1}
+
+
+def test_rank_that_ended_well_after_it_had_lost_a_monitor_is_not_shown_as_terminated() -> None:
+    told = launched(lost_monitors=[(0, 1)])
+    assert states(told.records) == states(by_file_backwards(told.records)) == set()
+
+
 def test_rank_whose_monitor_was_lost_is_unmonitored_until_another_one_begins() -> None:
     told = launched(is_running=True)
     agent = told.files["node0", None][-1]

@@ -301,6 +301,7 @@ def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
     for kind in get_args(launch_streams.Kind):
         for signs in (True, False):
             told.append(launched([launch_streams.Fault(kind, 1)], nodes=2, signs=signs).interleaved(0, "node0"))
+    told.append(launched(lost_monitors=[(0, 1)]).interleaved(0, "node0"))
     told.append(wrapped_in_a_launch())
     changed: dict[str, set[type]] = {metric.name: set() for metric in METRICS}
     for records in told:
