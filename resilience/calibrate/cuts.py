@@ -56,9 +56,7 @@ class Verdicts:
         """Return the incidents of an iteration. The end of its whole cycle counts only if it has none of its own,
         because a later iteration may have ended the cycle."""
         cycle, iteration = place
-        of_cycle = [
-            incident for incident in self._all() if incident.cycle == cycle and not incident.is_of_lost_monitors
-        ]
+        of_cycle = [incident for incident in self._all() if incident.cycle == cycle]
         own = [incident for incident in of_cycle if incident.layer != "launcher" and incident.iteration == iteration]
         return own or [incident for incident in of_cycle if incident.layer == "launcher"]
 

@@ -79,7 +79,10 @@ def test_monitor_that_did_not_answer_and_was_replaced_is_no_incident(is_replaced
 
 
 def test_lost_monitor_has_no_part_in_the_restart_for_a_hang_of_the_same_cycle() -> None:
-    history = History().take_all(launched([Fault("hang", 1)], lost_monitors=[(0, 0)]).records)
+    told = launched([Fault("hang", 1)], lost_monitors=[(0, 0)])
+    watched = next(record for record in told.files["node0", 0] if isinstance(record.event, events.MonitorStarted))
+    look = msgspec.structs.replace(watched, event=events.WorkerSeen("in_collective", WAITS, 7))
+    history = History().take_all([*told.records, look])
     lost, hung = incidents_of(history)
     assert (waterfall(history, lost), stack_groups(history, lost)) == (None, [])
     assert waterfall(history, hung) is not None and stack_groups(history, hung) != []

@@ -11,6 +11,7 @@ import pytest
 from resilience.attribution.first_failure import judged
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
+from resilience.attribution.symptoms import CLASSES
 from resilience.facts import events
 from resilience.facts.identity import Origin, Role
 from resilience.facts.interruptions import Detector, Exit, Interruption, InterruptionRecord
@@ -110,14 +111,44 @@ def test_status_and_report_name_the_same_rank_for_a_restart_by_the_launcher(
         assert failure.rank == incidents[-1].verdict.first_blamed
 
 
-@pytest.mark.parametrize(("faults", "rank"), [([], 1), ([launch_streams.Fault("hang", 0)], 0)])
-def test_monitor_that_the_launcher_lost_is_the_last_fault_if_no_rank_of_its_cycle_has_one(
-    faults: list[launch_streams.Fault], rank: int, tmp_path: Path
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_hang_after_the_loss_of_a_monitor_is_the_last_fault_before_a_decision_and_after_it(
+    is_decided: bool, tmp_path: Path
 ) -> None:
-    told = launch_streams.launched(faults, lost_monitors=[(0, 1)])
-    assert (failure := now_of(written(told.records, tmp_path / "run")).failure) is not None
-    assert failure.rank == rank
-    assert ("its monitor was lost" in failure.what) is not faults
+    told = launch_streams.launched([launch_streams.Fault("hang", 0)], lost_monitors=[(0, 1)])
+    records = told.interleaved(0)
+    hung = next(number for number, record in enumerate(records) if is_own_fault(record, 0))
+    shown = records if is_decided else records[: hung + 1]
+    assert (failure := now_of(written(shown, tmp_path / "run")).failure) is not None
+    assert failure.rank == 0
+
+
+@pytest.mark.parametrize(("rank", "iteration"), [(1, None), (0, 3)])
+def test_verdict_after_the_loss_of_a_monitor_is_shown_and_not_that_loss(
+    rank: int, iteration: int | None, tmp_path: Path
+) -> None:
+    """On a cycle, or on an iteration of a Wrapper in it. No record of an interruption names the rank."""
+    told = launch_streams.launched(is_running=True, lost_monitors=[(0, 1)])
+    last = told.files["node0", None][-1]
+    call = None if iteration is None else 0
+    verdict = events.IncidentJudged("a rank hung", "hung", 0, iteration, rank, 0.7, (), call)
+    judgement = msgspec.structs.replace(
+        last,
+        sequence=last.sequence + 1,
+        wall_ns=last.wall_ns + 10**9,
+        origin=msgspec.structs.replace(last.origin, initial_rank=None),
+        event=verdict,
+    )
+    failure = now_of(written([*told.records, judgement], tmp_path / "run")).failure
+    assert failure is not None
+    assert (failure.rank, failure.what) == (rank, CLASSES["hung"])
+
+
+def test_monitor_that_the_launcher_lost_is_the_last_fault_if_no_rank_has_one(tmp_path: Path) -> None:
+    told = launch_streams.launched(lost_monitors=[(0, 1)])
+    failure = now_of(written(told.records, tmp_path / "run")).failure
+    assert failure is not None
+    assert (failure.rank, failure.what) == (1, "its monitor was lost: its channel closed")
 
 
 def of_process(role: Role, rank: int | None, at_s: float, *happened: events.AnyEvent) -> list[Record]:
