@@ -40,12 +40,7 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     ending = {
         rank for rank, symptom in symptoms.items() if symptom.record.stage == "ending"
     }  # because of an echoed error
-    stuck = {
-        # A section says more than the lock that the rank waits for in it, even if the rank's own limit fired first.
-        rank: _class_in(evidence, rank, HANGS[word]) if word == "on_lock" else HANGS[word]
-        for rank, word in sorted(evidence.hangs.items())
-        if word in HANGS and rank in evidence.active - ending
-    }
+    stuck = _stuck(evidence, evidence.active - ending)
     inside = [rank for rank in elsewhere if is_inside(places[rank]) and rank not in ending]
     compared = walk_of(evidence)
     if compared.mismatch is not None:
@@ -80,6 +75,16 @@ def awaited_ranks(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> tuple[
     if not evidence.active or not evidence.is_whole or not evidence.active <= set(places):
         return [], "hung", set()
     return _odd_ones(evidence, places)
+
+
+def _stuck(evidence: Evidence, ranks: Set[int]) -> dict[int, Class]:
+    """Return which of these ranks are known to hang, and how."""
+    return {
+        # A section says more than the lock that the rank waits for in it, even if the rank's own limit fired first.
+        rank: _class_in(evidence, rank, HANGS[word]) if word == "on_lock" else HANGS[word]
+        for rank, word in sorted(evidence.hangs.items())
+        if word in HANGS and rank in ranks
+    }
 
 
 def named_by(classes: Mapping[int, Class], confidence: float) -> tuple[list[Culprit], Class, set[int]]:
