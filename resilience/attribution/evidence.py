@@ -7,7 +7,7 @@ the ranks."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -37,7 +37,8 @@ class Evidence(msgspec.Struct, frozen=True):
     node or its agent. left: ranks that left the call, so their processes may have ended. is_alone: one rank alone was
     active, so no other rank can have caused its error. size: number of active ranks, None if unknown; with fewer in
     `active`, the records of the others are missing. world: the same of all ranks. kills_late: the launcher kills the
-    ranks that have not ended a while after another one has."""
+    ranks that have not ended a while after another one has. clock_errors: by how much the clock of each node may be
+    wrong, in nanoseconds, if there are several nodes."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -62,6 +63,7 @@ class Evidence(msgspec.Struct, frozen=True):
     size: int | None = None
     world: int | None = None
     kills_late: bool = False
+    clock_errors: Mapping[str, int] = {}
 
     @property
     def count(self) -> int:
@@ -72,6 +74,13 @@ class Evidence(msgspec.Struct, frozen=True):
     def is_whole(self) -> bool:
         """Return True unless the records of active ranks are known to be missing."""
         return len(self.active) >= self.count
+
+
+def apart_ns(evidence: Evidence, record: InterruptionRecord, other: InterruptionRecord) -> int:
+    """Return by how much the clocks of the nodes of two records may differ, in nanoseconds."""
+    if record.node is None or other.node is None or record.node == other.node:
+        return 0
+    return evidence.clock_errors.get(record.node, 0) + evidence.clock_errors.get(other.node, 0)
 
 
 def without_reruns(evidence: Evidence) -> Evidence:

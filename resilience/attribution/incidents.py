@@ -130,10 +130,12 @@ def _obeyed_a_signal(history: History, key: Place) -> bool:
     )
 
 
-def fold(records: Iterable[Record], offsets: Mapping[str, int] | None = None) -> tuple[Incident, ...]:
+def fold(
+    records: Iterable[Record], offsets: Mapping[str, int] | None = None, clock_errors: Mapping[str, int] | None = None
+) -> tuple[Incident, ...]:
     """Return the incidents of a job. records: of all ranks and agents, in the order of each file. offsets: how far each
-    node's clock is ahead, in nanoseconds."""
-    return incidents_of(History(offsets).take_all(records))
+    node's clock is ahead, in nanoseconds. clock_errors: by how much that may be wrong."""
+    return incidents_of(History(offsets, clock_errors=clock_errors).take_all(records))
 
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:
@@ -195,7 +197,11 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
     places_after = _ended_in(history, key)
     records_after = tuple(record for place in places_after for record in iterations[place].records)
     records_known = tuple(record for record in records_after if not _is_killed(record))
-    evidence = _evidence(iteration, records_known, kills_late=history.is_by_torchrun(key))
+    evidence = msgspec.structs.replace(
+        _evidence(iteration, records_known),
+        kills_late=history.is_by_torchrun(key),
+        clock_errors=history.clock_errors,
+    )
     verdict = judge(evidence)
     records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *records_after)
     last = places_after[-1] if places_after else key
@@ -237,9 +243,7 @@ def _ended_in(history: History, key: Place) -> list[Place]:
     return places
 
 
-def _evidence(
-    iteration: Iteration, records_after: tuple[InterruptionRecord, ...], kills_late: bool = False
-) -> Evidence:
+def _evidence(iteration: Iteration, records_after: tuple[InterruptionRecord, ...]) -> Evidence:
     return Evidence(
         records=(*iteration.records, *records_after),
         first=iteration.first_reporter,
@@ -262,7 +266,6 @@ def _evidence(
         is_alone=iteration.active_world_size == 1,
         size=iteration.active_world_size,
         world=iteration.world_size,
-        kills_late=kills_late,
     )
 
 

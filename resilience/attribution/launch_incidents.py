@@ -71,7 +71,9 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     evidence = _with_inside(_evidence(parts, records, mover, size), inside)
     gone_nodes = set() if is_store_lost else {*lost, *_without_agent(parts)}
     gone = frozenset(rank for node in gone_nodes for rank in ranks.get(node, ()))
-    evidence = msgspec.structs.replace(evidence, store_lost=without_store, on_lost_node=gone)
+    evidence = msgspec.structs.replace(
+        evidence, store_lost=without_store, on_lost_node=gone, clock_errors=history.clock_errors
+    )
     verdict = judge(evidence)
     first = _first(verdict, evidence, mover)
     records = tuple(sorted(records, key=lambda record: (record.rank != first, is_end(record), record.rank)))

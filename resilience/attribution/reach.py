@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from resilience.attribution.awaited import HANGS, walk_of
-from resilience.attribution.evidence import Evidence, symptoms_of
+from resilience.attribution.evidence import Evidence, apart_ns, symptoms_of
 from resilience.attribution.symptoms import Symptom
 from resilience.facts.interruptions import HANGS as LIMITS
 from resilience.facts.interruptions import Interruption
@@ -38,9 +38,9 @@ def own_hangs(evidence: Evidence, hung: list[Symptom], ends: list[Symptom]) -> O
         limit = _first_limit(evidence, symptom, awaited == (symptom.rank,))
         if limit is None:
             continue
-        if all(is_before(limit, end) for end in ends):
+        if all(is_before(evidence, limit, end) for end in ends):
             older.append(symptom)
-        elif all(is_before(limit, end) or began_out_of_reach(limit, end) for end in ends):
+        elif all(is_before(evidence, limit, end) or began_out_of_reach(evidence, limit, end) for end in ends):
             later.append(symptom)
     return OwnHangs(tuple(older), tuple(later))
 
@@ -54,21 +54,22 @@ def _first_limit(evidence: Evidence, symptom: Symptom, is_awaited: bool) -> Symp
     return min(own, key=lambda limit: limit.record.detected_wall_ns or 0, default=None)
 
 
-def is_before(symptom: Symptom, other: Symptom) -> bool:
-    """Return True if a rank ended, or exceeded a limit, before another rank's end or exception. Any other hang, or the
-    loss of a node, is older than its record."""
+def is_before(evidence: Evidence, symptom: Symptom, other: Symptom) -> bool:
+    """Return True if a rank ended, or exceeded a limit, before another rank's end or exception, however far apart the
+    clocks of their nodes may be. Any other hang, or the loss of a node, is older than its record."""
     ended_ns, other_ns = symptom.record.detected_wall_ns, other.record.detected_wall_ns
     is_instant = other.rule == 2 or other.record.interruption is Interruption.TERMINATED
     if ended_ns is None or other_ns is None or not is_instant:
         return False
-    return ended_ns + NOTICED_WITHIN_NS < other_ns
+    return ended_ns + NOTICED_WITHIN_NS + apart_ns(evidence, symptom.record, other.record) < other_ns
 
 
-def began_out_of_reach(hang: Symptom, end: Symptom) -> bool:
+def began_out_of_reach(evidence: Evidence, hang: Symptom, end: Symptom) -> bool:
     """Return True if a hung rank still gave a sign of life when another rank's end could no longer stop it."""
     record, ended_ns = hang.record, end.record.detected_wall_ns
     if record.interruption not in LIMITS or record.silent_for_s is None:
         return False
     if record.detected_wall_ns is None or ended_ns is None:
         return False
-    return record.detected_wall_ns - round(record.silent_for_s * 1e9) > ended_ns + REACH_NS
+    began_ns = record.detected_wall_ns - round(record.silent_for_s * 1e9)
+    return began_ns > ended_ns + REACH_NS + apart_ns(evidence, record, end.record)

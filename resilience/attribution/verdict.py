@@ -21,6 +21,7 @@ from resilience.attribution.culprits import NAMED, SURE, UNSURE, Culprit
 from resilience.attribution.evidence import (
     RESTART_STAGES,
     Evidence,
+    apart_ns,
     arrival,
     broken_in_restart,
     symptoms_of,
@@ -206,17 +207,23 @@ def _without_stops(evidence: Evidence, symptoms: dict[int, Symptom]) -> dict[int
     if not stops:
         return symptoms
     asked = {rank for rank, symptom in symptoms_of(evidence).items() if _is_stop(evidence, symptom)}
-    gone = (record for record in evidence.records if ends_process(record) or record.rank in evidence.left)
-    ends = [(record.rank, at_ns) for record in gone if (at_ns := record.detected_wall_ns) is not None]
-    first = min((at_ns for rank, at_ns in ends if rank not in asked | evidence.answered), default=None)
-    any_first = min((at_ns for rank, at_ns in ends if rank not in asked & evidence.answered), default=None)
+    gone = [record for record in evidence.records if ends_process(record) or record.rank in evidence.left]
     reason = "was asked to stop after another rank's process died"
     shown = dict(symptoms)
     for rank, symptom in stops.items():
-        began = any_first if rank in evidence.answered else first
-        if began is not None and (symptom.record.detected_wall_ns or 0) > began - NOTICED_WITHIN_NS:
+        no_cause = asked & evidence.answered if rank in evidence.answered else asked | evidence.answered
+        ends = (record for record in gone if record.rank not in no_cause)
+        if any(_may_follow(evidence, symptom.record, end) for end in ends):
             shown[rank] = _follows(symptom, reason)
     return shown
+
+
+def _may_follow(evidence: Evidence, record: InterruptionRecord, end: InterruptionRecord) -> bool:
+    """Return True if a rank may have ended after another one, as far as the clocks of their nodes show."""
+    if end.detected_wall_ns is None:
+        return False
+    tolerance_ns = NOTICED_WITHIN_NS + apart_ns(evidence, record, end)
+    return (record.detected_wall_ns or 0) > end.detected_wall_ns - tolerance_ns
 
 
 def _is_stop(evidence: Evidence, symptom: Symptom) -> bool:
@@ -364,7 +371,9 @@ def _blame_quiet(
         if symptom.rank in awaited:
             continue  # the others waited for it before it ended
         is_first = all(
-            is_before(symptom, other) or began_out_of_reach(other, symptom) for other in faults if other is not symptom
+            is_before(evidence, symptom, other) or began_out_of_reach(evidence, other, symptom)
+            for other in faults
+            if other is not symptom
         )
         confidence = symptom.confidence if is_first and not others else UNSURE
         culprits.append(Culprit(symptom.rank, symptom.what, confidence, 1))

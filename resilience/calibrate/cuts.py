@@ -15,7 +15,7 @@ from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
 from resilience.attribution.symptoms import Class
 from resilience.calibration.fitting import Cut
-from resilience.history.clocks import offsets_of
+from resilience.history.clocks import errors_of, offsets_of
 from resilience.run_folder.load import Reader
 from resilience.run_folder.merge import clocks_of
 from resilience.telemetry.durations import Value
@@ -64,7 +64,8 @@ class Verdicts:
         if self._incidents is None:
             readers = [Reader(folder) for folder in self._folders]
             records = chain.from_iterable(reader.records for reader in readers)
-            self._incidents = fold(records, offsets_of(clocks_of(*self._folders)))
+            clocks = clocks_of(*self._folders)
+            self._incidents = fold(records, offsets_of(clocks), errors_of(clocks))
         return self._incidents
 
 

@@ -23,6 +23,9 @@ import msgspec
 from resilience.facts import events
 from resilience.facts.records import Record
 
+UNKNOWN_NS = 10**15
+"""A possible error that stands for an unknown one, in nanoseconds: 12 days."""
+
 MarkKind = Literal["arrived", "iteration", "rendezvous", "met", "cycle"]
 Meeting = tuple[str, int, int, int, int]
 """Kind, attempt, cycle, call, iteration."""
@@ -143,6 +146,13 @@ def meetings_of(files: Iterable[Iterable[BarrierMark]]) -> Iterable[Barrier]:
 def offsets_of(clocks: Iterable[NodeClock]) -> dict[str, int]:
     """Return how far each node's clock is ahead, in nanoseconds."""
     return {clock.node: clock.offset_ns for clock in clocks}
+
+
+def errors_of(clocks: Sequence[NodeClock]) -> dict[str, int]:
+    """Return by how much the corrected clock of each of several nodes may be wrong, in nanoseconds."""
+    if len(clocks) < 2:
+        return {}
+    return {clock.node: UNKNOWN_NS if clock.uncertainty_ns is None else clock.uncertainty_ns for clock in clocks}
 
 
 def compared(nodes: Sequence[str], meetings: Iterable[Barrier]) -> tuple[NodeClock, ...]:

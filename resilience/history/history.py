@@ -56,8 +56,10 @@ class History:
         offsets: Mapping[str, int] | None = None,
         notes: Mapping[type[events.Event], Callable[[events.Event], str | None]] | None = None,
         has_details: bool = True,
+        clock_errors: Mapping[str, int] | None = None,
     ) -> None:
         """offsets: how far each node's clock is ahead, in nanoseconds. notes: functions that return the text of a note.
+        clock_errors: by how much each of several nodes' clocks may be wrong, in nanoseconds.
         has_details: keep iterations, also of single ranks. If False, memory does not grow with restarts in place."""
         self.job_id: str | None = None
         self.attempts: dict[int, Attempt] = {}
@@ -70,6 +72,7 @@ class History:
         self.cycles = CycleHistory()
         self.ranks = RankHistory(has_details)
         self._offsets = {} if offsets is None else offsets
+        self.clock_errors = {} if clock_errors is None else clock_errors
         self._times = RankTimes(self._offsets)
         self._states: dict[str, dict[int, RankState]] = {}  # by node and initial rank
         # node -> attempt and cycle -> monotonic nanoseconds of the last record of a rank or monitor

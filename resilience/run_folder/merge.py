@@ -22,7 +22,7 @@ from resilience.errors import DecodeError
 from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.records import Record, from_line
-from resilience.history.clocks import NodeClock, largest_difference_ns, offsets_of
+from resilience.history.clocks import NodeClock, errors_of, largest_difference_ns, offsets_of
 from resilience.history.history import History
 from resilience.run_folder.clocks import clocks
 from resilience.run_folder.lines import AHEAD_NS, LEVELS, FileLines, Kind, KnownFile, Line
@@ -230,8 +230,9 @@ def history_of(
 ) -> History:
     """Return the history of a run, in memory that does not grow with its record files. records: default: all. clocks:
     default: as the run's barriers show."""
-    offsets = offsets_of(clocks_of(folder) if clocks is None else clocks)
-    return History(offsets, NOTES).take_all(records_of(folder) if records is None else records)
+    known = clocks_of(folder) if clocks is None else tuple(clocks)
+    history = History(offsets_of(known), NOTES, clock_errors=errors_of(known))
+    return history.take_all(records_of(folder) if records is None else records)
 
 
 def window(incident: Incident) -> tuple[int, int] | None:

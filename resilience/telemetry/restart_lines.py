@@ -22,7 +22,7 @@ from resilience.errors import error_in_words
 from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.records import Record
-from resilience.history.clocks import BarrierMark, compared, marks_of, meetings_of, offsets_of
+from resilience.history.clocks import BarrierMark, compared, errors_of, marks_of, meetings_of, offsets_of
 from resilience.telemetry.recording import RecordTail
 
 FIRST_LOOK = 0.3  # seconds after the restart, which keeps processors busy until then
@@ -149,7 +149,7 @@ class _Files:
 
         nodes = sorted({mark.node for marks in self._marks.values() for mark in marks})
         clocks = compared(nodes, meetings_of(self._marks.values())) if len(nodes) > 1 else ()
-        return fold(self.present(), offsets_of(clocks))
+        return fold(self.present(), offsets_of(clocks), errors_of(clocks))
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -298,6 +298,36 @@ def test_rank_that_is_stopped_is_blamed_though_its_place_among_the_collectives_i
         assert blamed(seen) == [(2, "stopped")]
 
 
+@pytest.mark.parametrize(("error_s", "node", "is_sure"), [(0.0, "b", True), (3.0, "b", False), (3.0, "a", True)])
+def test_order_of_two_ends_counts_only_as_far_as_the_clocks_of_their_nodes_are_known(
+    error_s: float, node: str, is_sure: bool
+) -> None:
+    """A rank was asked to stop 4 s before another one died, or after it if the clock of its node is behind."""
+    errors = dict.fromkeys("ab", round(error_s * 1e9))
+    records = ended(0, "SIGTERM", 96.0, node=node), ended(1, "SIGKILL", 100.0, node="a")
+    seen = Evidence(records, first=1, active=frozenset({0, 1}), clock_errors=errors)
+    assert ((0, "told_to_stop") in blamed(seen)) == is_sure
+
+
+@pytest.mark.parametrize(("error_s", "is_older"), [(0.0, True), (30.0, False)])
+def test_hang_is_older_than_an_exception_only_if_the_clocks_of_their_nodes_show_it(
+    error_s: float, is_older: bool
+) -> None:
+    hung = silent(1, LOADS, hang="on_lock", silent_for_s=60.0, detected_wall_ns=100 * 10**9, node="b")
+    raised = InterruptionRecord(
+        0,
+        Interruption.EXCEPTION,
+        exception=ExceptionInfo("ValueError", "x", "f", (STEP,)),
+        origin="own",
+        detected_wall_ns=150 * 10**9,
+        arrival_order=1,
+        node="a",
+    )
+    errors = dict.fromkeys("ab", round(error_s * 1e9))
+    seen = Evidence((raised, hung), first=0, active=frozenset({0, 1}), clock_errors=errors)
+    assert [rank for rank, _ in blamed(seen)] == ([1, 0] if is_older else [0])
+
+
 def test_rank_that_was_told_to_stop_long_before_another_one_died_is_blamed() -> None:
     seen = Evidence((ended(0, "SIGTERM", 90.0), ended(1, "SIGKILL", 100.0)), first=0, active=frozenset({0, 1}))
     assert (0, "told_to_stop") in blamed(seen)

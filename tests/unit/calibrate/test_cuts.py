@@ -48,6 +48,7 @@ def test_clocks_of_nodes_with_folders_of_their_own_are_corrected(
 ) -> None:
     files = job([Fault("kill", 1, 0)], world=2).files
     offsets: dict[str, int] = {}
+    known: dict[str, int] = {}
     for rank, lines in files.items():
         node, ahead_ns = "ab"[rank], rank * 10**9
         (tmp_path / node / "records").mkdir(parents=True)
@@ -62,18 +63,20 @@ def test_clocks_of_nodes_with_folders_of_their_own_are_corrected(
             )
         )
 
-    def noted(_: object, of_nodes: dict[str, int]) -> tuple[Incident, ...]:
+    def noted(_: object, of_nodes: dict[str, int], errors: dict[str, int]) -> tuple[Incident, ...]:
         offsets.update(of_nodes)
+        known.update(errors)
         return ()
 
     monkeypatch.setattr(cuts, "fold", noted)
     Verdicts([tmp_path / "a", tmp_path / "b"]).judged(0, (0, 0), KILLED)
     assert offsets["b"] - offsets["a"] == pytest.approx(10**9, abs=10**6)
+    assert known.keys() == {"a", "b"} and max(known.values()) < 10**9
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, rank: int, *incidents: Incident) -> str:
     """Return the end of an occurrence of this rank in iteration 0 of a run with these incidents."""
-    monkeypatch.setattr(cuts, "fold", lambda records, offsets: incidents)
+    monkeypatch.setattr(cuts, "fold", lambda records, offsets, clock_errors: incidents)
     return Verdicts([]).judged(rank, (0, 0), KILLED).end
 
 
