@@ -21,8 +21,11 @@ import torch
 import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import HealthCheck
 from resilience.inprocess.initialize import Initialize
+from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
+from resilience.inprocess.rank_filter import RankFilter
 from resilience.inprocess.state import State
 from tests.support import memory, threads
 
@@ -254,6 +257,50 @@ def wait_in_a_hook(hook: str) -> int:
     @Wrapper(**hooks[hook])
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
+        return call.iteration
+
+    return function()
+
+
+class _AfterFault(Finalize, HealthCheck, RankAssignment, RankFilter):
+    """A hook after a fault. Rank 0 waits in it for rank 1, which is lost there, and sets no limit to that."""
+
+    def __call__(self, state: State, *others: Any) -> Any:
+        if Path("fault").exists() and state.initial_rank == 0:
+            Path("waits").touch()
+            while not Path("never").exists():
+                time.sleep(0.01)
+        if Path("fault").exists() and state.initial_rank == 1:
+            while not Path("waits").exists():
+                time.sleep(0.01)
+            raise ValueError("lost in the hook")
+        return (state, *others) if others else state
+
+
+class _AssignmentAfterFault(_AfterFault):
+    def __call__(self, state: State, *others: Any) -> Any:
+        return ShiftRanks()(*super().__call__(state, *others))
+
+
+def wait_in_a_hook_after_a_fault(hook: str) -> int:
+    """Rank 1 raises, and is lost in the named hook while rank 0 waits for it there. The other ranks wait for nobody."""
+    hooks: dict[str, Any] = {hook: _AssignmentAfterFault() if hook == "rank_assignment" else _AfterFault()}
+
+    @Wrapper(
+        soft_timeout=timedelta(seconds=6),
+        hard_timeout=timedelta(seconds=10),
+        progress_watchdog_interval=timedelta(seconds=0.25),
+        termination_grace_time=timedelta(seconds=0.5),
+        **hooks,
+    )
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0:
+            Path(f"inside.{call.state.initial_rank}").touch()
+            while call.state.initial_rank != 1 or len(list(Path().glob("inside.*"))) < call.state.world_size:
+                time.sleep(0.01)
+            Path("fault").touch()
+            raise ValueError("by schedule")
         return call.iteration
 
     return function()

@@ -180,3 +180,25 @@ def test_rank_that_waits_in_a_hook_before_the_function_restarts_with_the_others(
 def test_rank_that_waits_in_a_collective_of_a_hook_restarts_with_the_others(start: Callable[..., Job]) -> None:
     job = start(3, "tests.process.keeping:wait_natively_in_initialize")
     assert [rank.value for rank in job.wait()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "finalize",
+        pytest.param("health_check", marks=pytest.mark.slow),
+        "rank_assignment",
+        pytest.param("rank_filter", marks=pytest.mark.slow),
+    ],
+)
+def test_endless_wait_for_a_lost_rank_in_a_hook_after_a_fault_costs_the_waiting_rank_alone(
+    start: Callable[..., Job], hook: str
+) -> None:
+    job = start(3, "tests.process.keeping:wait_in_a_hook_after_a_fault", hook=hook)
+    waiting, lost, healthy = job.wait()
+    assert healthy.value is not None
+    assert "lost in the hook" in lost.error
+    assert waiting.signal is not None
+    (silent,) = job.of(events.RankFellSilent)
+    assert (silent.origin.initial_rank, silent.event.limit, silent.event.allowed_s) == (0, f"hook:{hook}", 10.0)
+    assert {record.origin.initial_rank for record in job.of(events.RankSignalled)} == {0}

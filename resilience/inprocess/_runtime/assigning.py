@@ -4,6 +4,7 @@ The rank and its stand-in run the same code, so that both compute the same seat.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from resilience.core.restart import ENTRY, Assign, Unassigned
@@ -26,10 +27,12 @@ class Hooks(Protocol):
     rank_filter: RankFilter | None
 
 
-def assign(hooks: Hooks, state: State, terminated: frozenset[int]) -> State:
+def assign(
+    hooks: Hooks, state: State, terminated: frozenset[int], filter_begins: Callable[[], None] = lambda: None
+) -> State:
     """Return the state of this rank in the next iteration.
 
-    terminated: ranks of the present iteration that do not continue.
+    terminated: ranks of the present iteration that do not continue. filter_begins: called before the rank filter.
     Raises: RankDiscarded if this rank gets no seat, RestartError if the hook leaves terminated ranks in the world,
     InternalError if a hook broke the rules."""
     remaining = set(terminated)
@@ -45,6 +48,7 @@ def assign(hooks: Hooks, state: State, terminated: frozenset[int]) -> State:
         )
     state.activate_all_ranks()
     if hooks.rank_filter is not None:
+        filter_begins()
         state = _filtered(hooks.rank_filter, state)
     if not 0 <= state.rank < state.world_size or not 0 <= state.active_world_size <= state.world_size:
         raise InternalError(

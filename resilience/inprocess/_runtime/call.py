@@ -322,12 +322,14 @@ class CallWrapper:
 
     def _next_seat(self, seat: Seat, terminated: frozenset[int]) -> Seat:
         """Assign this rank's place in the next iteration. Raises: RankDiscarded, RestartError."""
-        self._session.page.doing(Doing.HOOK, "rank_assignment")
+        doing = self._session.page.doing
+        doing(Doing.HOOK, "rank_assignment")
         self._state.store = IterationStore(seat, self._session.hook_store)
         try:
-            self._state = here_only(lambda: assign(self._wrapper, self._state, terminated))()
+            filter_begins = partial(doing, Doing.HOOK, "rank_filter")
+            self._state = here_only(lambda: assign(self._wrapper, self._state, terminated, filter_begins))()
         except RankDiscarded:
-            self._session.page.doing(Doing.WAITING)
+            doing(Doing.WAITING)
             self._drive(restart.discard(seat, terminated))
             raise
         if seat.iteration != ENTRY:

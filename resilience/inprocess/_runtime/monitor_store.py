@@ -40,7 +40,7 @@ from resilience.core.watched import suspicion_in_words
 from resilience.errors import LeftInChild, ResilienceError, StoreError, error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.identity import Origin
-from resilience.facts.interruptions import InterruptionRecord, encode
+from resilience.facts.interruptions import Interruption, InterruptionRecord, encode
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import telling
 from resilience.inprocess._runtime.assigning import Hooks, seat_after
@@ -65,6 +65,7 @@ CONNECT_PAUSE = 0.5  # seconds between two attempts to open a further connection
 CONNECT_LIMIT = 5.0  # seconds for a monitor to find the store if its rank is already gone
 MONITORS_LIMIT = 2.0  # seconds that the host waits for the other monitors once all ranks have left
 LEFT_KEY = "left"  # counts the monitors whose ranks' ends are on record
+ASSIGNING = ("rank_assignment", "rank_filter")  # stages in which a rank computes its next seat
 KEPT_SERVERS = 2  # the present iteration's and the previous one's: old clients must be able to leave
 
 
@@ -104,6 +105,7 @@ class MonitorStore:
         self._started_iteration: int | None = None
         self._is_representing = False
         self._are_others_seen = False
+        self._hung_assignment_of: int | None = None  # the iteration after which the rank hung in assignment or filter
         self._witnessed_iteration: int | None = None  # the last iteration in which the other ranks were waited for
         self._last_iteration = 0  # of the job, as far as this monitor has followed it
         self._all_left_since: float | None = None  # when this monitor first saw that key
@@ -150,6 +152,8 @@ class MonitorStore:
 
     def interrupt(self, record: InterruptionRecord) -> None:
         self._are_others_seen = False
+        if record.interruption is Interruption.HARD_TIMEOUT and record.stage in ASSIGNING:
+            self._hung_assignment_of = record.iteration
         self._tasks.put(lambda: self._interrupt(record))
 
     @property
@@ -368,6 +372,9 @@ class MonitorStore:
         return size
 
     def _assign(self, operation: Assign) -> Seat | Unassigned | None:
+        # The hook would hang here as it did in the rank, while the other ranks wait for the rank's seat.
+        if operation.place is None and operation.seat.iteration == self._hung_assignment_of:
+            return Unassigned(self._world_size)
         store = CallStore(self._call_begin.prefix, self._base_store, self._emit)
         following = seat_after(self._hooks, operation, store, self._world_size)
         if isinstance(following, Seat) and following.rank == 0:
