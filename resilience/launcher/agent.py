@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 SETTLE = 2 * READ_LIMIT + 0.5  # seconds for the monitors of dead workers to report: a few milliseconds
 # on a fast disk; only a hung disk or a stopped monitor takes all of it
+DESCRIPTORS_LIMIT = 3.0  # seconds for descriptors to come free; a scrape and a look at the records take milliseconds
+DESCRIPTORS_PAUSE = 0.1
 
 
 class Agent(LocalElasticAgent):
@@ -150,8 +152,8 @@ class Agent(LocalElasticAgent):
         if isinstance(self._logs_specs, RunFolderLogs):
             self._logs_specs.cycle = supervisor.handler.cycle
         supervisor.warm_start.prepare(supervisor.signals.has_any)
-        context = workers.start(worker_env.specification(self, worker_group, supervisor))
-        self._running = running = worker_processes.watched(context, worker_group.workers)
+        context, running = self._started_workers(worker_group)
+        self._running = running
         for worker in worker_group.workers:
             worker.id = context.pids()[worker.local_rank]
             supervisor.witnesses.watch(worker, running.files(worker.local_rank))
@@ -161,6 +163,22 @@ class Agent(LocalElasticAgent):
             record(self._construct_event("START", EventSource.WORKER, worker), worker_group.spec.event_log_handler)
         worker_group.state = WorkerState.HEALTHY
         return dict(context.pids())
+
+    def _started_workers(self, worker_group: WorkerGroup) -> tuple[workers.Workers, RunningWorkers]:
+        """Start the workers and watch them. If no descriptor is left, try again for a while: the streams of the last
+        cycle's workers and telemetry give theirs back. Raises: LaunchError."""
+        supervisor = self._supervisor
+        deadline = time.monotonic() + DESCRIPTORS_LIMIT
+        while True:
+            supervisor.look_after_drain()
+            try:
+                context = workers.start(worker_env.specification(self, worker_group, supervisor))
+                return context, worker_processes.watched(context, worker_group.workers)
+            except LaunchError as error:
+                is_short = descriptors.are_missing(error.__cause__)
+                if not is_short or time.monotonic() >= deadline or supervisor.signals.has_any():
+                    raise
+            time.sleep(DESCRIPTORS_PAUSE)
 
     def _end_workers(self, verdict: CycleDecision) -> None:
         running, supervisor = self._running, self._supervisor

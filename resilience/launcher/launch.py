@@ -31,7 +31,7 @@ from resilience import __version__
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.rendezvous import LEAVE_LIMIT
 from resilience.errors import ConfigurationError, DecodeError, StoreError, error_in_words
-from resilience.facts import events
+from resilience.facts import events, in_words
 from resilience.facts.encoding import text
 from resilience.facts.identity import Job
 from resilience.facts.interruptions import InterruptionRecord
@@ -62,7 +62,7 @@ from resilience.launcher.summary import success, summary
 from resilience.launcher.worker import program, worker_main
 from resilience.launcher.worker.worker_processes import EXIT_LIMIT
 from resilience.launcher.worker.zygote import Zygote
-from resilience.system import attempts
+from resilience.system import attempts, descriptors
 from resilience.system.background import asked
 from resilience.system.environment import (
     PREFIX,
@@ -82,6 +82,8 @@ DEVICES = ("auto", "cpu", "gpu", "xpu")  # a worker for each; torch also takes t
 NAMELESS = ("", "none")  # values of --rdzv-id; torchrun's default is the second one
 WORKERS = f"a number of workers, or {', '.join(DEVICES[:-1])} or {DEVICES[-1]} for one per device"
 EXPORT_LIMIT = 2.0  # seconds for the last metrics and spans to leave
+DESCRIPTORS_OF_A_WORKER = 8  # in the agent, while a cycle starts; measured with 2 and 8 workers
+SPARE_DESCRIPTORS = 4
 MONITORS_LIMIT = 2.0  # seconds for the monitors to write the last records and timings
 
 
@@ -162,6 +164,7 @@ def launch(command: Command) -> int:
             log_line_prefix_template=config.log_line_prefix_template,
             shutdown_timeout=config.shutdown_timeout,
         )
+        warn_of_few_descriptors(config.nproc_per_node)  # now that the agent has raised its limit
         elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
         run(agent, node)
         if drain is not None:
@@ -178,6 +181,16 @@ def leave_limit(options: Options, shutdown_timeout: float | None) -> float:
     write a checkpoint, and may be hard to end."""
     to_end = max(options.term_timeout or 0.0, shutdown_timeout or 0.0)
     return max(LEAVE_LIMIT, options.stop_grace + to_end + EXIT_LIMIT)
+
+
+def warn_of_few_descriptors(workers: int) -> None:
+    """Print a line if this process can open too few files for a restart, though perhaps enough for the first start."""
+    try:
+        descriptors.check_room(
+            DESCRIPTORS_OF_A_WORKER * workers + SPARE_DESCRIPTORS, f"the agent of {in_words.count(workers, 'worker')}"
+        )
+    except OSError as error:
+        note(f"a restart may fail: {error.strerror or error}")
 
 
 def signalled_too_early(signals: Signals) -> int:

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol
 
 import msgspec
@@ -29,8 +29,10 @@ from resilience.errors import error_in_words
 from resilience.facts import encoding
 from resilience.facts.masking import masked_text
 from resilience.launcher.arguments import Options
+from resilience.system import descriptors
 from resilience.system.health import nvml
 
+DESCRIPTORS_PAUSE = 0.1  # seconds until a check that found no descriptor is tried again
 LOOK = 0.02  # seconds between polls of a request to stop
 LONGEST_GAP = 0.2  # seconds that a gap between two such polls counts; in a longer one, this process was stopped
 LOOKS = 10  # least number of looks within a check's limit while workers run; a longer gap counts as one of them
@@ -161,10 +163,16 @@ class _CheckRun:
         return PreflightFailure(self.check.name, self._answer, self.check.is_warning) if has_answered else None
 
     def _work(self) -> None:
-        try:
-            self._answer = self.check.look()
-        except Exception as error:  # edge of a plugin: if a check fails to run, the node is not known to be fit
-            self._answer = error_in_words(error)
+        give_up_at = monotonic() + self.check.limit / 2
+        while True:
+            try:
+                self._answer = self.check.look()
+                break
+            except Exception as error:  # edge of a plugin: if a check fails to run, the node is not known to be fit
+                if not descriptors.are_missing(error) or monotonic() >= give_up_at:
+                    self._answer = error_in_words(error)
+                    break
+            sleep(DESCRIPTORS_PAUSE)  # the agent lacks descriptors for a moment, which says nothing about the node
         self._has_answered.set()
 
 

@@ -6,6 +6,7 @@ and its clients wait until their own limits pass."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 from collections.abc import Collection
@@ -52,10 +53,38 @@ def release_others(kept: Collection[int]) -> None:
     os.close(null)
 
 
-def are_scarce() -> bool:
-    """Return True if so few descriptors are left that only the job may have them, and telemetry may not."""
+def reserve() -> int:
+    """Return how many of this process's last descriptors only the job may have, and telemetry may not."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft != resource.RLIM_INFINITY and soft - len(os.listdir("/proc/self/fd")) < min(SPARE, soft // 4)
+    return 0 if soft == resource.RLIM_INFINITY else min(SPARE, soft // 4)
+
+
+def are_scarce() -> bool:
+    """Return True if only the reserve is left."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        return soft != resource.RLIM_INFINITY and soft - len(os.listdir("/proc/self/fd")) < reserve()
+    except OSError:  # not even one is left, for the listing
+        return True
+
+
+def are_missing(error: BaseException | None) -> bool:
+    """Return True if an operation failed because this process, or the host, could open no more descriptors."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def check_room(count: int, purpose: str) -> None:
+    """Check that this process can open `count` more descriptors. purpose: the subject of "needs … open files".
+
+    Raises: OSError."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = soft - len(os.listdir("/proc/self/fd")) + 1  # the listing's own is closed by then
+    if soft != resource.RLIM_INFINITY and left < count:
+        raise OSError(
+            errno.EMFILE,
+            f"{purpose} needs {count} open files, and {left} of {soft} are left in process {os.getpid()}; raise the "
+            "limit (`ulimit -n`, and `ulimit -Hn` if that is lower) before the job starts",
+        )
 
 
 def has_room(count: int, pid: int) -> bool:

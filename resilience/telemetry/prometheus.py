@@ -132,7 +132,7 @@ def _remove_abandoned(folder: Path, now: float) -> None:
 class MetricsServer:
     """Serves the metrics of a node, and the addresses of the other nodes, from its own threads."""
 
-    def __init__(self, host: str, port: int, exposition: Exposition, folder: Path, node: str) -> None:
+    def __init__(self, host: str, port: int, exposition: Exposition, folder: Path, node: str, emit: Emit) -> None:
         """folder: the run folder. Raises: OSError if the port is taken, or the address is not this host's."""
         import prometheus_client
 
@@ -140,7 +140,7 @@ class MetricsServer:
         self._metrics = prometheus_client.make_wsgi_app(exposition.registry, disable_compression=True)
         self._folder, self._targets = folder, Targets(folder, node)
         family, _, _, _, address = addresses_of(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)[0]
-        self._server = _server_class(family)(address[:2], _Silent)  # (host, port), for IPv4 and IPv6
+        self._server = _server_class(family)(address[:2], _Silent, emit)  # (host, port), for IPv4 and IPv6
         self._server.set_app(self._answer)
         self.port: int = self._server.server_port
         self._target = f"{_public_address(host)}:{self.port}"
@@ -195,8 +195,10 @@ class _Threads(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, address: tuple[Any, ...], handler: type[WSGIRequestHandler], emit: Emit) -> None:
+        super().__init__(address, handler)
+        self._emit = emit
+        self._has_reported = False
         self._since: dict[socket.socket, float] = {}  # open connections, oldest first
         self._threads_alive = 0
         self._lock = threading.Lock()
@@ -206,6 +208,8 @@ class _Threads(ThreadingMixIn, WSGIServer):
         try:
             return super().get_request()
         except OSError:
+            if descriptors.are_scarce():
+                self._report_refusal()
             time.sleep(PAUSE)  # no descriptor is left while the connection waits: avoid a busy loop
             raise
 
@@ -214,12 +218,15 @@ class _Threads(ThreadingMixIn, WSGIServer):
         with self._lock:
             for oldest in list(self._since)[: max(0, len(self._since) + 1 - MOST_CONNECTIONS)]:
                 self._hang_up(oldest)
-            is_refused = self._threads_alive >= MOST_CONNECTIONS + ENDING or descriptors.are_scarce()
+            are_scarce = descriptors.are_scarce()
+            is_refused = are_scarce or self._threads_alive >= MOST_CONNECTIONS + ENDING
             if not is_refused:
                 self._threads_alive += 1
                 self._since[request] = time.monotonic()
         if is_refused:
             self.shutdown_request(request)
+            if are_scarce:
+                self._report_refusal()
             return
         try:
             super().process_request(request, client_address)
@@ -233,6 +240,18 @@ class _Threads(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._ended(request)
+
+    def _report_refusal(self) -> None:
+        """Report once that connections are refused because descriptors are scarce."""
+        if not self._has_reported:
+            self._has_reported = True
+            self._emit(
+                events.ExportFailed(
+                    "prometheus",
+                    f"connections are refused while this process can open fewer than {descriptors.reserve()} more "
+                    "files: those are for the job. Raise the limit of open files (`ulimit -Hn`) before the job starts",
+                )
+            )
 
     def _ended(self, request: Any) -> None:
         with self._lock:
@@ -288,7 +307,7 @@ def serve(host: str, port: int, exposition: Exposition, folder: Path, node: str,
     last_error: OSError | None = None
     for candidate in range(port, min(port + PORTS_TRIED, 65536)) if port else (0,):
         try:
-            server = MetricsServer(host, candidate, exposition, folder, node)
+            server = MetricsServer(host, candidate, exposition, folder, node, emit)
         except OSError as error:
             last_error = error
             continue

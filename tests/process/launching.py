@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import textwrap
 import time
@@ -68,7 +69,7 @@ def agent(arguments: list[str]) -> None:
     disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is
     started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their notes as
     they end. UNPROBED: a monitor that does not answer for two minutes is kept. LONG: the first worker that has
-    completed did so a week ago."""
+    completed did so a week ago. OPEN_FILES: the agent's limit, soft and hard."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
@@ -105,6 +106,7 @@ def agent(arguments: list[str]) -> None:
     if "SLOW_ANSWERS" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
         restart_lines.LIMIT = 60.0
+        agents.DESCRIPTORS_LIMIT = 60.0
         agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0
         config.GRACE = 60.0  # for a worker that ends by itself after its signal
         starting.PROGRAM = "tests.process.patient_monitor"
@@ -114,6 +116,9 @@ def agent(arguments: list[str]) -> None:
 
     if (host := os.environ.get("HOST")) is not None:
         hosts.enter(host)
+
+    if (count := os.environ.get("OPEN_FILES")) is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(count), int(count)))
 
     if (group := os.environ.get("CGROUP")) is not None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
@@ -235,6 +240,16 @@ class Launched:
                     return record
             time.sleep(0.01)
         raise AssertionError(f"no {kind.__name__} of {node or 'any node'} within {limit} s{self.job.output()}")
+
+    def await_record_of(self, cycle: int, event: events.Event, limit: float = 120.0) -> Record:
+        """Wait until an agent has told this event in this cycle, and return the record."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            for record in self.of(type(event)):
+                if (record.origin.cycle, record.event) == (cycle, event):
+                    return record
+            time.sleep(0.01)
+        raise AssertionError(f"no {event} in cycle {cycle} within {limit} s{self.job.output()}")
 
     def await_worker(self, name: str, limit: float = 120.0) -> None:
         """Wait until a worker has said `name` (with cycle and rank: `name.cycle.rank`)."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -332,3 +334,70 @@ def test_keys_of_rdzv_conf_that_have_no_effect_are_named(launch: Launch) -> None
     job = launch("", "--rdzv-conf", "joint_timeout=5,read_timeout=30", nproc=1)
     assert job.wait() == [0]
     assert "--rdzv-conf joint_timeout, read_timeout: no effect on this back end" in job.output(stream=2)
+
+
+# -- few descriptors ------------------------------------------------------------------------------------------------
+
+FAILS_TWICE = """
+say("up")
+if cycle < 2:
+    await_file(f"crash.{cycle}")
+    sys.exit(rank)
+"""
+
+
+def test_limit_of_open_files_too_low_for_a_restart_is_named_at_the_start(launch: Launch) -> None:
+    job = launch("pass", OPEN_FILES="34")
+    job.wait()
+    assert "a restart may fail: the agent of 2 workers needs 20 open files" in job.output(stream=2)
+
+
+@pytest.mark.parametrize("phase", ["gate", "spawn"])
+def test_restart_waits_for_descriptors_that_the_agent_lacks_for_a_moment(
+    launch: Launch, tmp_path: Path, phase: Any
+) -> None:
+    """Checks before a cycle need one or two, and the start of two workers more than the last ones give back."""
+    job = launch(FAILS_TWICE, SLOW_ANSWERS="yes")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    agent = job.job.pids[0]
+    _, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    least = 12 if phase == "gate" else len(os.listdir(f"/proc/{agent}/fd")) - 4
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (least, hard))
+    (tmp_path / "crash.0").touch()
+    (tmp_path / "crash.1").touch()
+    job.await_record_of(1, events.CyclePhaseStarted(phase))
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (hard, hard))
+    assert job.wait() == [0], job.output(stream=2)
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "failed", "completed"]
+
+
+def test_store_process_without_descriptors_gives_those_of_the_last_cycle_to_the_next_one(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Its limit leaves room for the job's store and that of one cycle, but not for a second one."""
+    job = launch(FAILS_TWICE)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    (store,) = (each.pid for each in psutil.Process(job.job.pids[0]).children() if each.name() == "res-store")
+    await_servers(store, 3)
+    limit = len(os.listdir(f"/proc/{store}/fd")) - 2  # a server has more: that of this cycle gives some back
+    resource.prlimit(store, resource.RLIMIT_NOFILE, (limit, limit))
+    (tmp_path / "crash.0").touch()
+    (tmp_path / "crash.1").touch()
+    assert job.wait() == [0], job.output(stream=2)
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "failed", "completed"]
+
+
+def await_servers(pid: int, count: int) -> None:
+    """Wait until a process hosts so many stores, each of which has accepted its host's own client."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        connections = psutil.Process(pid).net_connections()
+        listening = {at.laddr.port for at in connections if at.status == "LISTEN"}
+        connected = {at.raddr.port for at in connections if at.raddr}
+        accepted = {at.laddr.port for at in connections if at.raddr}
+        if len(listening & connected & accepted) >= count:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -385,6 +385,28 @@ def test_agent_without_free_descriptors_restarts_its_workers_and_serves_no_metri
         assert job.wait() == [0], job.job.output()
 
 
+def test_hard_limit_of_open_files_near_the_need_costs_scrapes_and_no_restart(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """All connections that one may hold would take what the restart needs; without the reserve, the job ends here."""
+    port = free_port()
+    job = launch(CRASHES_LATER, "--metrics-port", str(port), OPEN_FILES="56")
+    job.await_worker("up.0.0")
+    job.await_worker("up.0.1")
+    await_value(port, 0, "resilience_restart_iterations_total")
+    assert resource.prlimit(job.job.pids[0], resource.RLIMIT_NOFILE) == (56, 56)
+    with ExitStack() as idle:
+        for _ in range(prometheus.MOST_CONNECTIONS):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT))
+        job.await_record(events.ExportFailed, where=lambda event: "connections are refused" in event.reason)
+        (tmp_path / "crash").touch()
+        job.await_worker("up.1.0")
+        job.await_worker("up.1.1")
+        (tmp_path / "go").touch()
+        assert job.wait() == [0], job.job.output()
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
+
+
 def test_idle_connections_cost_neither_the_job_nor_the_scrape_anything(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -12,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from resilience.errors import StoreError
-from resilience.launcher.rendezvous.stores import StoreProcess
+from resilience.launcher.rendezvous.stores import SERVER, StoreProcess
 from resilience.system.processes import Process
 from tests.process.children import child, hear
 
@@ -125,3 +126,15 @@ def test_forked_process_starts_at_once_if_a_billion_files_may_be_open() -> None:
     with child(body) as agent:
         is_forked, port = agent.hear()
     assert is_forked and port
+
+
+def test_server_for_which_descriptors_are_short_is_refused_with_the_limit(stores: StoreProcess) -> None:
+    port = stores.host().port
+    limit = len(os.listdir(f"/proc/{stores.pid}/fd")) + SERVER - 1
+    _, hard = resource.prlimit(stores.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(stores.pid, resource.RLIMIT_NOFILE, (limit, hard))
+    with pytest.raises(StoreError, match=rf"needs {SERVER} open files, and {SERVER - 1} of {limit} are left"):
+        stores.host()
+    resource.prlimit(stores.pid, resource.RLIMIT_NOFILE, (limit + 1, hard))
+    client(stores.host().port).set("key", "value")
+    client(port).set("key", "value")

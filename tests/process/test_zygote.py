@@ -63,12 +63,13 @@ def test_failed_fork_lets_none_run_and_all_start_cold(agent: Agent, descriptors:
     assert found["ran"] == ["0", "1", "2"]
 
 
-def test_order_that_cannot_be_given_is_carried_out_cold(agent: Agent) -> None:
+def test_order_that_cannot_be_given_is_carried_out_cold_and_the_next_one_warm(agent: Agent) -> None:
     found = agent("without_memory")
-    (answer,) = found["answers"]
-    assert (answer["how"], answer["codes"]) == ("cold", [10])
-    assert "no descriptor is left" in answer["reason"]
-    assert found["ran"] == ["0"]
+    first, second = found["answers"]
+    assert (first["how"], first["codes"]) == ("cold", [10])
+    assert "no descriptor is left" in first["reason"]
+    assert (second["how"], second["codes"]) == ("warm", [10])
+    assert found["ran"] == ["0", "0"]
 
 
 def test_more_workers_than_a_message_can_carry_are_forked_all_the_same(agent: Agent) -> None:

@@ -119,16 +119,18 @@ def fail_to_fork(descriptors: int) -> dict[str, Any]:
 
 
 def without_memory() -> dict[str, Any]:
-    """The agent has no descriptor or memory left for an order."""
+    """The agent has no descriptor or memory left for the first workers' order; for the second ones' it has."""
 
     def fail(name: str, flags: int) -> int:
         raise OSError(errno.EMFILE, "no descriptor is left")
 
     become_subreaper()
     zygote = Zygote.start()
-    os.memfd_create = fail
-    answer = told(start(specification([script()], zygote, Path("workers"))))
-    return {"answers": [answer], "ran": ran()}
+    create, os.memfd_create = os.memfd_create, fail
+    first = told(start(specification([script()], zygote, Path("first"))))
+    os.memfd_create = create
+    second = told(start(specification([script()], zygote, Path("second"))))
+    return {"answers": [first, second], "ran": ran()}
 
 
 def in_several_orders() -> dict[str, Any]:

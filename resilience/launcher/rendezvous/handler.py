@@ -323,9 +323,15 @@ class Handler(RendezvousHandler):
             try:
                 return self._stores.take().port
             except StoreError:
-                if self.is_host:
+                if not self.is_host:
+                    self._replace_stores()
+                elif self._cycle_store_port is not None and self._stores.is_alive:
+                    # The last cycle is over here: its store gives back what this one lacks, such as descriptors.
+                    self._stores.release(self._cycle_store_port)
+                    self._cycle_store_port = None
+                    self._stores.ask(self._rendezvous_store.address)
+                else:
                     raise
-                self._replace_stores()
                 return self._stores.take().port
         except StoreError as error:
             if self.is_host and not self._stores.is_alive:

@@ -32,6 +32,9 @@ from resilience.system.processes import ignore_job_signals, job_signals_blocked
 START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
 ANSWER_LIMIT = 30.0  # seconds for one server
 END_LIMIT = 2.0  # seconds to end by itself
+SERVER = (
+    11  # descriptors of the first server in a process; each further one has 9, and needs one per client (torch 2.13)
+)
 PR_SET_PDEATHSIG = 1
 
 
@@ -241,6 +244,7 @@ def _open(servers: dict[int, dist.TCPStore], known: dict[str, str], address: str
             known[address] = where_to_listen(address)
     address = known.get(address, address)
     try:
+        descriptors.check_room(SERVER, "a store's server")  # with fewer it opens, accepts nobody and waits for itself
         listener = listen(address, port) if port else listen_beside_free_ports(address)
         number = listener.getsockname()[1]
         reached = address_of(listener)

@@ -22,6 +22,7 @@ from resilience.errors import LaunchError
 from resilience.launcher.output.destinations import RunFolderLogs
 from resilience.launcher.worker import fork_safety, tied
 from resilience.launcher.worker.zygote import Order, Zygote
+from resilience.system import descriptors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,4 +185,8 @@ def starting() -> Iterator[None]:
 
 
 def _cannot_start(error: Exception) -> LaunchError:
-    return LaunchError(f"the workers cannot be started: {error}")
+    reason = str(error)
+    if descriptors.are_missing(error):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        reason += f"; the limit of the launcher is {limit}: raise it before the job starts (`ulimit -Hn`, `ulimit -n`)"
+    return LaunchError(f"the workers cannot be started: {reason}")

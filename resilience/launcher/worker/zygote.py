@@ -256,7 +256,7 @@ class Zygote:
     def spawn(self, orders: Sequence[Order]) -> list[ForkedWorker]:
         """Fork workers that do in this folder what fresh interpreters would do: all of them, or none.
 
-        Raises: LaunchError if the zygote cannot; then it is given up."""
+        Raises: LaunchError if the zygote cannot; then it is given up, unless this process has no descriptor left."""
         batch_size = (MOST_FDS - 3) // 2
         parts = []
         for first_index in range(0, len(orders), batch_size):
@@ -278,13 +278,15 @@ class Zygote:
                 self._fork(part, [folder, gate_reader], workers)
             os.write(gate_writer, b"." * len(workers))
         except (LaunchError, OSError) as error:
-            self._give_up(self.why_not or str(error))
+            reason = self.why_not or str(error)
+            if workers or not descriptors.are_missing(error):  # else it may fork the next ones
+                self._give_up(reason)
             close_all([gate_writer])  # processes that wait at the gate exit
             gate_writer = -1
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.wait(ANSWER_LIMIT)
-            raise LaunchError(self._why_not) from error
+            raise LaunchError(reason) from error
         finally:
             close_all([folder, gate_reader, gate_writer])
         return workers

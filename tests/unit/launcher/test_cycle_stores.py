@@ -31,6 +31,7 @@ def handler(is_host: bool, is_alive: bool = True) -> Any:
     made._stores = Stores(is_alive)
     made._rendezvous_store = SimpleNamespace(is_host=is_host)
     made._replace_stores = lambda: None
+    made._cycle_store_port = None
     return made
 
 
