@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 SETTLE = 2 * READ_LIMIT + 0.5  # seconds for the monitors of dead workers to report: a few milliseconds
 # on a fast disk; only a hung disk or a stopped monitor takes all of it
 DESCRIPTORS_LIMIT = 3.0  # seconds for descriptors to come free; a scrape and a look at the records take milliseconds
-DESCRIPTORS_PAUSE = 0.1
+DESCRIPTORS_PAUSE = 0.3  # each attempt may start some of the workers, and end them
 
 
 class Agent(LocalElasticAgent):

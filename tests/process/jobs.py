@@ -522,6 +522,20 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
     return function()
 
 
+def build_a_group_when_asked(options: dict[str, float] = {}) -> int:  # noqa: B006  only read
+    """Build a process group over the iteration's store, once the file `go` is there; answers the iteration."""
+
+    @wrapper_of(options, {}, [])
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        while not Path("go").exists():
+            time.sleep(0.01)
+        dist.init_process_group("gloo")
+        return call.iteration
+
+    return function()
+
+
 def break_while_others_wait(kind: str) -> int:
     """Rank 1 breaks in iteration 0 once it is let on. The others wait in a function that only the restart ends."""
     rank = int(os.environ["RANK"])

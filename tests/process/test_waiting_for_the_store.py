@@ -88,6 +88,18 @@ def test_rank_that_stands_still_before_its_first_store_operation_costs_itself_al
     assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
 
 
+def test_wait_for_the_store_in_init_process_group_has_the_limits_of_the_function(start: Start) -> None:
+    job = start(2, "tests.process.jobs:build_a_group_when_asked", options=LIMITS | {"termination_grace_time": 0.5})
+    inside(job, 2)
+    with stopped(job.monitor_pid(0)):
+        (job.folder / "go").touch()
+        job.await_record(events.RankSignalled, rank=1)
+    ranks = job.wait(90.0)
+    assert (ranks[0].value, ranks[1].signal is not None) == (1, True)
+    silences = [record.event for record in job.of(events.RankFellSilent, rank=1)]
+    assert {(event.limit, event.allowed_s) for event in silences} == {("watchdog", 4.0), ("watchdog", 8.0)}
+
+
 @pytest.mark.slow
 def test_host_of_the_store_that_stays_away_ends_each_rank_with_a_clear_error(start: Start) -> None:
     job = start(3, WAIT_FOR_SIGN, options=LIMITS | {"barrier_timeout": 10.0})
