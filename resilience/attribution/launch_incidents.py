@@ -68,12 +68,10 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the other nodes are not to blame
     ranks = _ranks_by_node(parts, lost, size)
     records = _with_one_reason(_records(parts, within, mover, [] if is_store_lost else lost, ranks), inside)
-    evidence = _with_inside(_evidence(parts, records, mover, size), inside)
+    evidence = _with_inside(_evidence(history, parts, records, mover, size), inside)
     gone_nodes = set() if is_store_lost else {*lost, *_without_agent(parts)}
     gone = frozenset(rank for node in gone_nodes for rank in ranks.get(node, ()))
-    evidence = msgspec.structs.replace(
-        evidence, store_lost=without_store, on_lost_node=gone, clock_errors=history.clock_errors
-    )
+    evidence = msgspec.structs.replace(evidence, store_lost=without_store, on_lost_node=gone)
     verdict = judge(evidence)
     first = _first(verdict, evidence, mover)
     records = tuple(sorted(records, key=lambda record: (record.rank != first, is_end(record), record.rank)))
@@ -266,7 +264,11 @@ def _failed_programs(node: str, part: NodeCycle, known: Iterable[InterruptionRec
 
 
 def _evidence(
-    parts: dict[str, NodeCycle], records: tuple[InterruptionRecord, ...], mover: int | None, size: int | None
+    history: History,
+    parts: dict[str, NodeCycle],
+    records: tuple[InterruptionRecord, ...],
+    mover: int | None,
+    size: int | None,
 ) -> Evidence:
     workers = {rank: worker for part in parts.values() for rank, worker in part.workers.items()}
     looks = {rank: worker.seen for rank, worker in workers.items() if worker.seen is not None}
@@ -287,6 +289,7 @@ def _evidence(
         signalled={rank: worker.signals[1] for rank, worker in workers.items() if worker.signals is not None},
         late=frozenset(rank for rank in workers if _is_late(rank, workers, records)),
         is_alone=size == 1,
+        clock_errors=history.clock_errors,
     )
 
 

@@ -58,9 +58,8 @@ class History:
         has_details: bool = True,
         clock_errors: Mapping[str, int] | None = None,
     ) -> None:
-        """offsets: how far each node's clock is ahead, in nanoseconds. notes: functions that return the text of a note.
-        clock_errors: by how much each of several nodes' clocks may be wrong, in nanoseconds.
-        has_details: keep iterations, also of single ranks. If False, memory does not grow with restarts in place."""
+        """offsets, clock_errors: how far each node's clock is ahead, and by how much that may be wrong, in nanoseconds.
+        notes: functions that return the text of a note. has_details: keep iterations, also of single ranks."""
         self.job_id: str | None = None
         self.attempts: dict[int, Attempt] = {}
         self.functions: dict[str, None] = {}
@@ -228,13 +227,11 @@ class History:
             yield from self._iterations.other_launchers.restarts_after(place, noticed_ns)
 
     def started_again(self, place: Place) -> Place | None:
-        """Return the first iteration after a launcher without records of its own, such as torchrun, started the ranks
-        again because an iteration failed; None if it did not."""
+        """Return the first iteration after torchrun, or a launcher like it, started the ranks again; None if none did."""
         return None if self._has_agents(place[0]) else self._iterations.other_launchers.following(place)
 
     def is_by_torchrun(self, place: Place) -> bool:
-        """Return True if torchrun has started the ranks of an iteration, or another launcher started them again. Such a
-        launcher stops all ranks if a process ends."""
+        """Return True if torchrun, or a launcher like it, runs an iteration: it stops all ranks if a process ends."""
         is_known = place[:2] in self.restarts_left and not self._has_agents(place[0])
         return is_known or self.started_again(place) is not None
 

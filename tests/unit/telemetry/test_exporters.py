@@ -218,7 +218,7 @@ def test_without_an_agent_a_stopped_node_keeps_the_entries_of_the_others(
 ) -> None:
     (tmp_path / "run").mkdir()
     assert Targets(tmp_path / "run", "other").announce("other:9400")
-    server = MetricsServer("127.0.0.1", 0, Exposition(MetricView()), tmp_path / "run", "node")
+    server = MetricsServer("127.0.0.1", 0, Exposition(MetricView()), tmp_path / "run", "node", emitted.append)
     assert server.announce()
     exports = Exports(emitted.append, MetricView(), SpanView(), is_agents)
     exports._server = server

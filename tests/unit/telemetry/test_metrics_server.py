@@ -59,8 +59,9 @@ def test_server_that_gets_no_thread_leaves_its_port_free(tmp_path: Path, monkeyp
     with monkeypatch.context() as watched:
         close = prometheus._Threads.server_close
         watched.setattr(prometheus._Threads, "server_close", lambda self: (closed.append(True), close(self)))
+        exposition = prometheus.Exposition(busy_node())
         with pytest.raises(RuntimeError):
-            prometheus.MetricsServer("127.0.0.1", 0, prometheus.Exposition(busy_node()), tmp_path / "run", "node")
+            prometheus.MetricsServer("127.0.0.1", 0, exposition, tmp_path / "run", "node", lambda *new: None)
     assert closed == [True]
     server: Any = SimpleNamespace(_targets=SimpleNamespace(leave=lambda outcome: None), _stop=lambda: None)
     prometheus.MetricsServer.close(server, 1.0)
