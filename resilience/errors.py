@@ -1,7 +1,7 @@
 """Every exception this package raises.
 
     ResilienceError
-    ├─ ConfigurationError (also ValueError) ── ConfigurationTypeError (also TypeError)
+    ├─ ConfigurationError (also ValueError) ── ConfigurationTypeError (also TypeError), NodeRefused
     ├─ ProtocolError          a peer, or a bug in this package, violated a protocol
     ├─ DecodeError (also ValueError)   bytes do not have the expected format
     ├─ MonitorError ── RankMonitorClientError
@@ -55,6 +55,10 @@ class ConfigurationError(ResilienceError, ValueError):
 
 class ConfigurationTypeError(ConfigurationError, TypeError):
     """A setting has a value of the wrong type."""
+
+
+class NodeRefused(ConfigurationError):
+    """The configuration of this node does not fit the job, which continues without it."""
 
 
 class ProtocolError(ResilienceError):

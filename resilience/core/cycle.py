@@ -11,7 +11,8 @@ from resilience.core.budget import Failure
 from resilience.facts.encoding import reader, to_json_text
 from resilience.facts.events import CycleOutcome, CycleReason
 
-FAILED = 1  # exit statuses of the launcher, besides 0, 2 for wrong use, and 128 + signal
+FAILED = 1  # exit statuses of the launcher, besides 0 and 128 + signal
+WRONG_USE = 2
 SHUT_DOWN = 94
 EXCLUDED = 95
 

@@ -31,7 +31,7 @@ from resilience.core.agent_protocol import (
 from resilience.core.membership import Around, Arrived, Excluded, Left, Membership, NodeSeat, Nothing
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, CompareSet, Read, Set
-from resilience.errors import ConfigurationError
+from resilience.errors import ConfigurationError, NodeRefused
 from resilience.facts.in_words import count
 
 More = TypeVar("More")  # operations that only the caller's `Question` yields
@@ -230,13 +230,13 @@ class Rendezvous:
     def _hear_notices(self, notices: int) -> Protocol[Refusal | None]:
         """Return why this node is excluded, None if it is not. If this agent was stopped while it waited and was
         declared lost, it arrives again. notices: their number; if none is new, nothing is read.
-        Raises: ConfigurationError if its rank is taken."""
+        Raises: NodeRefused if its rank is taken."""
         if notices == self._notices:
             return None
         names = f"refused/{self.id}", f"excluded/{self.node}", f"lost/{self.id}"
         refused, excluded, lost = yield Read(names)
         if refused is not None:
-            raise ConfigurationError(refused)
+            raise NodeRefused(refused)
         if excluded is not None:
             return Refusal("closed", f"node {self.node} is excluded: {excluded}")
         if lost is not None:

@@ -27,6 +27,7 @@ from resilience.errors import LaunchError, StoreError
 from resilience.facts import events
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.limits import Limits, Rule
+from resilience.launcher.event_reporter import why_failed
 from resilience.launcher.rendezvous.driving import T
 from resilience.launcher.stopping import NodeSignals
 from resilience.launcher.warm_start import WarmStart
@@ -412,9 +413,13 @@ class CycleSupervisor:
             self.signals.ignore_first()  # so that it does not count as a person's second signal
         self._end(self._supervision.over(verdict))
 
-    def failed(self, error: str) -> None:
-        """End the job for all nodes after an error of this agent. Wait as `over` does."""
-        self._end(self._supervision.ended_by_error(error))
+    def failed(self, error: Exception) -> None:
+        """End the job for all nodes after an error of this agent, or only this node's part if the job can continue
+        without it. Record the end, then wait as `over` does."""
+        with contextlib.suppress(StoreError):
+            self._run(self._supervision.ended_by_error(why_failed(self.name, error)))
+        self.reporter.agent_failed(error, self.has_left)
+        self.handler.leave(self._supervision.leaves)
 
     def _stop_others(self) -> None:
         """Stop the job, which continues without this node and needs its store, because a signal came. Raises:

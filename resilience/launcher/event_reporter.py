@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resilience.core import cycle
 from resilience.core.cycle import CycleDecision
+from resilience.errors import ConfigurationError, NodeRefused, error_in_words
 from resilience.facts.events import (
     CycleEnded,
+    CycleOutcome,
     CyclePhase,
     CyclePhaseEnded,
     CyclePhaseStarted,
     Event,
+    JobEnded,
     Outcome,
 )
 from resilience.facts.identity import FileOwner, Origin
@@ -39,6 +43,7 @@ class NodeEvents:
         self.console = console
         console.emit = self.emit
         self._cycle_began = time.monotonic()
+        self._has_ended = False
 
     @property
     def origin(self) -> Origin:
@@ -88,5 +93,26 @@ class NodeEvents:
         finally:
             self.emit(CyclePhaseEnded(phase, outcome, time.monotonic() - began))
 
+    def job_ended(self, verdict: CycleDecision, is_clean: bool) -> None:
+        """Report how the job ended on this node: the last record. is_clean: as in `JobEnded`."""
+        self._has_ended = True
+        self.emit(JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], is_clean))
+
+    def agent_failed(self, error: Exception, leaves: bool = False) -> None:
+        """Report that the agent ends by an exception of its own, unless the end of the job is already on record.
+
+        leaves: the job may continue without this node."""
+        if not self._has_ended:
+            outcome: CycleOutcome = "excluded" if leaves or isinstance(error, NodeRefused) else "failed"
+            code = cycle.WRONG_USE if isinstance(error, ConfigurationError) else cycle.FAILED
+            self.job_ended(
+                CycleDecision(outcome, self.node, exit_code=code, detail=why_failed(self.node, error)), False
+            )
+
     def close(self) -> None:
         self._file.close()
+
+
+def why_failed(node: str, error: Exception) -> str:
+    """Return the reason for the end of a job whose agent has raised this."""
+    return f"the agent of {node} failed: {error_in_words(error)}"

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from resilience import __version__
 from resilience.core.group_ranks import Choice, choose
 from resilience.core.rendezvous import LEAVE_LIMIT
 from resilience.errors import ConfigurationError, DecodeError, StoreError, error_in_words
-from resilience.facts import events, in_words
+from resilience.facts import in_words
 from resilience.facts.encoding import text
 from resilience.facts.identity import Job
 from resilience.facts.interruptions import InterruptionRecord
@@ -131,6 +131,7 @@ def launch(command: Command) -> int:
         exports = ExportThread.start(folder, name, reporter.emit, metrics, is_agents=True)
         if exports is not None:
             cleanup.callback(exports.close, EXPORT_LIMIT)
+        cleanup.enter_context(end_on_record(reporter))  # before the exporters end, which show it
         cleanup.enter_context(bridged(reporter.emit, config.event_log_handler))
         drain = start_drain(command)
         if drain is not None:
@@ -223,7 +224,7 @@ def report_end(agent: Agent, node: CycleSupervisor, console: Console, folder: Pa
         first, sentence = telling.first_failure(
             folder, reporter.origin, console.has_nodes, reporter.emit, console.is_first
         )
-    reporter.emit(events.JobEnded(verdict.outcome, verdict.exit_code, verdict.detail[:500], agent.is_clean))
+    reporter.job_ended(verdict, agent.is_clean)
     if verdict.outcome == "completed":
         in_place = telling.restarts_in_place(folder, reporter.origin) if console.is_first else 0
         console.completed(success(folder, node.restarts_used, in_place))
@@ -290,16 +291,27 @@ def connect_rendezvous(
     )
 
 
+@contextlib.contextmanager
+def end_on_record(reporter: NodeEvents) -> Iterator[None]:
+    """Record the end of the job if this agent fails by an exception of its own; else it looks like a killed one."""
+    try:
+        yield
+    except Exception as error:
+        reporter.agent_failed(error)
+        raise
+
+
 def run(agent: Agent, node: CycleSupervisor) -> None:
-    """Run the agent. If the agent itself fails, and not its workers, tell the other nodes why."""
+    """Run the agent. If the agent itself fails, and not its workers, record it and tell the other nodes why."""
     try:
         agent.run()
-    except ConfigurationError:
+    except ConfigurationError as error:
+        node.reporter.agent_failed(error)  # first: the host of the store waits for the others
         node.handler.leave("its configuration is wrong")  # if it is wrong on all nodes, they know already
         raise
     except Exception as error:
         elastic_events.record(agent.get_event_failed(), agent.get_worker_group().spec.event_log_handler)
-        node.failed(f"the agent of {node.name} failed: {error_in_words(error)}")
+        node.failed(error)
         raise
 
 

@@ -9,10 +9,9 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
+from resilience.core.cycle import FAILED, WRONG_USE
 from resilience.errors import ConfigurationError, ResilienceError
 from resilience.system.environment import one_blas_thread
-
-WRONG_USE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ResilienceError as error:
         say(str(error))
         leave_error_file(str(error))
-        return WRONG_USE if isinstance(error, ConfigurationError) else 1
+        return WRONG_USE if isinstance(error, ConfigurationError) else FAILED
 
 
 @contextlib.contextmanager

@@ -66,14 +66,15 @@ def agent(arguments: list[str]) -> None:
     control group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. SLOW_ANSWERS: a worker's
     SIGTERM may come a minute before the agent's, and its stack and last lines a minute late, its end a minute after
     a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the
-    disk of --log-dir. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is
-    started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their notes as
-    they end. UNPROBED: a monitor that does not answer for two minutes is kept. LONG: the first worker that has
-    completed did so a week ago. OPEN_FILES: the agent's limit, soft and hard."""
+    disk of --log-dir; "limits", "environment": the agent itself fails, before it runs or as it starts workers.
+    WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in. BRIEF:
+    its exporter has no more time at the end than a user's. LATE: workers write their notes as they end. UNPROBED: a
+    monitor that does not answer for two minutes is kept. LONG: the first worker that has completed did so a week
+    ago. OPEN_FILES: the agent's limit, soft and hard."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
-    from resilience.launcher import cycle_supervisor, launch, monitors, witnesses
+    from resilience.launcher import cycle_supervisor, launch, monitors, witnesses, worker_env
     from resilience.launcher.main import main
     from resilience.launcher.output import destinations
     from resilience.launcher.preflight import Devices
@@ -131,6 +132,12 @@ def agent(arguments: list[str]) -> None:
 
     if os.environ.get("LACKS") == "space":
         destinations.NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]
+
+    if os.environ.get("LACKS") == "limits":
+        launch.limits_of = partial(fail, errno.EIO)
+
+    if os.environ.get("LACKS") == "environment":
+        worker_env.specification = partial(fail, errno.EIO)
 
     if "LONG" in os.environ:
         apart = RunningWorkers.apart.fget  # type: ignore[attr-defined]

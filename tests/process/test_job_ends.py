@@ -77,6 +77,34 @@ def test_job_that_fails_leaves_an_entry_that_says_so(launch: Callable[..., Launc
     assert entries(tmp_path) == {"job@@.json": {"job_id": "job", "outcome": "failed"}}
 
 
+@pytest.mark.parametrize("missing", ["limits", "environment"])
+def test_agent_that_fails_by_an_exception_records_the_end_of_the_job(
+    missing: str, launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    job = launch("", "--metrics-port", str(free_port()), LACKS=missing)
+    assert job.wait() == [1]
+    (ended,) = job.of(events.JobEnded)
+    assert (ended.event.outcome, ended.event.exit_code) == ("failed", 1)
+    assert ended.event.detail.startswith("the agent of node0 failed: ")
+    assert entries(tmp_path) == {"job@@.json": {"job_id": "job", "outcome": "failed"}}
+
+
+def test_node_that_a_running_job_refuses_leaves_no_entry_of_a_failed_job(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    conf = "keep_alive_interval=0.2,keep_alive_max_attempt=5"
+    options = {"nodes": "1:2", "nproc": 1, "conf": conf, "SLURM_PROCID": "0"}
+    job = launch('say("up")\nawait_file("go")', "--metrics-port", str(free_port()), **options)
+    job.await_worker("up.0.0")
+    twin = job.more()
+    assert twin.wait() == [2]
+    (ended,) = twin.of(events.JobEnded)
+    assert (ended.origin.node, ended.event.outcome, ended.event.exit_code) == ("node1", "excluded", 2)
+    assert set(entries(tmp_path)) == {"job@@node0.json"}
+    (tmp_path / "go").touch()
+    assert job.wait() == [0]
+
+
 def test_file_for_node_exporter_says_how_the_job_ended(launch: Callable[..., Launched], tmp_path: Path) -> None:
     collected = tmp_path / "textfile"
     end(begin(launch, tmp_path, "--metrics-textfile", str(collected)), tmp_path, 3)
