@@ -54,7 +54,7 @@ def schedule(texts: list[str], ranks: int, steps: int, seed: int) -> tuple[DemoF
 
 
 def _parsed(text: str, ranks: int, steps: int) -> tuple[Kind, int | None, int | None]:
-    match = re.fullmatch(r"(\w+)(?:@(\d+)(?::(\d+))?)?", text)
+    match = re.fullmatch(r"(\w+)(?:@(\d{1,9})(?::(\d{1,9}))?)?", text)
     kinds = {str(kind): kind for kind in KINDS}
     if match is None or match[1] not in kinds:
         raise ConfigurationError(

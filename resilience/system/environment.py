@@ -35,6 +35,9 @@ DISTRIBUTED = (
 )
 """Variables that the wrapper changes for the function, and restores afterwards."""
 
+MOST_DIGITS = 18  # of a number in a variable of others
+LONGEST_PAUSE = 1e9  # seconds; a thread accepts no time limit above about 292 years
+_NUMBER = re.compile(f"[0-9]{{1,{MOST_DIGITS}}}")  # int() accepts more, such as 1_000, and isdigit() too, such as ²
 _PATHS = ("run_dir", "metrics_textfile", "timeouts")  # paths that are opened: bytes that are not UTF-8 are kept
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -269,7 +272,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def _number(env: Mapping[str, str], name: str) -> int:
     """Return the number that a scheduler or launcher has set, 0 for any other text."""
     text = env.get(name, "")
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
+    return int(text) if _NUMBER.fullmatch(text) else 0
 
 
 def settings_table() -> str:
@@ -436,6 +439,8 @@ def _whole_number(name: str) -> int | None:
     text = os.environ.get(name, "")
     if text and not text.isdecimal():
         raise ConfigurationError(f"{name} is {text!r}, expected a whole number from 0; the launcher sets it")
+    if len(text) > MOST_DIGITS:  # Python refuses to convert thousands of digits
+        raise ConfigurationError(f"{name} has {len(text)} digits, expected {MOST_DIGITS} at most; the launcher sets it")
     return int(text) if text else None
 
 
@@ -596,13 +601,24 @@ class Launcher(msgspec.Struct, frozen=True):
     def from_environment(cls) -> Launcher:
         """Read RESILIENCE_RESTART_POLICY, RESILIENCE_SHORTEST_LIMIT, GROUP_WORLD_SIZE and LOCAL_WORLD_SIZE, which the
         launcher sets."""
-        limit = os.environ.get("RESILIENCE_SHORTEST_LIMIT", "")
         return cls(
             os.environ.get("RESILIENCE_RESTART_POLICY", ""),
-            float(limit) if limit else None,
+            _shortest_limit(os.environ.get("RESILIENCE_SHORTEST_LIMIT", "")),
             _whole_number("GROUP_WORLD_SIZE") or 1,
             _whole_number("LOCAL_WORLD_SIZE") or 1,
         )
+
+
+def _shortest_limit(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not 0.0 < limit < float("inf"):
+        raise ConfigurationError(f"RESILIENCE_SHORTEST_LIMIT is {text!r}, expected seconds; the launcher sets it")
+    return limit
 
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -663,12 +679,12 @@ class Exporting(msgspec.Struct, frozen=True):
         return cls(
             protocol=protocol if endpoint and not is_off else None,
             endpoint=endpoint,
-            delay_s=_positive(env, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
+            delay_s=_pause_s(env, "OTEL_BSP_SCHEDULE_DELAY", 5000),
             queue=queue,
             batch=min(queue, _positive(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)),
             traceparent=encoding.text(env.get("TRACEPARENT", "")),
             metrics_protocol=_metrics_protocol(env),
-            metrics_every_s=_positive(env, "OTEL_METRIC_EXPORT_INTERVAL", 60_000) / 1000,
+            metrics_every_s=_pause_s(env, "OTEL_METRIC_EXPORT_INTERVAL", 60_000),
         )
 
 
@@ -685,7 +701,11 @@ def _metrics_protocol(env: Mapping[str, str]) -> str | None:
 
 def _positive(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, "")
-    return int(text) if text.isdigit() and int(text) > 0 else default
+    return (int(text) if _NUMBER.fullmatch(text) else 0) or default
+
+
+def _pause_s(env: Mapping[str, str], name: str, default_ms: int) -> float:
+    return min(_positive(env, name, default_ms) / 1000, LONGEST_PAUSE)
 
 
 def node_name() -> str:

@@ -55,7 +55,7 @@ _FATAL = {
     "Illegal instruction": "SIGILL",
     "Aborted": "SIGABRT",
 }
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_FRAME = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 _HEADER = re.compile(r"(?m)^(?:Current thread|Thread) (0x[0-9a-f]+)(.*?) \(most recent call first\):$")
 _MAIN = "main thread "
 _END = "\nend of "  # and the question's number: the last line of an answer

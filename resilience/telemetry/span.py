@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,10 @@ _CONVENTIONS = {
     "function": "code.function.name",
 }
 """Event fields with a name in OpenTelemetry's semantic conventions."""
+
+_TRACEPARENT = re.compile(
+    "(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f]{2}(-.*)?", re.IGNORECASE
+)
 
 Value = str | int | float | bool
 Trace = tuple[int, int]
@@ -67,13 +72,10 @@ def parse_traceparent(text: str) -> Trace | None:
     """Return trace and parent span id of a W3C `traceparent`, None if it is invalid.
 
     Source: W3C Trace Context, section 3.2."""
-    parts = text.strip().split("-")
-    if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
+    match = _TRACEPARENT.fullmatch(text.strip())
+    if match is None or match["version"] == "ff":
         return None
-    try:
-        trace, span = int(parts[1], 16), int(parts[2], 16)
-    except ValueError:
-        return None
+    trace, span = int(match["trace"], 16), int(match["span"], 16)
     return (trace, span) if trace and span else None
 
 

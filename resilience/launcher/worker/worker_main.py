@@ -18,6 +18,7 @@ import importlib.machinery
 import io
 import multiprocessing.process
 import os
+import re
 import runpy
 import signal
 import sys
@@ -310,7 +311,7 @@ def _call_each(part: str, names: Sequence[str], argument: int) -> None:
 
 def _positive_number(value: str) -> int:
     value = value.strip()
-    return int(value) if value.isdecimal() else 0
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else 0
 
 
 def _reset_seeds() -> None:

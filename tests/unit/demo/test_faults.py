@@ -47,6 +47,7 @@ def test_every_fault_has_a_step_of_its_own_within_the_run(texts: list[str], rank
     [
         (["explode"], "exception, kill, hang"),
         (["kill@x"], "KIND@STEP:RANK"),
+        (["kill@" + "9" * 5000], "KIND@STEP:RANK"),
         (["kill@60"], "1 to 59"),
         (["kill@0"], "1 to 59"),
         (["kill@10:4"], "0 to 3"),

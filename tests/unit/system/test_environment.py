@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -18,13 +19,16 @@ from resilience.errors import ConfigurationError
 from resilience.system.environment import (
     DISTRIBUTED,
     PREFIX,
+    Launcher,
     LauncherRendezvous,
     Settings,
     has_agent,
+    infrastructure_rank,
     keep_nccl_watchdog_from_raising,
     local_rank,
     node_name,
     nvls_may_be_used,
+    rank_and_world_size,
     scoped_environment,
     settings_of_a_launch,
     settings_table,
@@ -224,6 +228,25 @@ def test_local_rank_is_none_without_a_launcher(monkeypatch: pytest.MonkeyPatch) 
     assert local_rank() is None
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert local_rank() == 3
+
+
+NUMBERS_OF_LAUNCHERS = [
+    *[(name, rank_and_world_size) for name in ("RANK", "WORLD_SIZE")],
+    *[("SLURM_PROCID", infrastructure_rank), ("MASTER_PORT", LauncherRendezvous.from_environment)],
+    *[("RESILIENCE_SHORTEST_LIMIT", Launcher.from_environment), ("GROUP_WORLD_SIZE", Launcher.from_environment)],
+]
+
+
+@pytest.mark.parametrize(("name", "read"), NUMBERS_OF_LAUNCHERS, ids=[name for name, _ in NUMBERS_OF_LAUNCHERS])
+@pytest.mark.parametrize("text", ["5000²", "x", "9" * 5000], ids=lambda text: text[:5])
+def test_launchers_number_that_cannot_be_read_is_named(
+    text: str, name: str, read: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "RESILIENCE_SHORTEST_LIMIT" and text.isdecimal():
+        text = "nan"
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigurationError, match=name):
+        read()
 
 
 def test_node_is_the_host_and_the_group_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

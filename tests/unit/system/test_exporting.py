@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from resilience.system.environment import Exporting
@@ -37,3 +39,17 @@ def test_numbers_of_the_batch_processor_are_taken_and_nonsense_is_not() -> None:
     found = Exporting.from_environment(env)
     assert (found.delay_s, found.queue, found.batch) == (0.05, 16, 16)
     assert Exporting.from_environment(dict.fromkeys(env, "-1")) == Exporting()
+
+
+@pytest.mark.parametrize("text", ["5000²", "٣", "1_000", "nan", "inf", " 5", "9" * 5000], ids=lambda text: text[:6])
+def test_number_that_python_reads_in_its_own_way_or_refuses_is_not_taken(text: str) -> None:
+    names = ("OTEL_BSP_SCHEDULE_DELAY", "OTEL_METRIC_EXPORT_INTERVAL", "OTEL_BSP_MAX_QUEUE_SIZE")
+    assert Exporting.from_environment(dict.fromkeys(names, text)) == Exporting()
+
+
+@pytest.mark.parametrize("text", ["10000000000000000", "9" * 18])
+def test_pause_that_is_longer_than_a_thread_can_wait_is_shortened(text: str) -> None:
+    names = ("OTEL_BSP_SCHEDULE_DELAY", "OTEL_METRIC_EXPORT_INTERVAL")
+    found = Exporting.from_environment(dict.fromkeys(names, text))
+    for pause in (found.delay_s, found.metrics_every_s):
+        assert threading.Lock().acquire(timeout=pause)  # the kernel's clock takes it

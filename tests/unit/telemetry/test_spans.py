@@ -284,7 +284,11 @@ def test_traceparent_wins_over_the_computed_trace() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "00", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "ff-" + "1" * 32 + "-" + "1" * 16 + "-01", "00-zz-1-01"],
+    [
+        *("", "00", "00-zz-1-01"),
+        *("00-" + "0" * 32 + "-" + "1" * 16 + "-01", "ff-" + "1" * 32 + "-" + "1" * 16 + "-01"),
+        "00-" + "1_" * 15 + "11-" + "1" * 16 + "-01",  # int() accepts it
+    ],
 )
 def test_text_that_is_no_traceparent_is_none(text: str) -> None:
     assert parse_traceparent(text) is None
