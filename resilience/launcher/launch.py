@@ -293,7 +293,7 @@ def connect_rendezvous(
 
 @contextlib.contextmanager
 def end_on_record(reporter: NodeEvents) -> Iterator[None]:
-    """Record the end of the job if this agent fails by an exception of its own; else it looks like a killed one."""
+    """Record the end of the job if this agent fails by an exception of its own, or it looks like a killed one."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,8 @@
 """Files that are written while everything else may fail.
 
 A line file is opened for appending and each line is one write, so lines of several writers never mix. A full disk, a
-read-only folder or a lost mount never raises: the write returns False, and the caller counts it. A whole file is
+read-only folder or a lost mount never raises: the write returns False, and the caller counts it. After the failover of
+a file server, the descriptor is of no more use, but the path works again: the file is opened anew. A whole file is
 replaced atomically or left unchanged. Nothing waits for the disk itself: an fsync on a busy disk takes seconds, in
 which a monitor would watch no rank."""
 
@@ -19,7 +20,8 @@ from resilience.facts.encoding import text
 
 ROTATED = ".1"  # suffix of a file that a newer one has replaced
 TIMES = ".times"  # suffix of the file with the times at which a plain text file's bytes were read
-REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened
+REOPEN_EVERY = 5.0  # seconds between attempts to open a file that could not be opened, or whose descriptor was lost
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN}  # the same descriptor may take the next write
 MOST_LINKS = 40  # from one to the next; the kernel follows as many
 TO_REPLACE = "it must be a file, not a device, a pipe or /dev/stdout; check free space and permissions"
 
@@ -44,6 +46,12 @@ def close(fd: int | None) -> None:
             os.close(fd)
 
 
+def is_lost(error: OSError) -> bool:
+    """Return True if the descriptor of a write that failed like this must be closed: no later write may succeed. False
+    if the disk is only full."""
+    return error.errno not in _FULL
+
+
 class LineFile:
     """An append-only file of lines. Creates its folders."""
 
@@ -62,13 +70,20 @@ class LineFile:
             line = b"\n" + line  # so that an earlier torn line does not swallow this one
         try:
             written = os.write(fd, line)
-        except OSError:
+        except OSError as error:
+            if is_lost(error):
+                self._close()
             return False
         self._is_torn = written < len(line)
         return not self._is_torn
 
     def close(self) -> None:
         """Close the descriptor; a later write reopens the file."""
+        if self._fd is not None:
+            self._retry_at = 0.0
+        self._close()
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, None
         close(fd)
 
@@ -79,7 +94,8 @@ class LineFile:
                 self._is_torn = ends_torn(self.path)
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except (OSError, ValueError):  # ValueError: a zero byte in the path
-                self._retry_at = time.monotonic() + REOPEN_EVERY
+                pass
+            self._retry_at = time.monotonic() + REOPEN_EVERY
         return self._fd
 
 

@@ -24,6 +24,7 @@ from resilience.launcher.output.streams import Finished, FinishStreams, OpenStre
 from resilience.run_folder.stamps import Stamps
 from resilience.system.channel import listen, pair
 from tests.process.memory import MIB, counted_memory
+from tests.support.disks import lose_descriptor
 
 PIPE = 1 << 16  # bytes that a pipe holds
 CHUNK = b"x" * (PIPE - 1) + b"\n"
@@ -223,6 +224,28 @@ def test_file_server_that_fails_as_a_file_is_closed_costs_no_later_output(
         await_all(keeper)
     assert (tmp_path / "0.out").read_bytes() == b"after\n"
     assert not told
+
+
+def test_output_goes_on_once_a_file_server_that_failed_over_works_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_files, "REOPEN_EVERY", 0.0)
+    keeper = Keeper(lambda lost: None)
+    stream = Stream(OpenStream(1, "rank 0's stdout", os.fsencode(tmp_path / "0.out"), 0, 0), -1, ByteCounts.create())
+    keeper.open(stream)
+    keeper.take(stream, b"first\n", is_stalled=False)
+    await_all(keeper)
+    descriptor = keeper._files[1]._fd
+    assert descriptor is not None
+    with monkeypatch.context() as server:
+        lose_descriptor(descriptor, errno.ESTALE, server)
+        for line in (b"lost\n", b"second\n"):
+            keeper.take(stream, line, is_stalled=False)
+        await_all(keeper)
+    note = f"[resilience run: 5 bytes are missing here: {os.strerror(errno.ESTALE)}]\n".encode()
+    assert (tmp_path / "0.out").read_bytes() == b"first\n" + note + b"second\n"
+    keeper.close(stream)
+    await_all(keeper)
 
 
 def test_write_that_fails_in_an_unknown_way_is_counted_and_ends_no_later_one(

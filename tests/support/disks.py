@@ -69,3 +69,22 @@ def fill(folder: Path) -> None:
                 os.write(fd, b"." * 4096)
     finally:
         os.close(fd)
+
+
+def lose_descriptor(fd: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each write to this descriptor fail with an error number until it is closed: the server that knew it is gone.
+    A new descriptor of the same number works."""
+    write, close, is_closed = os.write, os.close, list[bool]()
+
+    def write_to_server(to: int, data: bytes) -> int:
+        if to == fd and not is_closed:
+            raise OSError(number, os.strerror(number))
+        return write(to, data)
+
+    def note_closed(closing: int) -> None:
+        close(closing)
+        if closing == fd:
+            is_closed.append(True)
+
+    monkeypatch.setattr(os, "write", write_to_server)
+    monkeypatch.setattr(os, "close", note_closed)

@@ -234,7 +234,12 @@ class _StreamFile:
 
     def _append(self, fd: int, data: bytes) -> int:
         """Write once; return how many bytes were written. Raises: OSError."""
-        done = os.write(fd, data)
+        try:
+            done = os.write(fd, data)
+        except OSError as error:
+            if files.is_lost(error):
+                self._close_file()  # it is opened again, at the earliest REOPEN_EVERY after the last time
+            raise
         self._size += done
         self._is_line_over = data[done - 1 : done] == b"\n"
         return done

@@ -14,6 +14,7 @@ import pytest
 
 from resilience.system import files
 from resilience.system.files import LineFile, create, replace, tail, why_not_replaced
+from tests.support.disks import lose_descriptor
 
 
 def names(folder: Path) -> list[str]:
@@ -78,7 +79,40 @@ def test_line_that_an_earlier_process_left_cut_short_does_not_swallow_the_next(t
     assert path.read_bytes() == b"first\nseco\nthird\nfourth\n"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT, errno.ESTALE])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EBADF, errno.EROFS])
+def test_file_whose_descriptor_is_lost_is_opened_again(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(files.time, "monotonic", lambda: now)
+    file = LineFile(tmp_path / "lines")
+    assert file.write(b"1\n")
+    assert file._fd is not None
+    lose_descriptor(file._fd, number, monkeypatch)
+    assert not file.write(b"2\n")
+    assert not file.write(b"3\n")  # it was opened a moment ago
+    now += files.REOPEN_EVERY
+    assert file.write(b"4\n")
+    assert file.path.read_bytes() == b"1\n4\n"
+    file.close()
+
+
+def test_file_that_was_opened_long_ago_is_opened_again_for_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(files.time, "monotonic", lambda: now)
+    file = LineFile(tmp_path / "lines")
+    assert file.write(b"1\n")
+    now += files.REOPEN_EVERY
+    assert file._fd is not None
+    lose_descriptor(file._fd, errno.ESTALE, monkeypatch)
+    assert not file.write(b"2\n")
+    assert file.write(b"3\n")
+    file.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN])
 def test_line_that_cannot_be_written_is_answered_not_raised(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
