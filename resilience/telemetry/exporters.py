@@ -409,16 +409,18 @@ class Exports:
     def renew(self) -> None:
         """Renew this node's entry for Prometheus."""
         if self._server is not None:
-            self._server.renew()
+            self._server.renew(self.metrics.final.is_first)
 
     def close(self, timeout: float, outcome: Outcome | None) -> None:
         """Let the exporters finish, within `timeout` seconds in total. outcome: of the job on this node."""
         deadline = time.monotonic() + timeout
         if outcome == "stopped" and not self.is_agents:
             outcome = "left"  # without an agent, this node knows only that its own ranks were asked to stop
+        if self._server is not None:  # first: a collector may take all the time, and then the job would look killed
+            self._server.leave(outcome, self.metrics.final.is_first)
         if self._metric_sender is not None:
             self._metric_sender.close(max(0.0, (deadline - time.monotonic()) / 2))
         if self._sender is not None:
             self._sender.close(max(0.0, deadline - time.monotonic()))
         if self._server is not None:
-            self._server.close(max(0.1, deadline - time.monotonic()), outcome)
+            self._server.close(max(0.1, deadline - time.monotonic()))

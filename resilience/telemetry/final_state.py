@@ -32,6 +32,8 @@ class FinalState:
         self._agent: int | None = None  # pid
         self._verdict: events.JobEnded | None = None
         self._leaves = False
+        self._group_rank: int | None = None  # of this node in the newest cycle
+        self._ranks: dict[int, int | None] = {}  # by initial rank: the rank in the newest iteration
         self._call: Call = (0, 0, 0)
         self._in_call: set[int] = set()
         self._signalled: set[int] = set()  # by their own monitors
@@ -46,6 +48,10 @@ class FinalState:
         match event:
             case events.JobEnded():
                 self._verdict, self._verdict_at = event, record.wall_ns / 1e9
+            case events.RendezvousCompleted():
+                self._group_rank = event.group_rank
+            case events.IterationStarted() if origin.initial_rank is not None:
+                self._ranks[origin.initial_rank] = origin.rank
             case events.StopRequested():
                 self._leaves = event.leaves
             case events.RankSignalled() if origin.initial_rank is not None:
@@ -62,6 +68,8 @@ class FinalState:
         """Forget the end of an earlier agent, which may have had the same pid."""
         is_back = self._verdict is not None and isinstance(event, events.CycleStarted)
         if pid != self._agent or is_back:
+            if pid != self._agent:
+                self._group_rank = None
             self._agent, self._verdict, self._leaves = pid, None, False
 
     def _take_from_rank(self, record: Record, rank: int) -> None:
@@ -84,6 +92,14 @@ class FinalState:
             is_stop = isinstance(record.event, events.RankExited) and record.event.status.is_stop
             self._ends.append(("stopped" if is_stop and rank not in self._signalled else "lost", at))
         self._in_call.discard(rank)
+
+    @property
+    def is_first(self) -> bool:
+        """Return True on one node of the job: the first one of the newest cycle, or the one with rank 0. After the loss
+        of rank 0 within a node, for a while on two nodes. False everywhere until a cycle or an iteration has begun."""
+        if self._agent is not None:
+            return self._group_rank == 0
+        return 0 in self._ranks.values()
 
     @property
     def outcome(self) -> Outcome | None:

@@ -159,13 +159,16 @@ class MetricsServer:
         """Let Prometheus find this node; return False if the entry cannot be written."""
         return self._targets.announce(self._target)
 
-    def renew(self) -> None:
-        """Renew this node's entry."""
-        self._targets.renew()
+    def renew(self, is_first: bool) -> None:
+        """Renew this node's entry. is_first: as for `Targets.renew`."""
+        self._targets.renew(is_first)
 
-    def close(self, timeout: float, outcome: Outcome | None = "left") -> None:
-        """Stop serving. outcome: the job's end as Prometheus shall see it."""
-        self._targets.leave(outcome)
+    def leave(self, outcome: Outcome | None, is_first: bool) -> None:
+        """Let Prometheus see how the job ended. is_first: as for `Targets.leave`."""
+        self._targets.leave(outcome, is_first)
+
+    def close(self, timeout: float) -> None:
+        """Stop serving, within `timeout` seconds."""
         # Ends within the server's own poll interval (0.5 s); running scrapes have their own threads.
         thread = threading.Thread(target=self._stop, name="resilience-metrics-close", daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread is left: the server ends with this process

@@ -6,6 +6,11 @@ answer, and Prometheus knows that the job is gone. A job that ends well removes 
 entry that says so, at an address that never answers. No process has to outlive the job for that, so it works if a
 scheduler kills all processes of a job at once (docs/decisions/the-end-of-a-job-is-a-file.md).
 
+Each node writes and removes its own entry. What concerns other entries is done by the first node of the job alone
+(group rank 0, or rank 0 without the launcher; there is one after the loss of any node): it removes those of lost nodes
+once the job has ended well, and old ones of other jobs. Otherwise the number of operations in this one folder would
+grow with the square of the number of nodes.
+
 A request names the job in its parameters, so a later job on the same port does not answer for this one."""
 
 from __future__ import annotations
@@ -50,11 +55,10 @@ class Targets:
         self._folder = run_folder.parent / FOLDER
         self._entry = b""
         self._renew_at = 0.0
+        self._has_forgotten = False
 
     def announce(self, target: str) -> bool:
-        """Let Prometheus find this node at an address; return False if the entry cannot be written.
-
-        Also remove old entries of jobs that did not end cleanly."""
+        """Let Prometheus find this node at an address; return False if the entry cannot be written."""
         labels = {"job_id": self._job_id, "node": self._node, f"__param_{PARAMETER}": self._job_id}
         self._entry = encoding.to_json([_Announcement([target], labels)])
         with contextlib.suppress(OSError):
@@ -62,16 +66,19 @@ class Targets:
             self._folder.chmod(
                 self._folder.parent.stat().st_mode & 0o1777
             )  # users who may run jobs here may add entries
-        self._forget(time.time())
         self._remove(self._path(""))
         return self._write()
 
-    def renew(self) -> None:
+    def renew(self, is_first: bool = False) -> None:
         """Keep the entry from expiring, and write it again if another node has removed it. Cheap; call it often.
 
-        A node that is slow to end removes all entries of the job, perhaps after this one has begun its next call."""
+        A node that is slow to end removes all entries of the job, perhaps after this one has begun its next call.
+        is_first: this is the first node of the job. It removes old entries of jobs that did not end cleanly, once."""
         if not self._entry:
             return
+        if is_first and not self._has_forgotten:
+            self._has_forgotten = True
+            self._forget(time.time())
         is_due = time.monotonic() >= self._renew_at
         try:
             if is_due:
@@ -82,9 +89,9 @@ class Targets:
         except OSError:
             self._write()
 
-    def leave(self, outcome: Outcome | None) -> None:
+    def leave(self, outcome: Outcome | None, is_first: bool = False) -> None:
         """Record how the job ended. None: unknown, as if this process had been killed. completed and stopped are about
-        the whole job, the others about this node."""
+        the whole job, the others about this node. is_first: this is the first node of the job."""
         if not self._entry or outcome is None:
             return
         self._entry = b""
@@ -92,9 +99,11 @@ class Targets:
             labels = {"job_id": self._job_id, "outcome": outcome}
             files.replace(self._path(""), encoding.to_json([_Announcement([DEAD_ADDRESS], labels)]))
         self._remove(self._path(self._node))
-        if outcome in ("completed", "stopped"):  # of all nodes, also of those lost long ago
+        if outcome == "completed":
+            self._remove(self._path(""))  # if it has only stopped, a node may have failed before
+        if is_first and outcome in ("completed", "stopped"):  # of nodes that were lost, perhaps long ago
             for path in _of_job(self._folder, self._job_id):
-                if outcome == "completed" or path != self._path(""):  # a scheduler stops the others after a failure
+                if path != self._path(""):
                     self._remove(path)
 
     def _write(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 import urllib.error
@@ -77,6 +78,20 @@ def test_job_that_fails_leaves_an_entry_that_says_so(launch: Callable[..., Launc
     assert entries(tmp_path) == {"job@@.json": {"job_id": "job", "outcome": "failed"}}
 
 
+def test_completed_job_leaves_no_entry_of_a_node_that_was_lost(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    conf = "keep_alive_interval=0.2,keep_alive_max_attempt=25,last_call_timeout=60"
+    script = 'say("up")\nif size == 2:\n    await_file("never")'
+    job = launch(script, "--metrics-port", str(free_port()), nodes="1:2", agents=2, nproc=1, conf=conf)
+    job.await_worker("up.0.0")
+    job.await_worker("up.0.1")
+    until(lambda: set(entries(tmp_path)) == {"job@@node0.json", "job@@node1.json"})
+    job.job.signal(1, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(job.wait_agent(0).status) == 0
+    job.wait_agent(1)
+    job.job.ran_to_its_end = True
+    assert entries(tmp_path) == {}
+
+
 @pytest.mark.parametrize("missing", ["limits", "environment"])
 def test_agent_that_fails_by_an_exception_records_the_end_of_the_job(
     missing: str, launch: Callable[..., Launched], tmp_path: Path
@@ -92,7 +107,7 @@ def test_agent_that_fails_by_an_exception_records_the_end_of_the_job(
 def test_node_that_a_running_job_refuses_leaves_no_entry_of_a_failed_job(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
-    conf = "keep_alive_interval=0.2,keep_alive_max_attempt=5"
+    conf = "keep_alive_interval=0.2,keep_alive_max_attempt=25,last_call_timeout=0.1"
     options = {"nodes": "1:2", "nproc": 1, "conf": conf, "SLURM_PROCID": "0"}
     job = launch('say("up")\nawait_file("go")', "--metrics-port", str(free_port()), **options)
     job.await_worker("up.0.0")

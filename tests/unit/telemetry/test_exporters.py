@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from resilience.system.environment import Exporting
 from resilience.telemetry import exporters, otlp_metrics
 from resilience.telemetry.durations import Header, Recorder
 from resilience.telemetry.exporters import Exports, ExportThread, MetricsOptions, NodeExports
+from resilience.telemetry.final_state import FinalState
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp import Emit
 from resilience.telemetry.prometheus import ENDED, Exposition, MetricsServer
@@ -214,16 +216,29 @@ def test_metrics_are_sent_once_all_earlier_records_are_counted(
 
 @pytest.mark.parametrize("is_agents", [False, True])
 def test_without_an_agent_a_stopped_node_keeps_the_entries_of_the_others(
-    is_agents: bool, tmp_path: Path, emitted: list[events.Event]
+    is_agents: bool, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
     assert Targets(tmp_path / "run", "other").announce("other:9400")
     server = MetricsServer("127.0.0.1", 0, Exposition(MetricView()), tmp_path / "run", "node", emitted.append)
     assert server.announce()
     exports = Exports(emitted.append, MetricView(), SpanView(), is_agents)
+    monkeypatch.setattr(FinalState, "is_first", True)
     exports._server = server
     exports.close(1.0, "stopped")
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == (set() if is_agents else {"run@@other.json"})
+
+
+def test_collector_that_takes_all_the_time_does_not_keep_the_end_of_the_job_from_prometheus(
+    tmp_path: Path, emitted: list[events.Event]
+) -> None:
+    server = MetricsServer("127.0.0.1", 0, Exposition(MetricView()), tmp_path / "run", "node")
+    assert server.announce()
+    exports, left = Exports(emitted.append, MetricView(), SpanView(), is_agents=True), list[bool]()
+    swallowing: Any = SimpleNamespace(close=lambda limit: left.append(not list((tmp_path / FOLDER).iterdir())))
+    exports._server, exports._sender, exports._metric_sender = server, swallowing, swallowing
+    exports.close(1.0, "completed")
+    assert left == [True, True]
 
 
 @pytest.mark.parametrize(("count", "outcome"), [("1", None), ("3", "failed")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from resilience.facts import events
@@ -54,6 +55,39 @@ def test_agent_says_how_the_job_ended(verdict: events.CycleOutcome, outcome: str
 def test_node_that_was_told_to_leave_has_left_and_the_job_may_go_on() -> None:
     asked = events.StopRequested("SIGTERM", 30.0, leaves=True)
     assert state((AGENT, asked), (AGENT, events.JobEnded("preempted", 143))).outcome == "left"
+
+
+def met(group_rank: int) -> events.RendezvousCompleted:
+    return events.RendezvousCompleted(group_rank, 2, 4, "deterministic", "host:1")
+
+
+@pytest.mark.parametrize(
+    ("group_ranks", "is_first"), [((), False), ((0,), True), ((1,), False), ((1, 0), True), ((0, 1), False)]
+)
+def test_first_node_under_the_launcher_is_that_of_the_newest_cycle(
+    group_ranks: tuple[int, ...], is_first: bool
+) -> None:
+    assert state(*((AGENT, met(number)) for number in group_ranks)).is_first is is_first
+
+
+def test_agent_that_came_back_is_not_first_until_it_has_a_place() -> None:
+    back = msgspec.structs.replace(AGENT, pid=2)
+    assert not state((AGENT, met(0)), (back, events.CycleStarted("first", 0, 3))).is_first
+    assert state((AGENT, met(1)), (back, met(0))).is_first
+
+
+def test_first_node_without_the_launcher_is_that_of_rank_0_in_the_newest_iteration() -> None:
+    """Three ranks on a node each; rank 0 is lost, so that the rank of initial rank 1 becomes 0."""
+    told = job([Fault("kill", 0, 0)], world=3)
+    nodes = [FinalState() for _ in range(3)]
+    firsts: list[list[int]] = []
+    for record in told.records:
+        assert record.origin.initial_rank is not None
+        nodes[record.origin.initial_rank].take(record)
+        first = [number for number, node in enumerate(nodes) if node.is_first]
+        if not firsts or first != firsts[-1]:
+            firsts.append(first)
+    assert firsts == [[], [0], [0, 1]]
 
 
 def test_calls_say_nothing_of_the_end_under_the_launcher() -> None:

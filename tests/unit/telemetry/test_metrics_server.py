@@ -63,5 +63,5 @@ def test_server_that_gets_no_thread_leaves_its_port_free(tmp_path: Path, monkeyp
         with pytest.raises(RuntimeError):
             prometheus.MetricsServer("127.0.0.1", 0, exposition, tmp_path / "run", "node", lambda *new: None)
     assert closed == [True]
-    server: Any = SimpleNamespace(_targets=SimpleNamespace(leave=lambda outcome: None), _stop=lambda: None)
+    server: Any = SimpleNamespace(_stop=lambda: None)
     prometheus.MetricsServer.close(server, 1.0)

@@ -55,7 +55,7 @@ def test_request_names_the_job_so_that_a_later_one_on_the_port_does_not_answer(r
 def test_clean_end_removes_the_entries_of_all_nodes_also_of_a_lost_one(outcome: str, run: Path) -> None:
     announce(run, "lost")
     announce(run.parent / "job2", "n0")
-    announce(run, "n0").leave(outcome)  # type: ignore[arg-type]
+    announce(run, "n0").leave(outcome, is_first=True)  # type: ignore[arg-type]
     assert set(entries(run)) == {"job2@@n0.json"}
 
 
@@ -70,10 +70,27 @@ def test_failure_leaves_an_entry_that_says_so_where_nobody_answers(run: Path) ->
 def test_failure_of_a_node_stays_if_a_scheduler_then_stops_the_others(run: Path) -> None:
     first, other, lost = announce(run, "n0"), announce(run, "n1"), announce(run, "n2")
     first.leave("failed")
-    other.leave("stopped")
+    other.leave("stopped", is_first=True)
     assert set(entries(run)) == {"job@@.json"}
     lost.leave("completed")
     assert entries(run) == {}
+
+
+@pytest.mark.parametrize("outcome", ["completed", "stopped"])
+def test_node_that_is_not_the_first_touches_no_entry_but_its_own(
+    outcome: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all nodes of a large job would list and remove the entries of all."""
+    announce(run, "n0")
+    last = announce(run, "n1")
+    listed: list[str] = []
+    with monkeypatch.context() as watched:
+        watched.setattr(Path, "iterdir", lambda folder: listed.append("iterdir") or iter(()))
+        watched.setattr(Path, "glob", lambda folder, pattern: listed.append("glob") or iter(()))
+        last.renew()
+        last.leave(outcome)  # type: ignore[arg-type]
+    assert listed == []
+    assert set(entries(run)) == {"job@@n0.json"}
 
 
 def test_node_that_leaves_removes_its_own_entry_and_one_that_says_nothing_keeps_it(run: Path) -> None:
@@ -88,7 +105,10 @@ def test_entries_that_nobody_has_renewed_for_a_day_are_removed(run: Path) -> Non
         os.utime(run.parent / FOLDER / name, (time.time() - KEPT_FOR - 60,) * 2)
     renewed._renew_at = 0.0
     renewed.renew()
-    announce(run.parent / "next", "n0")
+    other = announce(run.parent / "next", "n0")
+    other.renew()
+    assert "job@@killed.json" in entries(run)
+    other.renew(is_first=True)
     assert set(entries(run)) == {"job@@n0.json", "next@@n0.json"}
     old._renew_at = 0.0
     old.renew()  # it lives after all
@@ -97,7 +117,7 @@ def test_entries_that_nobody_has_renewed_for_a_day_are_removed(run: Path) -> Non
 
 def test_entry_that_another_node_removed_is_written_again_at_the_next_snapshot(run: Path) -> None:
     slow, next_call = announce(run, "n0"), announce(run, "n1")
-    slow.leave("completed")
+    slow.leave("completed", is_first=True)
     assert entries(run) == {}
     next_call.renew()
     assert set(entries(run)) == {"job@@n1.json"}
