@@ -354,7 +354,10 @@ class Exports:
 
             exposition = prometheus.Exposition(self.metrics)
             if asked.textfile is not None:
-                self.textfile = prometheus.TextFile(Path(asked.textfile), folder.name, node, exposition, self._emit)
+                try:
+                    self.textfile = prometheus.TextFile(Path(asked.textfile), folder.name, node, exposition, self._emit)
+                except NotADirectoryError as error:  # the server may start nevertheless
+                    self._emit(events.ExportFailed("prometheus", f"cannot start: {error}", is_at_start=True))
             if asked.port is not None and asked.host is not None:
                 self._serve = functools.partial(
                     prometheus.serve, asked.host, asked.port, exposition, folder, node, self._emit

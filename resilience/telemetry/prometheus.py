@@ -8,6 +8,8 @@ Prometheus which job a series belongs to, so the series carry their own labels."
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
 import socket
 import threading
@@ -19,8 +21,10 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from resilience.errors import error_in_words
 from resilience.facts import encoding, events
 from resilience.system import descriptors, files
+from resilience.system.background import asked
 from resilience.system.client_sockets import addresses_of
 from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import MetricView
@@ -36,6 +40,8 @@ BACKLOG = 128  # connections that wait to be accepted; the kernel delays any fur
 CONNECTION_LIMIT = 10.0  # seconds; a scrape takes milliseconds
 PAUSE = 0.2  # seconds between attempts to accept if no descriptor is left
 PORTS_TRIED = 32  # from the requested port upwards
+_PORT_TAKEN = {errno.EADDRINUSE, errno.EACCES}
+LOOKUP_LIMIT = 10.0  # seconds for the address of RESILIENCE_METRICS_HOST
 DISCOVERY = "/sd"
 WRITTEN, ENDED = "resilience_written_timestamp_seconds", "resilience_ended_timestamp_seconds"
 FORGOTTEN_AFTER = 24 * 3600.0  # seconds without a write after which one of our files counts as abandoned
@@ -88,6 +94,12 @@ class TextFile:
     """The metrics of one node as a file in the folder of node-exporter's textfile collector."""
 
     def __init__(self, folder: Path, job_id: str, node: str, exposition: Exposition, emit: Emit) -> None:
+        """folder: must exist, because node-exporter reads no other one. Raises: NotADirectoryError."""
+        if not folder.is_dir():
+            raise NotADirectoryError(
+                f"RESILIENCE_METRICS_TEXTFILE or --metrics-textfile is {folder}, which is no folder; give the one that "
+                "node-exporter reads (its --collector.textfile.directory)"
+            )
         self._path = folder / file_name(job_id, node)
         self._labels = {"job_id": encoding.text(job_id), "node": encoding.text(node)}
         self._exposition = exposition
@@ -102,7 +114,7 @@ class TextFile:
         is_last: the node's part of the job is over. Counters and the job's outcome stay for collection. Other gauges
         are removed, because they would show forever the state of ranks that no longer exist."""
         exposition = self._exposition.labelled(self._labels, with_gauges=not is_last)
-        is_written = files.replace(self._path, exposition)
+        is_written = self._path.parent.is_dir() and files.replace(self._path, exposition)  # which creates a folder
         if not is_written and not self._has_failed:
             self._emit(events.ExportFailed("prometheus", f"{self._path} cannot be written"))
         self._has_failed = not is_written
@@ -133,14 +145,14 @@ class MetricsServer:
     """Serves the metrics of a node, and the addresses of the other nodes, from its own threads."""
 
     def __init__(self, host: str, port: int, exposition: Exposition, folder: Path, node: str, emit: Emit) -> None:
-        """folder: the run folder. Raises: OSError if the port is taken, or the address is not this host's."""
+        """port: 0 for any; the next free one is used if it is taken. folder: the run folder. Raises: OSError if none is
+        free, or the address is not this host's."""
         import prometheus_client
 
         # Compressing about ten kilobytes would cost more CPU time than everything else.
         self._metrics = prometheus_client.make_wsgi_app(exposition.registry, disable_compression=True)
         self._folder, self._targets = folder, Targets(folder, node)
-        family, _, _, _, address = addresses_of(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)[0]
-        self._server = _server_class(family)(address[:2], _Silent, emit)  # (host, port), for IPv4 and IPv6
+        self._server = _listening(host, port, emit)
         self._server.set_app(self._answer)
         self.port: int = self._server.server_port
         self._target = f"{_public_address(host)}:{self.port}"
@@ -304,28 +316,59 @@ def _public_address(host: str) -> str:
 
 
 def serve(host: str, port: int, exposition: Exposition, folder: Path, node: str, emit: Emit) -> MetricsServer | None:
-    """Start a server on the port, or on the next free one, and announce it. If none is free, report it and return None.
+    """Start a server on the port, or on the next free one, and announce it. If it cannot start, report why and return
+    None.
 
     port: 0 for any."""
-    last_error: OSError | None = None
-    for candidate in range(port, min(port + PORTS_TRIED, 65536)) if port else (0,):
-        try:
-            server = MetricsServer(host, candidate, exposition, folder, node, emit)
-        except OSError as error:
-            last_error = error
-            continue
-        note = "" if server.port == port or not port else f"port {port} is taken"
-        emit(events.ExportStarted("prometheus", server.endpoint, note))
-        if not server.announce():
-            emit(
-                events.ExportFailed(
-                    "prometheus", f"{folder.parent / FOLDER} cannot be written: file_sd does not find this node"
-                )
+    try:
+        server = MetricsServer(host, port, exposition, folder, node, emit)
+    except OSError as error:
+        reason = f"cannot start: {_why_not_served(host, port, error)}"
+        emit(events.ExportFailed("prometheus", reason[:500], is_at_start=True))
+        return None
+    note = "" if server.port == port or not port else f"port {port} is taken"
+    emit(events.ExportStarted("prometheus", server.endpoint, note))
+    if not server.announce():
+        emit(
+            events.ExportFailed(
+                "prometheus", f"{folder.parent / FOLDER} cannot be written: file_sd does not find this node"
             )
-        return server
-    emit(
-        events.ExportFailed(
-            "prometheus", f"cannot start: no port from {port} on is free on {host}: {last_error}", is_at_start=True
         )
-    )
-    return None
+    return server
+
+
+def _listening(host: str, port: int, emit: Emit) -> _Threads:
+    """Return a server that listens on the port, or on the next free one. Raises: OSError."""
+    family, _, _, _, address = _resolved(host)[0]
+    last = min(port + PORTS_TRIED, 65536) - 1 if port else 0
+    while True:
+        try:
+            return _server_class(family)((address[0], port), _Silent, emit)
+        except OSError as error:
+            if error.errno not in _PORT_TAKEN or port >= last:
+                raise
+            port += 1
+
+
+def _resolved(host: str) -> list[Any]:
+    """Return a host's addresses. Raises: OSError, ETIMEDOUT after LOOKUP_LIMIT."""
+    lookup = functools.partial(addresses_of, host, None, socket.SOCK_STREAM)
+    try:
+        return lookup(socket.AI_PASSIVE | socket.AI_NUMERICHOST)
+    except (
+        socket.gaierror
+    ):  # a name: in another thread, which a name server that does not answer may hold up for minutes
+        return asked(functools.partial(lookup, socket.AI_PASSIVE), LOOKUP_LIMIT)
+
+
+def _why_not_served(host: str, port: int, error: OSError) -> str:
+    """Return why no server listens, and what to do about it."""
+    if error.errno in _PORT_TAKEN:
+        return f"no port from {port} on is free on {host}: {error}"
+    if error.errno == errno.ETIMEDOUT:
+        why = f"whose address was not found within {LOOKUP_LIMIT:g} s"
+    elif isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        why = f"which is no address of this host: {error.strerror or error}"
+    else:
+        return error_in_words(error)
+    return f"RESILIENCE_METRICS_HOST or --metrics-host is {host!r}, {why}; give an address of this host, or 0.0.0.0"

@@ -320,6 +320,7 @@ def _exporting(mode: str, port: int, folder: Path, environment: dict[str, str]) 
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         receiver = int(process.stdout.readline())
+        (folder / "textfile").mkdir()
         environment |= {
             "RESILIENCE_METRICS_PORT": str(port),
             "RESILIENCE_METRICS_TEXTFILE": str(folder / "textfile"),

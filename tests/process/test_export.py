@@ -531,6 +531,7 @@ def ran(fork_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with receiving() as receiver:
         env["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.endpoint
         folder = tmp_path_factory.mktemp("exporting")
+        (folder / "textfile").mkdir()
         env["RESILIENCE_METRICS_TEXTFILE"] = str(folder / "textfile")
         with started_ranks(fork_server, folder, 2, "tests.process.jobs:train_and_export", kwargs, env) as running:
             running.wait()

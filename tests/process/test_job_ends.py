@@ -122,6 +122,7 @@ def test_node_that_a_running_job_refuses_leaves_no_entry_of_a_failed_job(
 
 def test_file_for_node_exporter_says_how_the_job_ended(launch: Callable[..., Launched], tmp_path: Path) -> None:
     collected = tmp_path / "textfile"
+    collected.mkdir()
     end(begin(launch, tmp_path, "--metrics-textfile", str(collected)), tmp_path, 3)
     text = (collected / "resilience-job-node0.prom").read_text()
     assert 'resilience_ended_timestamp_seconds{job_id="job",node="node0",outcome="failed"} 1.' in text
@@ -152,6 +153,7 @@ def test_ranks_without_the_launcher_that_are_asked_to_stop_have_not_failed(
     start: Callable[..., Job], tmp_path: Path
 ) -> None:
     collected = tmp_path / "textfile"
+    collected.mkdir()
     env = {"RESILIENCE_METRICS_PORT": "0", "RESILIENCE_METRICS_TEXTFILE": str(collected)}
     job = start(3, "tests.process.jobs:wait_for_sign", env=env)
     for rank in range(3):

@@ -9,11 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -92,6 +94,7 @@ def test_file_for_node_exporter_has_the_series_of_the_endpoint_and_says_whose_th
     folder: Path, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected = tmp_path / "textfile"
+    collected.mkdir()
     monkeypatch.setenv("RESILIENCE_METRICS_PORT", "0")
     monkeypatch.setenv("RESILIENCE_METRICS_TEXTFILE", str(collected))
     own = (("job_id", "run"), ("node", "node"))
@@ -127,7 +130,7 @@ def test_promtool_finds_nothing_wrong_with_the_file(is_last: bool, tmp_path: Pat
 
 
 def test_file_without_a_server_is_enough(folder: Path, tmp_path: Path, emitted: list[events.Event]) -> None:
-    with exporting(folder, emitted, MetricsOptions(textfile=str(tmp_path / "textfile"))):
+    with exporting(folder, emitted, MetricsOptions(textfile=str(tmp_path))):
         assert served_at(emitted) == []
         assert (folder / "metrics" / "node.prom").exists()
     assert [type(event) for event in emitted] == [events.ExportStarted]
@@ -136,13 +139,33 @@ def test_file_without_a_server_is_enough(folder: Path, tmp_path: Path, emitted: 
 def test_folder_of_node_exporter_that_cannot_be_written_is_reported_once(
     folder: Path, tmp_path: Path, emitted: list[events.Event]
 ) -> None:
-    (tmp_path / "textfile").write_text("no folder")
-    with exporting(folder, emitted, MetricsOptions(textfile=str(tmp_path / "textfile"))) as exports:
+    collected = tmp_path / "textfile"
+    collected.mkdir()
+    with exporting(folder, emitted, MetricsOptions(textfile=str(collected))) as exports:
+        shutil.rmtree(collected)
         for _ in range(3):
             exports._snapshot_at = 0.0
             exports.poll()
     (failed,) = [event for event in emitted if isinstance(event, events.ExportFailed)]
     assert "resilience-run-node.prom cannot be written" in failed.reason
+    assert not collected.exists()
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_misspelt_folder_of_node_exporter_is_named_and_not_created(
+    is_file: bool, folder: Path, tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misspelt = tmp_path / "txetfile"
+    if is_file:
+        misspelt.write_text("no folder")
+    monkeypatch.setenv("RESILIENCE_METRICS_TEXTFILE", str(misspelt))
+    monkeypatch.setenv("RESILIENCE_METRICS_PORT", "0")
+    with exporting(folder, emitted):
+        assert len(served_at(emitted)) == 1  # the endpoint is there nevertheless
+    (failed,) = [event for event in emitted if isinstance(event, events.ExportFailed)]
+    assert failed.is_at_start
+    assert f"RESILIENCE_METRICS_TEXTFILE or --metrics-textfile is {misspelt}, which is no folder" in failed.reason
+    assert not misspelt.is_dir()
 
 
 def test_files_that_nobody_has_written_for_a_day_go_and_those_of_others_stay(
@@ -209,13 +232,42 @@ def test_address_is_announced_as_others_reach_it(
             assert b"resilience_monitor_up" in answer.read()
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
 def test_address_that_is_not_this_hosts_is_reported_and_nothing_else_happens(
-    folder: Path, emitted: list[events.Event]
+    host: str, folder: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with exporting(folder, emitted, MetricsOptions(port=free_port(), host="192.0.2.1")):
+    looked_up, lookup = list[str](), socket.getaddrinfo
+
+    def counted(host: str, *arguments: Any, flags: int = 0, **more: Any) -> Any:
+        if not flags & socket.AI_NUMERICHOST:
+            looked_up.append(host)
+        return lookup(host, *arguments, flags=flags, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    with exporting(folder, emitted, MetricsOptions(port=free_port(), host=host)):
         (failed,) = emitted
-    assert isinstance(failed, events.ExportFailed)
-    assert "free on 192.0.2.1" in failed.reason
+    assert isinstance(failed, events.ExportFailed) and failed.is_at_start
+    assert f"RESILIENCE_METRICS_HOST or --metrics-host is {host!r}, which is no address of this host" in failed.reason
+    assert looked_up == ([host] if " " in host else [])  # not once for each of the ports
+
+
+def test_name_server_that_does_not_answer_holds_up_no_export_for_long(
+    folder: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup, answers = socket.getaddrinfo, threading.Event()
+
+    def waiting(*arguments: Any, flags: int = 0, **more: Any) -> Any:
+        if not flags & socket.AI_NUMERICHOST:
+            assert answers.wait(LIMIT)
+        return lookup(*arguments, flags=flags, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", waiting)
+    monkeypatch.setattr(prometheus, "LOOKUP_LIMIT", 0.1)
+    with exporting(folder, emitted, MetricsOptions(port=free_port(), host="localhost")):
+        (failed,) = emitted
+        answers.set()
+    assert isinstance(failed, events.ExportFailed) and failed.is_at_start
+    assert "is 'localhost', whose address was not found within 0.1 s" in failed.reason
 
 
 @pytest.mark.slow
@@ -305,6 +357,7 @@ def test_counters_go_on_after_the_death_of_workers_and_begin_anew_with_the_next_
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
     port, collected = free_port(), tmp_path / "textfile"
+    collected.mkdir()
     job = launch(CRASHES, "--metrics-port", str(port), "--metrics-textfile", str(collected))
     job.await_worker("up.1.0")
     job.await_worker("up.1.1")
