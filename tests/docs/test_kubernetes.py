@@ -84,6 +84,66 @@ def test_command_is_one_that_the_launcher_understands(manifest: dict[str, Any]) 
     assert pod["terminationGracePeriodSeconds"] > grace
 
 
+FIELDS = {"spec.nodeName": "__meta_kubernetes_pod_node_name", "metadata.name": "__meta_kubernetes_pod_name"}
+SNIPPETS = [
+    yaml.safe_load(block)
+    for block in re.findall(
+        r"^```\w+\n(.*?)^```", (ROOT / "docs/integrations.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    if block.startswith(("env:", "apiVersion: monitoring"))
+]
+PODS = [{"spec.nodeName": host, "metadata.name": f"train-{number}"} for number, host in enumerate(["a", "a", "b"])]
+
+
+def container_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    (container,) = job_of(manifest)["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def node_of(env: list[dict[str, Any]], pod: dict[str, str]) -> str:
+    """Return the value of RESILIENCE_NODE in a pod. As the kubelet, use only variables that come before."""
+    values: dict[str, str] = {}
+    for entry in env:
+        if "valueFrom" in entry:
+            values[entry["name"]] = pod[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        else:
+            values[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], entry["value"])
+    return values["RESILIENCE_NODE"]
+
+
+def label_of(pod: dict[str, str]) -> str:
+    """Return the label `node` that the PodMonitor gives a pod's series."""
+    _, monitor = SNIPPETS
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (rule,) = [rule for rule in endpoint["relabelings"] if rule["targetLabel"] == "node"]
+    meta = {FIELDS[field]: value for field, value in pod.items()}
+    return str(rule.get("separator", ";")).join(meta[name] for name in rule["sourceLabels"])
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        *[pytest.param(container_of(each.values[0])["env"], id=str(each.id)) for each in JOBS],
+        pytest.param(SNIPPETS[0]["env"], id="integrations.md"),
+    ],
+)
+def test_label_of_a_pods_series_is_its_node_in_the_records(env: list[dict[str, Any]]) -> None:
+    assert [label_of(pod) for pod in PODS] == [node_of(env, pod) for pod in PODS]
+    assert len({label_of(pod) for pod in PODS}) == len(PODS)  # also of two pods on one host
+
+
+def test_pod_monitor_finds_the_pods_of_the_jobset() -> None:
+    snippet, monitor = SNIPPETS
+    (jobset,) = [each.values[0] for each in JOBS if each.values[0]["kind"] == "JobSet"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    ports = {port.get("name"): port["containerPort"] for port in container_of(jobset)["ports"]}
+    assert ports[endpoint["port"]] == 9400
+    assert snippet["ports"] == [{"name": endpoint["port"], "containerPort": 9400}]
+    (label,) = [each["key"] for each in monitor["spec"]["selector"]["matchExpressions"]]
+    values = {each["name"]: each.get("value") for each in container_of(jobset)["env"]}
+    assert job_of(jobset)["template"]["metadata"]["labels"][label] == values["RESILIENCE_JOB_ID"]
+
+
 def test_page_has_a_row_for_every_status_of_the_manifests() -> None:
     rows = set(re.findall(r"^\| (\d+)", PAGE, flags=re.MULTILINE))
     assert rows >= {"0", "1", "2", "93", "94", "95", "137", "143"}
