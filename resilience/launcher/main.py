@@ -15,7 +15,9 @@ from resilience.system.environment import one_blas_thread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run this node's part of the job; return the exit status."""
+    """Run this node's part of the job; return the exit status.
+
+    An error of this package is one line on the terminal, not a traceback."""
     # If SIGCHLD was ignored when this process started, the kernel would drop the exit statuses of all workers.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _open_closed_streams()

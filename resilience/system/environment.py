@@ -102,7 +102,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_textfile: Annotated[
         str | None,
         _setting(
-            "path", "no file", "folder of node-exporter's textfile collector; metrics are written there every 15 s"
+            "path",
+            "no file",
+            "existing folder of node-exporter's textfile collector; metrics are written there every 15 s",
         ),
     ] = None
     metrics_ranks: Annotated[

@@ -18,6 +18,7 @@ LIMITS = "limits of the rank monitors"
 NOT_RAISED = {
     "CorruptCheckpoint": "only the demonstration raises it",
     "LeftInChild": "it never leaves the wrapper's call",
+    "NodeRefused": "only the launcher raises it",
 }
 
 
