@@ -16,6 +16,7 @@ from resilience.core.hang_kind import in_backward, in_collective
 from resilience.core.wait_for import ahead
 from resilience.facts.deadlines import parse_limit
 from resilience.facts.interruptions import HANGS, Collective, Frame, Hang, Interruption, InterruptionRecord
+from resilience.history.clocks import UNKNOWN_NS
 
 RESTART_STAGES = ("finalize", "health_check", "barrier")
 """What a rank does in a restart, between its abort and the next iteration."""
@@ -80,7 +81,9 @@ def apart_ns(evidence: Evidence, record: InterruptionRecord, other: Interruption
     """Return by how much the clocks of the nodes of two records may differ, in nanoseconds."""
     if record.node is None or other.node is None or record.node == other.node:
         return 0
-    return evidence.clock_errors.get(record.node, 0) + evidence.clock_errors.get(other.node, 0)
+    if not evidence.clock_errors:
+        return 0
+    return sum(evidence.clock_errors.get(node, UNKNOWN_NS) for node in (record.node, other.node))
 
 
 def without_reruns(evidence: Evidence) -> Evidence:

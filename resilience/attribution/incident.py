@@ -138,6 +138,11 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.cost.rework_s is None and self.status == "restarted"
 
     @property
+    def interrupted_no_rank(self) -> bool:
+        """Return True if only monitors were lost, which costs nothing."""
+        return self.verdict.what == "monitor_lost" and self.status == "continued"
+
+    @property
     def is_of_lost_monitors(self) -> bool:
         """Return True if the launcher lost monitors of ranks, which ends no cycle."""
         return self.layer == "launcher" and self.verdict.what == "monitor_lost"
@@ -195,7 +200,6 @@ def completed(
         if (detected_ns := record.detected_wall_ns) is not None
     ]
     progress_unknown = any(record.progress_unknown for record in of_chief)
-    is_free = verdict.what == "monitor_lost" and incident.status == "continued"  # no rank was interrupted
     restart, code = spread(restarts), None if chief is None or chief.exit is None else chief.exit.code
     incident = msgspec.structs.replace(
         incident,
@@ -205,7 +209,7 @@ def completed(
         since_wall_ns=min((detected_ns - round(silent * 1e9) for detected_ns, silent in detections), default=wall_ns),
         where=where(verdict.first, records, stacks, incident.reported_first),
         restart=restart,
-        cost=NO_COST if is_free else _cost(progress, silence_of(records), restart),
+        cost=NO_COST if incident.interrupted_no_rank else _cost(progress, silence_of(records), restart),
         reached_step=progress.reached,
     )
     alike = _alike(incident, before)

@@ -55,7 +55,7 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     taken |= {key for key in iterations if _obeyed_a_signal(history, key)}
     incidents: list[Incident] = []
     makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
-        (key, partial(_incident, history, key, incidents))
+        (key, partial(_incident, history, key, incidents, completeness.is_sample))
         for key, iteration in iterations.items()
         if iteration.is_incident and key not in taken
     ]
@@ -131,11 +131,14 @@ def _obeyed_a_signal(history: History, key: Place) -> bool:
 
 
 def fold(
-    records: Iterable[Record], offsets: Mapping[str, int] | None = None, clock_errors: Mapping[str, int] | None = None
+    records: Iterable[Record],
+    offsets: Mapping[str, int] | None = None,
+    clock_errors: Mapping[str, int] | None = None,
+    completeness: Completeness = WHOLE,
 ) -> tuple[Incident, ...]:
     """Return the incidents of a job. records: of all ranks and agents, in the order of each file. offsets: how far each
     node's clock is ahead, in nanoseconds. clock_errors: by how much that may be wrong."""
-    return incidents_of(History(offsets, clock_errors=clock_errors).take_all(records))
+    return incidents_of(History(offsets, clock_errors=clock_errors).take_all(records), completeness)
 
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:
@@ -191,7 +194,7 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
     ]
 
 
-def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
+def _incident(history: History, key: Place, before: list[Incident], is_sample: bool = False) -> Incident:
     iterations = history.iterations
     iteration = iterations[key]
     places_after = _ended_in(history, key)
@@ -202,6 +205,8 @@ def _incident(history: History, key: Place, before: list[Incident]) -> Incident:
         kills_late=history.is_by_torchrun(key),
         clock_errors=history.clock_errors,
     )
+    if is_sample:
+        evidence = msgspec.structs.replace(evidence, size=None, world=None)
     verdict = judge(evidence)
     records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *records_after)
     last = places_after[-1] if places_after else key

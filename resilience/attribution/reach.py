@@ -24,16 +24,19 @@ _WAITS_FOR_NO_RANK = HANGS.keys() - {"in_loop"}  # a rank that waits for its dev
 
 
 class OwnHangs(msgspec.Struct, frozen=True):
-    """Hung ranks whose hangs no end explains. older: than all ends. later: at least one end came before."""
+    """Hung ranks whose hangs no end explains. older: than all ends. later: at least one end came before. unsure: older,
+    unless the clocks of two nodes are as far apart as they may be."""
 
     older: tuple[Symptom, ...] = ()
     later: tuple[Symptom, ...] = ()
+    unsure: tuple[Symptom, ...] = ()
 
 
 def own_hangs(evidence: Evidence, hung: list[Symptom], ends: list[Symptom]) -> OwnHangs:
     """Rule 11: return the hung ranks whose hangs these ends and exceptions do not explain."""
     awaited = walk_of(evidence).awaited
-    older, later = [], []
+    exact = msgspec.structs.replace(evidence, clock_errors={})
+    older, later, unsure = [], [], []
     for symptom in hung:
         limit = _first_limit(evidence, symptom, awaited == (symptom.rank,))
         if limit is None:
@@ -42,7 +45,9 @@ def own_hangs(evidence: Evidence, hung: list[Symptom], ends: list[Symptom]) -> O
             older.append(symptom)
         elif all(is_before(evidence, limit, end) or began_out_of_reach(evidence, limit, end) for end in ends):
             later.append(symptom)
-    return OwnHangs(tuple(older), tuple(later))
+        elif all(is_before(exact, limit, end) for end in ends):
+            unsure.append(symptom)
+    return OwnHangs(tuple(older), tuple(later), tuple(unsure))
 
 
 def _first_limit(evidence: Evidence, symptom: Symptom, is_awaited: bool) -> Symptom | None:

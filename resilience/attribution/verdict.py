@@ -21,7 +21,6 @@ from resilience.attribution.culprits import NAMED, SURE, UNSURE, Culprit
 from resilience.attribution.evidence import (
     RESTART_STAGES,
     Evidence,
-    apart_ns,
     arrival,
     broken_in_restart,
     symptoms_of,
@@ -30,20 +29,18 @@ from resilience.attribution.evidence import (
     without_reruns,
     without_restart,
 )
-from resilience.attribution.reach import NOTICED_WITHIN_NS, OwnHangs, began_out_of_reach, is_before, own_hangs
+from resilience.attribution.reach import OwnHangs, began_out_of_reach, is_before, own_hangs
+from resilience.attribution.stops import follows, without_stops
 from resilience.attribution.symptoms import (
-    KILLED_AFTER,
-    TORCHRUN_STOPS_WITHIN,
     Class,
     Symptom,
     category,
-    ends_process,
     gives_up,
     is_inside,
     main_stack,
 )
 from resilience.facts.in_words import count
-from resilience.facts.interruptions import Category, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Category, Interruption
 from resilience.facts.user_frames import user_frame
 
 SHORTEST_TIMEOUT_S = 1.0  # of a process group: no job waits less for a collective
@@ -108,7 +105,7 @@ def judge(evidence: Evidence) -> Verdict:
     in_restart = broken_in_restart(evidence)
     if not in_restart:
         return _judged(evidence)
-    verdict = _judged(without_restart(evidence, in_restart.keys()), _without_stops(evidence, in_restart))
+    verdict = _judged(without_restart(evidence, in_restart.keys()), without_stops(evidence, in_restart))
     return verdict if verdict.culprits else _unsure(_judged(evidence))
 
 
@@ -124,13 +121,13 @@ def _unsure(verdict: Verdict) -> Verdict:
 def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxyType({})) -> Verdict:
     """Return the verdict on these records. in_restart: ranks that broke later, which are to blame too if it is their
     own fault."""
-    symptoms = _without_stops(evidence, _without_consequences(_without_lost_monitors(symptoms_of(evidence))))
+    symptoms = without_stops(evidence, _without_consequences(_without_lost_monitors(symptoms_of(evidence))))
     verdict = _named(_store_lost(evidence) or _common(evidence, symptoms) or _culprits(evidence, symptoms))
     first = verdict.first
     if first is None and verdict.culprits:
         first = verdict.culprits[0].rank
     if verdict.culprits:
-        symptoms |= {rank: _follows(late, _consequence(late)) for rank, late in in_restart.items() if late.rule == 2}
+        symptoms |= {rank: follows(late, _consequence(late)) for rank, late in in_restart.items() if late.rule == 2}
         symptoms |= {rank: late for rank, late in in_restart.items() if not late.is_own}
         broken = [late for late in in_restart.values() if late.is_own and late.rule != 2 and late.rank != first]
         later = tuple(Culprit(late.rank, late.what, late.confidence, late.rule) for late in broken)
@@ -157,11 +154,6 @@ def _named(verdict: Verdict) -> Verdict:
     return Verdict("unknown", "unknown", candidates=candidates, rules_fired=verdict.rules_fired)
 
 
-def _follows(symptom: Symptom, reason: str) -> Symptom:
-    """Return the symptom as that of a rank which only followed another one."""
-    return msgspec.structs.replace(symptom, is_own=False, confidence=0.0, reason=reason)
-
-
 def _without_lost_monitors(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
     """Return the symptoms. If any rank has a fault or a hang, a lost monitor is not a fault of its rank."""
     if not any(
@@ -170,7 +162,7 @@ def _without_lost_monitors(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
         return symptoms
     reason = "only its monitor was lost, which interrupts no rank"
     return {
-        rank: _follows(symptom, reason) if symptom.what == "monitor_lost" else symptom
+        rank: follows(symptom, reason) if symptom.what == "monitor_lost" else symptom
         for rank, symptom in symptoms.items()
     }
 
@@ -178,15 +170,12 @@ def _without_lost_monitors(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
 def _without_consequences(symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
     """Return the symptoms. If a rank has a fault of its own, ranks that give up only follow it, and so do ranks whose
     hooks fail in the restart."""
-
-    follows = {
+    reasons = {
         rank: reason for rank, symptom in symptoms.items() if symptom.rule == 2 and (reason := _consequence(symptom))
     }
-    if not any(symptom.is_own and rank not in follows for rank, symptom in symptoms.items()):
+    if not any(symptom.is_own and rank not in reasons for rank, symptom in symptoms.items()):
         return symptoms
-    return {
-        rank: _follows(symptom, follows[rank]) if rank in follows else symptom for rank, symptom in symptoms.items()
-    }
+    return {rank: follows(symptom, reasons[rank]) if rank in reasons else symptom for rank, symptom in symptoms.items()}
 
 
 def _consequence(symptom: Symptom) -> str:
@@ -196,52 +185,6 @@ def _consequence(symptom: Symptom) -> str:
     if symptom.record.stage in RESTART_STAGES:
         return "its hook failed in the restart after another rank's fault"
     return ""
-
-
-def _without_stops(evidence: Evidence, symptoms: dict[int, Symptom]) -> dict[int, Symptom]:
-    """Return the symptoms. When a process ends, the launcher asks the others to stop: these only follow.
-
-    A process that answered an interruption before it ended did not cause it. So only ranks that had answered as well,
-    and are restarting, can follow it. They also follow the first rank that somebody asked to stop."""
-    stops = {rank: symptom for rank, symptom in symptoms.items() if _is_stop(evidence, symptom)}
-    if not stops:
-        return symptoms
-    asked = {rank for rank, symptom in symptoms_of(evidence).items() if _is_stop(evidence, symptom)}
-    gone = [record for record in evidence.records if ends_process(record) or record.rank in evidence.left]
-    reason = "was asked to stop after another rank's process died"
-    shown = dict(symptoms)
-    for rank, symptom in stops.items():
-        no_cause = asked & evidence.answered if rank in evidence.answered else asked | evidence.answered
-        ends = (record for record in gone if record.rank not in no_cause)
-        if any(_may_follow(evidence, symptom.record, end) for end in ends):
-            shown[rank] = _follows(symptom, reason)
-    return shown
-
-
-def _may_follow(evidence: Evidence, record: InterruptionRecord, end: InterruptionRecord) -> bool:
-    """Return True if a rank may have ended after another one, as far as the clocks of their nodes show."""
-    if end.detected_wall_ns is None:
-        return False
-    tolerance_ns = NOTICED_WITHIN_NS + apart_ns(evidence, record, end)
-    return (record.detected_wall_ns or 0) > end.detected_wall_ns - tolerance_ns
-
-
-def _is_stop(evidence: Evidence, symptom: Symptom) -> bool:
-    """Return True if a rank's process ended because it was asked to, or was killed because it did not."""
-    record = symptom.record
-    is_end = symptom.is_own and record.interruption is Interruption.TERMINATED
-    return is_end and (symptom.what == "told_to_stop" or (evidence.kills_late and _is_killed_late(evidence, record)))
-
-
-def _is_killed_late(evidence: Evidence, record: InterruptionRecord) -> bool:
-    """Return True if a rank was killed while a launcher that had asked it to end lost patience with it."""
-    if record.exit is None or record.exit.signal != "SIGKILL" or record.exit.oom or record.rank in evidence.signalled:
-        return False
-    ends = [other for other in evidence.records if ends_process(other) and other.rank != record.rank]
-    first_ns = min((end.detected_wall_ns for end in ends if end.detected_wall_ns is not None), default=None)
-    if record.detected_wall_ns is None or first_ns is None:
-        return False
-    return KILLED_AFTER <= (record.detected_wall_ns - first_ns) / 1e9 <= TORCHRUN_STOPS_WITHIN
 
 
 def _store_lost(evidence: Evidence) -> Verdict | None:
@@ -298,7 +241,8 @@ def _culprits(evidence: Evidence, symptoms: Mapping[int, Symptom]) -> Verdict:
     elif own.older or own.later:
         blamed += _blame_hung(evidence, [*own.older, *own.later])
     fired = {culprit.rule for culprit in blamed} | {symptom.rule for symptom in symptoms.values() if not symptom.is_own}
-    fired |= {11} if own.older or own.later else set()
+    blamed += [Culprit(symptom.rank, symptom.what, UNSURE, 11) for symptom in own.unsure if not own.older]
+    fired |= {11} if own.older or own.later or own.unsure else set()
     if quiet:
         blamed += _blame_quiet(evidence, symptoms, quiet, {culprit.rank for culprit in blamed})
         fired |= {culprit.rule for culprit in blamed}

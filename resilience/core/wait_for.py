@@ -10,7 +10,7 @@ A rank about which nothing is known gets no edge. A transfer between two ranks c
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -93,11 +93,17 @@ def walk(last: Last, waiting: Set[int], ranks: Mapping[int, int]) -> Walk:
     edges = {rank: targets for rank in sorted(waiting & last.keys()) if (targets := _targets(places, rank))}
     behind = frozenset().union(*set(edges.values()))  # most of these sets are equal
     pending = {rank: entries for rank in waiting & last.keys() if (entries := list(_pending(last[rank])))}
-    unknown = {rank: frozenset().union(*map(places.unknown, entries)) - {rank} for rank, entries in pending.items()}
+    unknown = {rank: _union(map(places.unknown, entries)) for rank, entries in pending.items()}
     known = {rank for rank in pending if not unknown[rank]}  # else it may wait for one of these
     awaited = tuple(sorted(behind - edges.keys() - (waiting - known)))
     cycle = () if awaited else _cycle(edges)
     return Walk(awaited, cycle, behind, frozenset().union(*set(unknown.values())))
+
+
+def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    """Return the union of these sets, and the set itself if all are equal: there are thousands of them."""
+    different = set(sets)
+    return different.pop() if len(different) == 1 else frozenset().union(*different)
 
 
 def ahead(last: Last, ranks: Mapping[int, int]) -> frozenset[int]:
@@ -130,7 +136,6 @@ class _Places:
             for entry in sorted(entries, key=lambda entry: entry.seq)
         }
         self._kinds = {(rank, entry.is_recorded) for rank, entries in last.items() for entry in entries}
-        self._cut = {rank for rank, entries in last.items() if any(entry.is_cut for entry in entries)}
         self._compared: dict[tuple[int, int], tuple[frozenset[int], frozenset[int]]] = {}
 
     def behind(self, pending: Collective) -> frozenset[int]:
@@ -147,7 +152,7 @@ class _Places:
             behind, unknown = [], []
             for rank in self.members(pending):
                 sequence = self.sequences.get((rank, pending.group))
-                if sequence is None and (rank in self._cut or (rank, pending.is_recorded) not in self._kinds):
+                if sequence is None and (rank, pending.is_recorded) not in self._kinds:
                     unknown.append(rank)
                 elif sequence is None or sequence < pending.seq:
                     behind.append(rank)
@@ -160,8 +165,7 @@ class _Places:
 
 
 def _targets(places: _Places, rank: int) -> frozenset[int]:
-    sets = {places.behind(pending) for pending in _pending(places.last[rank])}
-    targets = next(iter(sets)) if len(sets) == 1 else frozenset().union(*sets)
+    targets = _union(places.behind(pending) for pending in _pending(places.last[rank]))
     return targets - {rank} if rank in targets else targets
 
 

@@ -130,7 +130,7 @@ class Collective(msgspec.Struct, frozen=True, omit_defaults=True):
     group, seq: equal on all participating ranks. left: the rank has returned from it. members: the members of the group
     in torch's numbering as (first, distance, number), if their distance is constant. expected: the operation that would
     continue the previous ones. is_recorded: from torch's flight recorder, which also has collectives that C++ starts.
-    is_transfer: a send or a receive. is_cut: the rank entered other groups before, and these are not on record."""
+    is_transfer: a send or a receive."""
 
     group: int
     seq: int
@@ -140,7 +140,6 @@ class Collective(msgspec.Struct, frozen=True, omit_defaults=True):
     expected: str = ""
     is_recorded: bool = False
     is_transfer: bool = False
-    is_cut: bool = False
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,12 +13,13 @@ SHARE_MISSING = 0.1  # largest share of ranks with missing records for which the
 class Completeness(msgspec.Struct, frozen=True):
     """What is missing. ranks: number of ranks that should have records. damaged: initial ranks with missing records, in
     their own files or their agent's. files: files with missing records; "records" if their folder cannot be read. lost:
-    records known to be missing."""
+    records known to be missing. is_sample: those of some ranks were left out to save time; those read stand for all."""
 
     ranks: int = 0
     damaged: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     lost: int = 0
+    is_sample: bool = False
 
     @property
     def is_whole(self) -> bool:

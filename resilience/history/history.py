@@ -227,7 +227,7 @@ class History:
             yield from self._iterations.other_launchers.restarts_after(place, noticed_ns)
 
     def started_again(self, place: Place) -> Place | None:
-        """Return the first iteration after torchrun, or a launcher like it, started the ranks again; None if none did."""
+        """Return the first iteration after torchrun, or one like it, started the ranks again; None if none did."""
         return None if self._has_agents(place[0]) else self._iterations.other_launchers.following(place)
 
     def is_by_torchrun(self, place: Place) -> bool:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Iterable
 
 from resilience.core import wait_for
 from resilience.facts.interruptions import Collective
-from resilience.monitor.page import COLLECTIVES, CollectiveEntry
+from resilience.monitor.page import CollectiveEntry
 
 GROUPS = 8  # the most recently used ones
 
 
-def last_collectives(entries: Sequence[CollectiveEntry]) -> tuple[Collective, ...]:
-    """Return the collectives of a page that a record names. entries: oldest first. If the page or the record has no
-    place for groups that the rank used before, the first collective says so."""
+def last_collectives(entries: Iterable[CollectiveEntry]) -> tuple[Collective, ...]:
+    """Return the collectives of a page that a record names. entries: oldest first."""
     by_group: defaultdict[int, dict[int, CollectiveEntry]] = defaultdict(dict)
     for entry in entries:
         group = by_group.pop(entry.group, {})
         by_group[entry.group] = group | {entry.sequence: entry}  # torch's recorder may be read several times
-    groups = list(by_group.values())[-GROUPS:]
-    named = [collective for group in groups for collective in _group_collectives(group)]
-    if named and (len(by_group) > GROUPS or len(entries) >= COLLECTIVES - 1):
-        named[0] = msgspec.structs.replace(named[0], is_cut=True)
-    return tuple(named)
+    return tuple(collective for group in list(by_group.values())[-GROUPS:] for collective in _group_collectives(group))
 
 
 def _group_collectives(entries: dict[int, CollectiveEntry]) -> list[Collective]:

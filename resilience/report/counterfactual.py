@@ -97,9 +97,15 @@ def _limits(incidents: Sequence[Incident]) -> list[float]:
 
 def _checkpoints(times: Times, incidents: Sequence[Incident]) -> list[float]:
     """Return checkpoint intervals that fit into the productive time. A longer one would write no checkpoint."""
-    if all(incident.cost.rework_s is None for incident in incidents):
+    if not _rework_times(incidents):
         return []
     return [every for every in CHECKPOINTS if every < times.productive_s]
+
+
+def _rework_times(incidents: Sequence[Incident]) -> list[float]:
+    """Return how long each fault had ranks repeat steps, without those for which that is unknown."""
+    faults = [incident for incident in incidents if not incident.interrupted_no_rank]
+    return [rework for incident in faults if (rework := incident.cost.rework_s) is not None]
 
 
 def least_change_last(answer: WhatIf) -> tuple[float, float]:
@@ -140,7 +146,7 @@ def saved_more_often(times: Times, incidents: Sequence[Incident], every: float, 
     """Return the answer for a checkpoint every `every` seconds of work: a fault loses half of that on average.
 
     every: shorter than the productive time. The existing checkpoints are assumed to cost nothing."""
-    rework_times = [rework for incident in incidents if (rework := incident.cost.rework_s) is not None]
+    rework_times = _rework_times(incidents)
     rework_now = sum(rework_times)
     rework_then = len(rework_times) * every / 2
     writing = 0.0 if write_s is None else write_s * times.productive_s / every

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from resilience.attribution.advice import named, ranks_in_words
 from resilience.attribution.cost import time_unknown_in_words
 from resilience.attribution.culprits import RULES
-from resilience.attribution.incident import NO_COST, Cost, Incident
+from resilience.attribution.incident import Cost, Incident
 from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
@@ -483,7 +483,7 @@ def _cost(incident: Incident) -> str:
         again = f" ({seconds(cost.rework_s)})" if cost.rework_s is not None else ""
         parts.append(f"{count(cost.lost_steps, 'step')} done again{again}")
     if not parts:
-        return "none: no rank was interrupted" if cost == NO_COST else "unknown"
+        return "none: no rank was interrupted" if incident.interrupted_no_rank else "unknown"
     total = f"{seconds(cost.lost_s)}: " if cost.lost_s is not None and len(parts) > 1 else ""
     unknown = ""
     if incident.has_unknown_rework:

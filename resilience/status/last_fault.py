@@ -180,7 +180,8 @@ class LastFault:
             is_older = last is not None and last.is_lost_monitor and last.at_ns <= self._verdicts[named][1]
             if last is None or is_older or _order(last.place) <= _order(named):
                 return self._of_verdict(named, faults)
-        if last is not None and last.place in self._verdicts:  # it blames no rank: this one only reported the fault
+        if last is not None and last.place in self._verdicts and not last.is_lost_monitor:
+            # It blames no rank: this one only reported the fault.
             verdict, _ = self._verdicts[last.place]
             return last._replace(what=f"{last.what}; {verdict.sentence}")
         return last
@@ -226,11 +227,12 @@ class LastFault:
         if not faults:
             return None
         newest = max(fault.cycle for fault in faults)
-        places = [fault.place for fault in faults if fault.cycle == newest and fault.iteration is not None]
+        of_cycle = [fault for fault in faults if fault.cycle == newest]
+        faults = [fault for fault in of_cycle if not fault.is_lost_monitor] or of_cycle  # no cause of another fault
+        places = [fault.place for fault in faults if fault.iteration is not None]
         shown = ((newest, None, None), max(places, key=_order, default=None))
         last = max((fault for fault in faults if fault.place in shown), key=_age)
-        at_place = [fault for fault in faults if fault.place == last.place]
-        together = [fault for fault in at_place if not fault.is_lost_monitor] or at_place  # no cause of another fault
+        together = [fault for fault in faults if fault.place == last.place]
         agreed = cycles.mover(last.cycle) if last.iteration is None else None
         arrived, first_in_store = self._arrived.get(last.place, {}), self._first.get(last.place)
         has_cause = any(fault.kind is not Interruption.TERMINATED for fault in together)

@@ -23,6 +23,7 @@ from resilience.facts import events
 from resilience.facts.identity import owner_of
 from resilience.facts.records import Record
 from resilience.history.clocks import BarrierMark, compared, errors_of, marks_of, meetings_of, offsets_of
+from resilience.history.completeness import Completeness
 from resilience.telemetry.recording import RecordTail
 
 FIRST_LOOK = 0.3  # seconds after the restart, which keeps processors busy until then
@@ -112,12 +113,12 @@ def incident(
         files_read.read(files[:MOST_FILES])
         files_read.read(_files_of_first(files[MOST_FILES:], files_read.records.values()))
         if is_last or complete(files_read.present()):
-            chosen = choose(files_read.incidents())
+            chosen = choose(files_read.incidents(len(files)))
             if chosen is None or chosen.verdict.culprits or len(files) == len(files_read.records):
                 return chosen
             if not hurry.is_set():
                 files_read.read(_files_of_odd([path for path in files if path not in files_read.records]))
-                chosen = choose(files_read.incidents())
+                chosen = choose(files_read.incidents(len(files)))
             # With only part of the records, a verdict without a culprit says nothing.
             return chosen if chosen is not None and chosen.verdict.culprits else None
         hurry.wait(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
@@ -143,13 +144,15 @@ class _Files:
     def present(self) -> list[Record]:
         return [record for path in sorted(self.records) for record in self.records[path]]
 
-    def incidents(self) -> tuple[Incident, ...]:
-        """Return the incidents in these records, with times of one clock, as far as the barriers in them show it."""
+    def incidents(self, number: int) -> tuple[Incident, ...]:
+        """Return the incidents in these records, with times of one clock, as far as the barriers in them show it.
+        number: of all files."""
         from resilience.attribution.incidents import fold  # loaded only by a process that prints such a line
 
         nodes = sorted({mark.node for marks in self._marks.values() for mark in marks})
         clocks = compared(nodes, meetings_of(self._marks.values())) if len(nodes) > 1 else ()
-        return fold(self.present(), offsets_of(clocks), errors_of(clocks))
+        completeness = Completeness(is_sample=number > len(self.records))
+        return fold(self.present(), offsets_of(clocks), errors_of(clocks), completeness)
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import pytest
 
 import resilience
 from resilience.attribution.advice import advise
-from resilience.attribution.culprits import NAMED, SURE
+from resilience.attribution.culprits import NAMED, SURE, UNSURE
 from resilience.attribution.evidence import Evidence
 from resilience.attribution.verdict import judge
 from resilience.facts.interruptions import (
@@ -281,21 +281,16 @@ def test_hang_of_which_no_start_is_on_record_is_judged_too() -> None:
 def test_rank_that_is_stopped_is_blamed_though_its_place_among_the_collectives_is_unknown() -> None:
     """A healthy rank has used more groups since than a record names: it only seems to be behind."""
     pending = Collective(1, 5, "all_reduce", False, members=(0, 1, 3), is_recorded=True)
-    later = Collective(2, 9, "all_reduce", True, members=(1, 1, 2), is_recorded=True, is_cut=True)
-    stacks: dict[int, tuple[Frame, ...]] = {0: BARRIER, 1: LOADS}
-    for collectives in (
-        {0: (pending,), 1: (later,)},
-        {0: (pending,), 1: (msgspec.structs.replace(later, is_cut=False),)},
-    ):
-        seen = Evidence(
-            (silent(0, BARRIER, hang="in_collective"),),
-            first=0,
-            active=frozenset(range(3)),
-            stacks=stacks,
-            hangs={2: "stopped"},
-            collectives=collectives,
-        )
-        assert blamed(seen) == [(2, "stopped")]
+    later = Collective(2, 9, "all_reduce", True, members=(1, 1, 2), is_recorded=True)
+    seen = Evidence(
+        (silent(0, BARRIER, hang="in_collective"),),
+        first=0,
+        active=frozenset(range(3)),
+        stacks={0: BARRIER, 1: LOADS},
+        hangs={2: "stopped"},
+        collectives={0: (pending,), 1: (later,)},
+    )
+    assert blamed(seen) == [(2, "stopped")]
 
 
 @pytest.mark.parametrize(("error_s", "node", "is_sure"), [(0.0, "b", True), (3.0, "b", False), (3.0, "a", True)])
@@ -307,6 +302,9 @@ def test_order_of_two_ends_counts_only_as_far_as_the_clocks_of_their_nodes_are_k
     records = ended(0, "SIGTERM", 96.0, node=node), ended(1, "SIGKILL", 100.0, node="a")
     seen = Evidence(records, first=1, active=frozenset({0, 1}), clock_errors=errors)
     assert ((0, "told_to_stop") in blamed(seen)) == is_sure
+    candidates = [] if is_sure else [(0, "told_to_stop", UNSURE)]
+    assert [(each.rank, each.what, each.confidence) for each in judge(seen).candidates] == candidates
+    assert not judge(seen).exonerated
 
 
 @pytest.mark.parametrize(("error_s", "is_older"), [(0.0, True), (30.0, False)])
@@ -326,6 +324,7 @@ def test_hang_is_older_than_an_exception_only_if_the_clocks_of_their_nodes_show_
     errors = dict.fromkeys("ab", round(error_s * 1e9))
     seen = Evidence((raised, hung), first=0, active=frozenset({0, 1}), clock_errors=errors)
     assert [rank for rank, _ in blamed(seen)] == ([1, 0] if is_older else [0])
+    assert [each.rank for each in judge(seen).candidates] == ([] if is_older else [1])
 
 
 def test_rank_that_was_told_to_stop_long_before_another_one_died_is_blamed() -> None:

@@ -60,13 +60,6 @@ def test_rank_that_waits_may_wait_for_one_whose_place_in_that_group_is_not_on_re
     assert walk(whole, {0, 1, 2}, RANKS) == Walk((3,), (), frozenset((1, 3)))
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_group_that_a_cut_record_does_not_name_may_have_been_used_before(is_cut: bool) -> None:
-    last = {0: [at(5)], 1: [at(9, group=2, left=True, is_cut=is_cut)], 2: [at(5)], 3: [at(5)]}
-    found = walk(last, {0, 2, 3}, RANKS)
-    assert (found.awaited, found.unknown) == (((), {1}) if is_cut else ((1,), set()))
-
-
 def test_rank_that_receives_waits_for_the_sender_alone() -> None:
     pipe = {"members": (1, 1, 2), "group": 9, "is_transfer": True, "op": "transfer"}
     last = {rank: [at(8, left=True)] for rank in RANKS} | {2: [at(3, **pipe)], 1: [at(2, left=True, **pipe)]}

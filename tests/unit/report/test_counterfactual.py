@@ -84,6 +84,15 @@ def test_checkpoints_leave_half_of_their_distance_undone() -> None:
     assert "not recorded" in answer.inputs
 
 
+def test_lost_monitors_are_no_faults_after_which_steps_are_repeated() -> None:
+    found = [incident(1, rework_s=150.0), incident(2, rework_s=50.0)]
+    lost = msgspec.structs.replace(
+        incident(3, rework_s=0.0), verdict=Verdict("monitor_lost", "host"), status="continued"
+    )
+    assert saved_more_often(TIMES, [*found, lost, lost], 60.0, 3.0) == saved_more_often(TIMES, found, 60.0, 3.0)
+    assert [answer for answer in what_ifs(TIMES, [lost]) if answer.kind == "checkpoints"] == []
+
+
 def test_writing_checkpoints_costs_what_it_takes() -> None:
     found = [incident(1, rework_s=150.0), incident(2, rework_s=50.0)]
     answer = saved_more_often(TIMES, found, 60.0, 3.0)

@@ -144,6 +144,20 @@ def test_verdict_after_the_loss_of_a_monitor_is_shown_and_not_that_loss(
     assert (failure.rank, failure.what) == (rank, CLASSES["hung"])
 
 
+def test_lost_monitor_has_no_part_in_a_verdict_that_names_no_rank(tmp_path: Path) -> None:
+    told = launch_streams.launched(is_running=True, lost_monitors=[(0, 1)])
+    last = told.files["node0", None][-1]
+    judgement = msgspec.structs.replace(
+        last,
+        sequence=last.sequence + 1,
+        origin=msgspec.structs.replace(last.origin, initial_rank=None),
+        event=events.IncidentJudged("the job's store was lost", "store_lost", 0, None, None, None, (), None),
+    )
+    failure = now_of(written([*told.records, judgement], tmp_path / "run")).failure
+    assert failure is not None
+    assert (failure.rank, failure.what) == (1, "its monitor was lost: its channel closed")
+
+
 def test_monitor_that_the_launcher_lost_is_the_last_fault_if_no_rank_has_one(tmp_path: Path) -> None:
     told = launch_streams.launched(lost_monitors=[(0, 1)])
     failure = now_of(written(told.records, tmp_path / "run")).failure

@@ -232,7 +232,7 @@ def test_without_an_agent_a_stopped_node_keeps_the_entries_of_the_others(
 def test_collector_that_takes_all_the_time_does_not_keep_the_end_of_the_job_from_prometheus(
     tmp_path: Path, emitted: list[events.Event]
 ) -> None:
-    server = MetricsServer("127.0.0.1", 0, Exposition(MetricView()), tmp_path / "run", "node")
+    server = MetricsServer("127.0.0.1", 0, Exposition(MetricView()), tmp_path / "run", "node", emitted.append)
     assert server.announce()
     exports, left = Exports(emitted.append, MetricView(), SpanView(), is_agents=True), list[bool]()
     swallowing: Any = SimpleNamespace(close=lambda limit: left.append(not list((tmp_path / FOLDER).iterdir())))
