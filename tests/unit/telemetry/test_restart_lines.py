@@ -78,7 +78,7 @@ def test_restart_that_many_others_have_followed_is_named_in_a_small_job(
 
 
 def test_fault_of_most_ranks_that_were_read_is_common_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = job([Fault("exception", rank, 0) for rank in range(8)], world=8).write(tmp_path / "run")
+    folder = job([Fault("exception", rank, 0) for rank in range(16)], world=16).write(tmp_path / "run")
     monkeypatch.setattr(restart_lines, "MOST_FILES", 4)
     found = told(folder)
     assert found is not None and found.verdict.what == "common"
