@@ -35,6 +35,7 @@ from resilience.facts.interruptions import (
 )
 from resilience.facts.records import Record
 from resilience.facts.user_frames import user_frame
+from resilience.history.completeness import Completeness
 from resilience.history.history import History
 from resilience.history.places import AT_ENTRY
 from tests.support.record_streams import GONE, LOAD, LOADS, OTHER, TORCH, TRAIN, WAITS, WRAPPED, Fault, Job, Kind, job
@@ -834,6 +835,15 @@ def test_repeated_steps_have_a_cost_if_the_job_began_with_a_checkpoint() -> None
     (incident,) = fold(records)
     assert incident.cost.lost_steps == 3
     assert incident.cost.rework_s == pytest.approx(3 * (1.0 - 0.35) / 13, rel=0.05)  # 13 steps after it had loaded
+
+
+@pytest.mark.parametrize("is_sample", [True, False])
+def test_ranks_that_were_left_out_to_save_time_are_not_missing(is_sample: bool) -> None:
+    """All ranks raise the same; a quarter of them is known."""
+    told = job([Fault("exception", rank, 0) for rank in range(16)], world=16)
+    known = [record for rank in range(4) for record in told.files[rank]]
+    (incident,) = fold(known, completeness=Completeness(is_sample=is_sample))
+    assert incident.verdict.what == ("common" if is_sample else "exception")
 
 
 def test_rank_that_leaves_long_after_the_interruption_makes_no_step_longer() -> None:

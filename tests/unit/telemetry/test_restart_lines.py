@@ -77,13 +77,6 @@ def test_restart_that_many_others_have_followed_is_named_in_a_small_job(
     assert (first is None) == is_large
 
 
-def test_fault_of_most_ranks_that_were_read_is_common_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = job([Fault("exception", rank, 0) for rank in range(16)], world=16).write(tmp_path / "run")
-    monkeypatch.setattr(restart_lines, "MOST_FILES", 4)
-    found = told(folder)
-    assert found is not None and found.verdict.what == "common"
-
-
 def test_part_of_the_records_that_blames_no_rank_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "communication")
     found = told(tmp_path)
