@@ -32,6 +32,7 @@ import pytest
 import tests.support.examples  # noqa: F401
 from resilience.core import (
     agent_liveness,
+    budget,
     control,
     cycle_nodes,
     job_budget,
@@ -50,6 +51,7 @@ from tests.restart_simulation.cluster import Cluster
 from tests.restart_simulation.faults import VICTIMS, Schedule, draw, everywhere, raised_everywhere
 from tests.unit.core import (
     test_agent_liveness,
+    test_budget,
     test_control,
     test_cycle_nodes,
     test_job_budget,
@@ -82,6 +84,10 @@ EQUIVALENT = {
         "weighed_silence",
         "without condition limits.rule is not None",
     ): "a silence has a row only if there is a rule; the types do not say so",
+    (
+        "_has_ended",
+        "without condition record.detector is not None",
+    ): "it is asked only of a record that has a detector; the types do not say so",
     (
         "_place_left",
         "swapped: unassigned = (yield from _numbered(keys.unassigned, initial_world_size)) / "
@@ -155,6 +161,7 @@ LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
     rendezvous: (test_rendezvous, test_waiting_costs),
     shared_list: (test_job_budget,),
     job_budget: (test_job_budget,),
+    budget: (test_budget, test_job_budget),
     cycle_nodes: (test_cycle_nodes, test_waiting_costs),
     control: (test_control,),
     stopping: (test_stopping,),

@@ -3,7 +3,8 @@
 `max_restarts` is the ceiling. Three rules end the job earlier: the same failure comes three times in a row without
 progress, so another restart would end like the last two; several restarts bring no progress, whatever the failures
 are; one failure recurs too often within the window, even if steps are made in between. Progress is a higher step than
-any rank of the job has reported before.
+any rank of the job has reported before. The first two say that another start of the job would not help. The third does
+not say so: if the ceiling is reached too, the job ends like any other that has used its restarts.
 
 A program need not report steps. If no rank has reported one, progress is unknown: a program that writes checkpoints may
 be killed ten times and rightly continue. Then only exceptions count as repetitions, because an exception with the same
@@ -96,17 +97,17 @@ def decide(budget: Budget, history: Sequence[Failure], failure: Failure) -> Answ
     if budget.same_limit and same >= budget.same_limit and _may_repeat(step, failure):
         progress = f" without progress beyond step {step}" if step >= 0 else ""
         return stop(f"the same failure {count(same, 'time')} in a row{progress}: {failure.what}", budget.same_exit_code)
+    starts = _since_progress(budget, [*history, failure])
+    if budget.stalled_restarts and step >= 0 and starts > budget.stalled_restarts:
+        return stop(f"no worker has come beyond step {step} in {count(starts, 'start')}", budget.same_exit_code)
+    if left <= 0:  # before the last rule: a job that advances may well be started again by its scheduler
+        return stop(_used_up(budget.max_restarts), FAILED)
     often = 1 + sum(_is_same(step, past, failure) and failure.at - past.at <= budget.window_s for past in history)
     if budget.same_in_window and often > budget.same_in_window and _may_repeat(step, failure):
         return stop(
             f"the same failure {count(often, 'time')} within {budget.window_s:g} s: {failure.what}",
             budget.same_exit_code,
         )
-    starts = _since_progress(budget, [*history, failure])
-    if budget.stalled_restarts and step >= 0 and starts > budget.stalled_restarts:
-        return stop(f"no worker has come beyond step {step} in {count(starts, 'start')}", budget.same_exit_code)
-    if left <= 0:
-        return stop(_used_up(budget.max_restarts), FAILED)
     return Answer(True, failure.what, used + 1, left - 1, same)
 
 

@@ -124,6 +124,7 @@ def test_only_a_missing_module_or_syntax_error_at_import_counts_as_import_error(
     assert not is_of_an_import(raised("ModuleNotFoundError", "<module>", "main"))
     assert not is_of_an_import(raised("ImportError", "<module>"))
     assert not is_of_an_import(raised("ModuleNotFoundError", "<module>", code=0))
+    assert not is_of_an_import(replace(raised("ModuleNotFoundError", "<module>"), exit=None))
 
 
 def test_agent_that_knows_no_step_does_not_end_a_job_that_has_made_some() -> None:
@@ -172,7 +173,8 @@ def test_usage_error_that_comes_again_ends_a_program_that_reports_no_step() -> N
     assert third.why == f"the same failure 3 times in a row: it was exit:2; {WRONG_USE}"
     assert answer(BUDGET, usage_errors(2)).is_restart
     assert answer(replace(BUDGET, same_limit=0), usage_errors(10)).is_restart
-    assert answer(replace(BUDGET, same_limit=0), usage_errors(11)).exit_code == 93  # within the window
+    assert answer(replace(BUDGET, same_limit=0), usage_errors(11)).exit_code == 1  # no restart is left
+    assert answer(replace(BUDGET, same_limit=0, max_restarts=20), usage_errors(11)).exit_code == 93  # within the window
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -217,14 +219,31 @@ def test_same_failure_too_often_within_the_window_ends_the_job_although_steps_ar
     assert answer(replace(budget, same_in_window=0), failures(*"xxxxx")).is_restart
 
 
-def test_repeated_failure_without_restarts_left_ends_the_job_with_exit_code_93() -> None:
-    """With the launcher's own limits, 10 restarts and 10 equal failures within the hour."""
-    launched = Budget(max_restarts=10)
-    assert answer(launched, failures(*"xxxxxxxxxx")).is_restart
-    last = answer(launched, failures(*"xxxxxxxxxxx"))
-    assert (last.is_restart, last.exit_code) == (False, 93)
-    assert "11 times within 3600 s" in last.why
-    stalled = answer(Budget(max_restarts=5), failures(*"abcdef", steps=[3] * 6))
+def test_program_that_accepts_its_arguments_at_last_is_not_ended_for_the_window() -> None:
+    budget = Budget(max_restarts=100, same_limit=0)
+    rejected = usage_errors(12)
+    assert not answer(budget, rejected).is_restart
+    assert answer(budget, [*rejected[:11], replace(rejected[11], kind="exit")]).is_restart
+
+
+def test_job_that_advances_and_has_used_its_restarts_ends_with_1_whatever_it_failed_of() -> None:
+    """With the launcher's own limits: its scheduler starts it again, and it goes on from its checkpoint."""
+    equal = failures(*"xxxxxxxxxxx", apart=300.0)
+    assert answer(BUDGET, equal[:10]).is_restart
+    last = answer(BUDGET, equal)
+    assert (last.is_restart, last.exit_code, last.why) == (False, 1, "all 10 restarts are used")
+
+
+def test_failure_in_a_row_without_restarts_left_ends_the_job_with_exit_code_93() -> None:
+    last = answer(replace(BUDGET, max_restarts=2), failures(*"xxx", steps=[3] * 3))
+    assert (last.exit_code, last.why) == (
+        93,
+        "the same failure 3 times in a row without progress beyond step 3: it was x",
+    )
+
+
+def test_starts_without_progress_and_without_restarts_left_end_the_job_with_exit_code_93() -> None:
+    stalled = answer(replace(BUDGET, max_restarts=5), failures(*"abcdef", steps=[3] * 6))
     assert (stalled.exit_code, stalled.why) == (93, "no worker has come beyond step 3 in 6 starts")
 
 
@@ -294,7 +313,8 @@ def test_job_ends_after_at_most_its_restarts_and_only_for_a_reason_that_holds(
     )  # the last one that had come further
     is_stalled = highest >= 0 and len(before) - further > budget.stalled_restarts > 0
     if answered.exit_code == 93:
-        assert row or (may_repeat and often > budget.same_in_window > 0) or is_stalled
+        too_often = may_repeat and often > budget.same_in_window > 0 and len(past) < budget.max_restarts
+        assert row or too_often or is_stalled
     else:
         assert len(past) >= budget.max_restarts
 
@@ -352,6 +372,10 @@ def test_fingerprint_tells_failures_apart_and_repetitions_not() -> None:
     assert list(map(kind_of, kinds)) == ["exception", "exit", "exit", "exit", "exit", "hang", "hang", "exit"]
 
 
+def test_end_without_a_known_status_has_the_fingerprint_of_its_interruption() -> None:
+    assert fingerprint(record(exit=Exit())) == Interruption.TERMINATED.value
+
+
 def test_usage_error_is_exit_status_2_soon_after_the_start_and_no_exception() -> None:
     error = ExceptionInfo("ValueError", "batch 17", "abc", (Frame("t.py", 3, "f"),))
     soon = USAGE_ERROR_S - 1
@@ -379,6 +403,11 @@ def test_table_has_a_line_a_failure_whatever_the_message() -> None:
         "0      1     node0  7     ValueError: one two three",
         "1      -     node1  -     node node1 is lost",
     ]
+
+
+def test_failure_without_an_exception_is_described_by_its_message_or_else_by_its_kind() -> None:
+    assert describe(record(message="process 7\nended")) == "process 7 ended"
+    assert describe(record()) == Interruption.TERMINATED.value
 
 
 def test_first_death_without_a_step_is_no_repetition_even_where_one_is_the_limit() -> None:
