@@ -199,6 +199,7 @@ class Agent(LocalElasticAgent):
 
         for ended in running.stop(supervisor.signals.to_workers(verdict.stop_signal), limit, is_urgent):
             self._report_end(ended, expected=True)
+        supervisor.reporter.console.losses(running.unshown)
         self.is_clean = verdict.outcome == "preempted" and running.ended_well
         if running.unkillable:
             supervisor.mark_unusable(running.unkillable)

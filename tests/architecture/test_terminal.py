@@ -39,6 +39,7 @@ def test_callers_of_the_terminal_make_their_bytes_printable() -> None:
     callers = {name for name, tree in _modules() if writers & _calls(tree)}
     assert callers == {
         "launcher/console.py",
+        "launcher/output/teed_output.py",
         "launcher/output/terminal_copy.py",
         "monitor/program.py",
         "telemetry/standard.py",

@@ -201,3 +201,24 @@ def test_sigterm_ends_the_wait_for_a_slow_preload(tmp_path: Path) -> None:
         if isinstance(record.event, events.CyclePhaseEnded) and record.event.phase == "spawn"
     ]
     assert spawn < FIRST_LIMIT
+
+
+TEED = """
+import sys
+for _ in range(2000): print("x" * 99)
+sys.exit(3)
+"""
+
+
+def test_unread_tee_blocks_neither_a_restart_nor_the_end_of_the_agent(tmp_path: Path) -> None:
+    reading, writing = os.pipe()  # nobody reads; it holds a third of what one worker writes
+    tee = ("--tee", "1", "--max-restarts", "1", "--log-dir", str(tmp_path / "logs"))
+    with running(tmp_path, TEED, *tee, stdout=writing) as child:
+        os.close(writing)
+        assert child.wait(120) == 1, said(tmp_path)
+    os.close(reading)
+    began = [record.event for record in Account(tmp_path / "runs" / "job").records()]
+    assert [event.why for event in began if isinstance(event, events.CycleStarted)] == ["first", "failure"]
+    logs = [path.stat().st_size for path in (tmp_path / "logs").rglob("stdout.log")]
+    assert logs == [200_000, 200_000]
+    assert said(tmp_path).count("the end of the workers' stdout is not shown here, the reader was too slow; see") == 2

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import NamedTuple
 
 from torch.distributed.elastic.agent.server.api import Worker
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from resilience.errors import LaunchError
 from resilience.launcher.worker.notes import Note
+from resilience.launcher.worker.workers import Workers
 from resilience.launcher.worker.zygote import ForkedWorker
 from resilience.system import processes
 from resilience.system.channel import close_all
@@ -73,7 +73,7 @@ class ExitProgress:
         return unkillable
 
 
-def watched(context: SubprocessContext, workers: list[Worker]) -> RunningWorkers:
+def watched(context: Workers, workers: list[Worker]) -> RunningWorkers:
     """Return the started workers. Raises: LaunchError if they cannot be watched; they have been killed then."""
     try:
         return RunningWorkers(context, workers)
@@ -85,7 +85,7 @@ def watched(context: SubprocessContext, workers: list[Worker]) -> RunningWorkers
 class RunningWorkers:
     """One node's workers in one cycle."""
 
-    def __init__(self, context: SubprocessContext, workers: list[Worker]) -> None:
+    def __init__(self, context: Workers, workers: list[Worker]) -> None:
         """Raises: OSError, if no descriptor is left."""
         self._context = context
         self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
@@ -160,6 +160,11 @@ class RunningWorkers:
         self.living -= {worker.local_rank for worker in given_up}
         self.unkillable += given_up
         return given_up
+
+    @property
+    def unshown(self) -> list[str]:
+        """Return sentences on output of `--tee` that the terminal lacks, once the workers are stopped."""
+        return self._context.unshown
 
     @property
     def ended_well(self) -> bool:

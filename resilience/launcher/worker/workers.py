@@ -11,6 +11,7 @@ import errno
 import os
 import resource
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_han
 
 from resilience.errors import LaunchError
 from resilience.launcher.output.destinations import RunFolderLogs
+from resilience.launcher.output.teed_output import TeedOutput
 from resilience.launcher.worker import fork_safety, tied
 from resilience.launcher.worker.zygote import Order, Zygote
 from resilience.system import descriptors
@@ -44,7 +46,8 @@ class WorkersSpec:
 
 
 class Workers(SubprocessContext):
-    """The worker processes of one cycle. how, reason: warm or cold, and why not warm."""
+    """The worker processes of one cycle. how, reason: warm or cold, and why not warm; unshown: once it is closed,
+    sentences on output of `--tee` that the terminal lacks."""
 
     def __init__(self, spec: WorkersSpec) -> None:
         assert isinstance(spec.entrypoint, str)
@@ -64,6 +67,8 @@ class Workers(SubprocessContext):
         self._logs = spec.logs_specs if isinstance(spec.logs_specs, RunFolderLogs) else None
         self.how: Literal["warm", "cold"] = "cold"
         self.reason = ""
+        self.unshown: list[str] = []
+        self._teed = TeedOutput(self._tail_logs)
 
     def start(self) -> None:
         """Start the workers. Installs no signal handlers: torchelastic's would raise in the agent's main thread, also
@@ -74,6 +79,14 @@ class Workers(SubprocessContext):
         with starting():
             for tail_log in self._tail_logs:
                 tail_log.start()
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """End the workers, and what shows their output. torchelastic's waits for the terminal without a limit."""
+        self._close(death_sig or signal.SIGTERM, timeout)
+        self.unshown = self._teed.finish()
+        for filtered in (self.filtered_stdout, self.filtered_stderr):
+            if filtered is not None and not self._teed.writes_to(filtered):
+                filtered.close()
 
     def _start(self) -> None:
         with contextlib.ExitStack() as streams_to_close:
