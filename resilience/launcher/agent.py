@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
@@ -296,6 +297,10 @@ class Agent(LocalElasticAgent):
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
         failed = self.failed if self.verdict.is_failure else {}
         return RunResult(state=WorkerState.FAILED, failures={rank: worker.failure() for rank, worker in failed.items()})
+
+    def _get_fq_hostname(self) -> str:
+        """Return the host's name for events about torch's file timers: the one of all events, without a lookup."""
+        return api._get_fq_hostname()
 
     def event_of_end(self) -> Event:
         """Return torchelastic's own event about the end of this agent. Unlike torch's, it has no traceback: the agent

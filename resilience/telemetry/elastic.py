@@ -6,19 +6,28 @@ counters, histograms and log lines. The user's configuration stays in place: the
 before, and their events handler is not touched.
 
 Only the agent's process is bridged: a training script that uses `torch.distributed.elastic.metrics` in a worker
-configures its own handlers there."""
+configures its own handlers there.
+
+torch looks up the host's full name for each event, in the agent's main thread. A name service that stops answering
+would delay each cycle by several timeouts. While `bridged`, all events have one name, looked up at the start, and
+only if the user has a handler for it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from resilience.facts import encoding, events
+from resilience.system.background import asked
 from resilience.telemetry.otlp import Emit
 
 GROUP = "torchelastic"  # torch's group for its own metrics
+NO_HANDLER = "null"  # torch's destination for events that nobody takes
+NAME_LIMIT = 2.0  # seconds for the name service to tell the host's full name
 _LONGEST = 500  # characters of an error
 
 
@@ -29,6 +38,7 @@ def bridged(emit: Emit, destination: str) -> Iterator[None]:
     emit: takes events from any thread. destination: torch's name of the handler for its events,
     `--event-log-handler`."""
     from torch.distributed.elastic import metrics
+    from torch.distributed.elastic.agent.server import api
 
     class Forwarder(metrics.MetricHandler):
         """Passes each value to the previous handler, and emits it as an event."""
@@ -39,13 +49,26 @@ def bridged(emit: Emit, destination: str) -> Iterator[None]:
 
     previous = metrics.getStream(GROUP).handler
     logger, listener = logging.getLogger(f"torchelastic-events-{destination}"), _Listener(emit)
+    host, look_up = host_name(destination), api._get_fq_hostname
     metrics.configure(Forwarder(), GROUP)
     logger.addHandler(listener)
+    api._get_fq_hostname = lambda: host
     try:
         yield
     finally:
         metrics.configure(previous, GROUP)
         logger.removeHandler(listener)
+        api._get_fq_hostname = look_up
+
+
+def host_name(destination: str) -> str:
+    """Return the name of this host for torchelastic's events: the full one, unless nobody takes the events, or the name
+    service does not answer in time."""
+    name = socket.gethostname()
+    if destination != NO_HANDLER:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a name that no service can know
+            return asked(lambda: socket.getfqdn(name), NAME_LIMIT)
+    return name
 
 
 class _Listener(logging.Handler):

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -222,3 +224,46 @@ def test_unread_tee_blocks_neither_a_restart_nor_the_end_of_the_agent(tmp_path: 
     logs = [path.stat().st_size for path in (tmp_path / "logs").rglob("stdout.log")]
     assert logs == [200_000, 200_000]
     assert said(tmp_path).count("the end of the workers' stdout is not shown here, the reader was too slow; see") == 2
+
+
+NAMES = """
+import os, socket, sys, threading
+from resilience.cli import main
+
+def fully_qualified(name=""):
+    with open("lookups", "a") as lookups:
+        lookups.write("asked\\n")
+    {answer}
+
+socket.getfqdn = fully_qualified
+os.environ["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"  # its server tells events too
+sys.exit(main())
+"""
+FAIL_ONCE = "import os, sys\nsys.exit(os.environ['RESILIENCE_CYCLE'] == '0')"
+
+
+def test_job_needs_no_name_service(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", NAMES.format(answer="threading.Event().wait()")]
+    with running(tmp_path, FAIL_ONCE, "--max-restarts", "1", program=program) as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    assert not (tmp_path / "lookups").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("return 'node7.example'", "node7.example"),
+        pytest.param("threading.Event().wait()", socket.gethostname(), marks=pytest.mark.slow),
+    ],
+)
+def test_events_of_torchelastic_name_the_host_after_one_question_to_the_name_service(
+    tmp_path: Path, answer: str, name: str
+) -> None:
+    program = [sys.executable, "-c", NAMES.format(answer=answer)]
+    options = ("--event-log-handler", "console", "--max-restarts", "1")
+    with running(tmp_path, FAIL_ONCE, *options, program=program) as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    assert (tmp_path / "lookups").read_text().count("asked") == 1
+    told = [json.loads(line) for line in said(tmp_path).splitlines() if line.startswith('{"name": ')]
+    assert {"torchelastic.worker.status.START", "watchdog started"} < {event["name"] for event in told}
+    assert {event["metadata"]["hostname"] for event in told} == {name}
