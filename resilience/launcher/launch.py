@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -117,7 +117,7 @@ def launch(command: Command) -> int:
             if not signals.has_any():
                 raise
             return signalled_too_early(signals)
-        cleanup.callback(handler.shutdown)
+        cleanup.push(leaving(handler))
         hosts_store = handler.is_host
         if hosts_store and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
             note("this node hosts the job's store: SIGTERM to it stops the whole job")
@@ -131,7 +131,7 @@ def launch(command: Command) -> int:
         exports = ExportThread.start(folder, name, reporter.emit, metrics, is_agents=True)
         if exports is not None:
             cleanup.callback(exports.close, EXPORT_LIMIT)
-        cleanup.enter_context(end_on_record(reporter))  # before the exporters end, which show it
+        cleanup.enter_context(end_on_record(reporter, handler))  # before the exporters end, which show it
         cleanup.enter_context(bridged(reporter.emit, config.event_log_handler))
         drain = start_drain(command)
         if drain is not None:
@@ -168,13 +168,34 @@ def launch(command: Command) -> int:
         warn_of_few_descriptors(config.nproc_per_node)  # now that the agent has raised its limit
         elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
         run(agent, node)
-        if drain is not None:
-            pass_on_output(drain, signals, agent.verdict.outcome == "preempted")
-            console.losses(drain.losses())
-        report_end(agent, node, console, folder)
-        elastic_events.record(agent.event_of_end(), config.event_log_handler)
-        node.over(agent.verdict)
+        try:
+            if drain is not None:
+                pass_on_output(drain, signals, agent.verdict.outcome == "preempted")
+                console.losses(drain.losses())
+            report_end(agent, node, console, folder)
+            elastic_events.record(agent.event_of_end(), config.event_log_handler)
+        finally:  # the others do as the verdict says, whatever fails here
+            node.over(agent.verdict)
         return agent.verdict.exit_code
+
+
+def leaving(handler: Handler) -> Callable[[object, BaseException | None, object], None]:
+    """Return the end of this agent's part in the rendezvous, for an exit stack. A node whose start fails leaves alone:
+    the others continue, or wait for another node."""
+
+    def leave(kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            handler.shutdown()
+            return
+        why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else error_in_words(error)
+        (handler.shutdown if is_needed(handler) else handler.leave)(f"node {handler.node}: {why}")
+
+    return leave
+
+
+def is_needed(handler: Handler) -> bool:
+    """Return True if the job ends with this node, because it hosts the job's store or has a place in a cycle."""
+    return handler.is_host or handler.membership.rank_of(handler.id) is not None
 
 
 def leave_limit(options: Options, shutdown_timeout: float | None) -> float:
@@ -292,12 +313,12 @@ def connect_rendezvous(
 
 
 @contextlib.contextmanager
-def end_on_record(reporter: NodeEvents) -> Iterator[None]:
+def end_on_record(reporter: NodeEvents, handler: Handler) -> Iterator[None]:
     """Record the end of the job if this agent fails by an exception of its own, or it looks like a killed one."""
     try:
         yield
     except Exception as error:
-        reporter.agent_failed(error)
+        reporter.agent_failed(error, leaves=not is_needed(handler))
         raise
 
 

@@ -70,7 +70,8 @@ def agent(arguments: list[str]) -> None:
     WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in. BRIEF:
     its exporter has no more time at the end than a user's. LATE: workers write their notes as they end. UNPROBED: a
     monitor that does not answer for two minutes is kept. LONG: the first worker that has completed did so a week
-    ago. OPEN_FILES: the agent's limit, soft and hard."""
+    ago. OPEN_FILES: the agent's limit, soft and hard. START_FAILS: the start of this agent waits, makes that file with
+    `.waits` to its name, and fails once that file exists. FAILS=report: it cannot tell how the job ended."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
@@ -129,6 +130,19 @@ def agent(arguments: list[str]) -> None:
 
     if os.environ.get("LACKS") == "memory":
         Workers.start = partial(fail, errno.ENOMEM)  # type: ignore[method-assign]
+
+    if "START_FAILS" in os.environ:
+
+        def fail_when_asked(*_: object) -> None:
+            Path(f"{os.environ['START_FAILS']}.waits").touch()
+            while not os.path.exists(os.environ["START_FAILS"]):
+                time.sleep(0.01)
+            fail(errno.EAGAIN)
+
+        monitors.MonitorProcess = fail_when_asked  # type: ignore[assignment, misc]
+
+    if os.environ.get("FAILS") == "report":
+        launch.report_end = partial(fail, errno.EIO)
 
     if os.environ.get("LACKS") == "space":
         destinations.NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]

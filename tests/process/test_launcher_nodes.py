@@ -396,6 +396,58 @@ def test_node_whose_log_folder_is_full_leaves_if_the_others_are_enough(launch: L
     assert "the workers cannot be started: [Errno 28] No space left on device" in job.output(1, stream=2)
 
 
+def starts_with_one_that_fails(launch: Launch, number: int, fails: Path, *options: str) -> Launched:
+    """Start two nodes that a job needs; the start of one of them waits until it is to fail."""
+    per_agent = tuple({"START_FAILS": str(fails)} if node == number else {} for node in range(3))
+    job = launch("", *options, nodes="2", per_agent=per_agent)
+    job.await_arrival(f"node{1 - number}")
+    job.job.await_sign_file(Path(f"{fails}.waits"))
+    return job
+
+
+def test_node_whose_start_fails_leaves_and_another_one_takes_its_place(launch: Launch, tmp_path: Path) -> None:
+    job = starts_with_one_that_fails(launch, 1, tmp_path / "fails")
+    go(job, "fails")
+    assert job.wait_agent(1).code == 1
+    assert "the rank monitors of node1 cannot be started: [Errno 11]" in job.output(1, stream=2)
+    assert job.more().wait() == [0]
+    assert job.wait() == [0, 1]
+    assert outcomes(job) == {"node0": ("completed", 0), "node1": ("excluded", 1), "node2": ("completed", 0)}
+
+
+def test_host_of_the_store_whose_start_fails_tells_the_others_why(launch: Launch, tmp_path: Path) -> None:
+    job = starts_with_one_that_fails(launch, 0, tmp_path / "fails")
+    go(job, "fails")
+    assert job.wait() == [1, 1]
+    why = "node node0: MonitorError: the rank monitors of node0 cannot be started: [Errno 11]"
+    assert f"the job failed: {why}" in job.output(1, stream=2)
+
+
+def test_ctrl_c_that_only_one_starting_node_gets_ends_that_node_only(launch: Launch, tmp_path: Path) -> None:
+    job = starts_with_one_that_fails(launch, 1, tmp_path / "fails", "--signals-to-handle", "SIGTERM")
+    job.job.signal(1, signal.SIGINT)
+    job.wait_agent(1)
+    assert job.more().wait() == [0]
+    assert job.wait()[0] == 0
+
+
+def test_ctrl_c_that_no_agent_handles_ends_a_running_job_with_the_name_of_its_node(launch: Launch) -> None:
+    job = launch("say('up')\nawait_file('never')", "--signals-to-handle", "SIGTERM")
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    job.job.signal(1, signal.SIGINT)
+    assert job.wait_agent(0).code == 1
+    assert "the job failed: node node1: Ctrl-C" in job.output(0, stream=2)
+
+
+def test_node_that_leaves_and_cannot_tell_how_the_job_ended_ends_it_for_no_other(launch: Launch) -> None:
+    job = launch("await_file('go')", nodes="1:2", per_agent=({}, {"LACKS": "memory", "FAILS": "report"}))
+    job.await_record(events.CycleStarted, "node0", lambda event: event.why != "first")
+    assert job.wait_agent(1).code == 1  # an error of the launcher, not 95
+    go(job)
+    assert job.wait()[0] == 0
+
+
 def test_program_that_is_on_no_node_fails_the_job_on_all(launch: Launch) -> None:
     job = launch("", "--no-python", "no_such_program", nodes="1:2", agents=2)
     assert job.wait() == [1, 1]

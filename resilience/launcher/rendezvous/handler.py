@@ -152,13 +152,13 @@ class Handler(RendezvousHandler):
         with _as_torch():
             return self.run(self.rendezvous.waiting())
 
-    def shutdown(self) -> bool:
+    def shutdown(self, reason: str = "the job is over") -> bool:
         """Close the rendezvous for all and leave it; see `leave`. An agent without a place in a running job only
         leaves, because the others do not need it."""
         if not self._has_left:
             try:
                 if self._is_seated_or_first():
-                    self.set_closed()
+                    self.set_closed(reason)
             except RendezvousConnectionError:
                 pass  # its host is gone, which has closed it
         return self.leave()
