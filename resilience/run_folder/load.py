@@ -25,8 +25,11 @@ from resilience.telemetry.recording import JOB_FILE, read_job
 
 RECORDS = "records"
 NOTED = 20  # unreadable lines noted individually per file; the others are counted
-_Numbering = tuple[str, int, int, int, int]
-"""Role, process id, attempt, cycle and call: records of one numbering, from 0."""
+_Place = tuple[str, int, int, int, int]
+"""Role, process id, attempt, cycle and call."""
+_Numbering = tuple[_Place, int]
+"""A place, and how many processes have numbered their records from 0 there before: a replaced container has the same
+process ids."""
 
 
 class Missing(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,13 +117,19 @@ class _Known:
         dropped: Counter[_Numbering] = Counter()
         ended: dict[_Numbering, int] = {}  # losses that a monitor states at its end
         met = 0  # ranks at the last rendezvous
+        before: Counter[_Place] = Counter()  # processes that ended
         origin: Origin | None = None  # of the record before: mostly the same one, and comparing it is fast
         for record in records:  # millions of them in a large run
             if record.origin != origin:
                 origin = record.origin
-                numbering = _numbering(origin)
+                place = _place(origin)
+                numbering = (place, before[place])
                 add = numbers[numbering].append
                 self._take_origin(origin)
+            if record.sequence == 0 and _is_another_process(numbers[numbering]):
+                before[place] += 1
+                numbering = (place, before[place])
+                add = numbers[numbering].append
             add(record.sequence)
             event = record.event
             if type(event) not in _COUNTED:
@@ -324,10 +333,16 @@ def _completeness(
     return Completeness(len(known), tuple(sorted(ranks)), tuple(sorted(damaged)), sum(damaged.values()))
 
 
-def _numbering(origin: Origin) -> _Numbering:
+def _place(origin: Origin) -> _Place:
     """Return what numbers its records by itself: an agent; a monitor in each cycle; a rank in each call."""
     cycle = 0 if origin.role == "agent" else origin.cycle
     return origin.role, origin.pid, origin.attempt, cycle, origin.call if origin.role == "rank" else 0
+
+
+def _is_another_process(numbers: Sequence[int]) -> bool:
+    """Return True if a record with number 0 after these is of another process with the same id. Two threads of one
+    process may write its first two records in the other order."""
+    return 0 in numbers or len(numbers) > 1
 
 
 def _note_gaps(

@@ -15,6 +15,7 @@ from typing import Literal
 from resilience.attribution.symptoms import were_stopped
 from resilience.facts import events
 from resilience.facts.records import Record
+from resilience.history.processes import AgentProcess
 from resilience.history.rank_states import excluded_by
 
 Outcome = Literal["completed", "failed", "stopped", "left"]
@@ -29,7 +30,7 @@ class FinalState:
     def __init__(self, may_begin_again: bool = False) -> None:
         """may_begin_again: torchrun may start the ranks again if their calls fail."""
         self._may_begin_again = may_begin_again
-        self._agent: int | None = None  # pid
+        self._agent: AgentProcess | None = None  # the newest
         self._verdict: events.JobEnded | None = None
         self._leaves = False
         self._group_rank: int | None = None  # of this node in the newest cycle
@@ -44,7 +45,7 @@ class FinalState:
         """Add a record."""
         origin, event = record.origin, record.event
         if origin.role == "agent":
-            self._take_agent(origin.pid, event)
+            self._take_agent(record)
         match event:
             case events.JobEnded():
                 self._verdict, self._verdict_at = event, record.wall_ns / 1e9
@@ -64,13 +65,17 @@ class FinalState:
             case _:  # no other event matters here
                 pass
 
-    def _take_agent(self, pid: int, event: events.Event) -> None:
-        """Forget the end of an earlier agent, which may have had the same pid."""
-        is_back = self._verdict is not None and isinstance(event, events.CycleStarted)
-        if pid != self._agent or is_back:
-            if pid != self._agent:
-                self._group_rank = None
-            self._agent, self._verdict, self._leaves = pid, None, False
+    def _take_agent(self, record: Record) -> None:
+        """Forget the end of an earlier agent. It may have had the same pid, and the first record of this one may be
+        lost."""
+        is_back = self._verdict is not None and isinstance(record.event, events.CycleStarted)
+        is_new = self._agent is None or not self._agent.is_of(record)
+        if is_new:
+            self._group_rank = None
+        if is_new or is_back:
+            self._agent, self._verdict, self._leaves = AgentProcess(record), None, False
+        assert self._agent is not None
+        self._agent.took(record)
 
     def _take_from_rank(self, record: Record, rank: int) -> None:
         call = (record.origin.attempt, record.origin.cycle, record.origin.call)

@@ -19,6 +19,7 @@ from resilience.report.condensed import as_json, report
 from resilience.run_folder.load import NOTED, Missing, is_run, load, runs_in
 from resilience.telemetry.recording import write_job
 from tests.fixtures.jobs import unpacked
+from tests.support.launch_streams import launched
 from tests.support.record_streams import Fault, job
 
 JOB = Job("job", created_wall_ns=5, function="train.main", world_size=4, torch_version="2.13.0")
@@ -123,6 +124,37 @@ def test_losses_that_a_monitor_states_at_its_end_count_even_without_a_gap(run: P
         file.write(to_line(ended))
     found = load(run)
     assert (found.completeness.lost, found.completeness.damaged) == (4, (0,))
+
+
+def agents_of_a_replaced_container(tmp_path: Path, *lost: int) -> Path:
+    """Return a run whose agent was replaced by one with the same pid. lost: records of the first agent."""
+    told = launched()
+    records = told.files["node0", None]
+    before = [
+        msgspec.structs.replace(record, sequence=number) for number, record in enumerate(records[: len(lost) + 4])
+    ]
+    kept = [record for record in before if record.sequence not in lost]
+    told.files["node0", None] = [*kept, *records]
+    return told.write(tmp_path / "run")
+
+
+@pytest.mark.parametrize("lost", [(0,), (2,), (1, 3), (0, 1)])
+def test_replaced_agent_with_the_same_pid_hides_no_loss_of_the_one_before(
+    lost: tuple[int, ...], tmp_path: Path
+) -> None:
+    found = load(agents_of_a_replaced_container(tmp_path, *lost))
+    assert (found.completeness.lost, found.completeness.files) == (len(lost), ("node0-agent",))
+
+
+def test_replaced_agent_with_the_same_pid_is_no_loss(tmp_path: Path) -> None:
+    assert load(agents_of_a_replaced_container(tmp_path)).completeness.is_whole
+
+
+def test_first_two_records_of_a_process_may_be_in_the_other_order(tmp_path: Path) -> None:
+    told = launched()
+    records = told.files["node0", None]
+    records[:2] = records[1::-1]
+    assert load(told.write(tmp_path / "run")).completeness.is_whole
 
 
 def test_rank_without_a_file_is_named(run: Path) -> None:

@@ -90,6 +90,13 @@ def test_first_node_without_the_launcher_is_that_of_rank_0_in_the_newest_iterati
     assert firsts == [[], [0], [0, 1]]
 
 
+def test_replaced_agent_with_the_same_pid_that_waits_as_a_spare_has_not_left() -> None:
+    made = state((AGENT, events.CycleStarted("first", 0, 3)), (AGENT, events.JobEnded("excluded", 0)))
+    assert made.outcome == "left"
+    made.take(Record(0, 10**18 + 9, 9, AGENT, events.CyclePhaseStarted("rendezvous")))
+    assert made.outcome is None
+
+
 def test_calls_say_nothing_of_the_end_under_the_launcher() -> None:
     told = [(AGENT, events.CycleStarted("first", 0, 3)), (rank(0), STARTED), (rank(0), LEFT)]
     assert state(*told).outcome is None
