@@ -108,8 +108,11 @@ class MetricView:
         self._sections = SectionLabels()
         self._interruptions = Interruptions(self._history.cycles.nodes)
         self._iterations = IterationCounts()
-        self._monitors: dict[tuple[int, int], tuple[str, Cycle]] = {}  # rank and pid of the monitor -> where it watches
-        self._lost_monitors: set[tuple[int, int]] = set()
+        # By rank and pid of the monitor, which a later one may have again: where it watches and since when, when it was
+        # lost (both in UTC), and how many lost records it has reported.
+        self._monitors: dict[tuple[int, int], tuple[str, Cycle, int]] = {}
+        self._lost_monitors: dict[tuple[int, int], int] = {}
+        self._reported_losses: dict[tuple[int, int], int] = {}
 
     # -- folding --------------------------------------------------------------------------------
 
@@ -149,10 +152,8 @@ class MetricView:
         began[()] = min(began.get((), math.inf), record.wall_ns / 1e9)
         match event:
             case events.TelemetryDropped():
-                # A monitor's sink is its record file, which states its losses at its end.
-                if event.reason != "sink" or origin.role != "monitor":
-                    labels = (str(event.signal), _reason(event.reason))
-                    self._count("resilience_telemetry_dropped_total", labels, event.count)
+                labels = (str(event.signal), _reason(event.reason))
+                self._count("resilience_telemetry_dropped_total", labels, event.count)
             case events.CyclePhaseStarted(phase):
                 self._values["resilience_node_waiting"][()] = 1 if phase == "rendezvous" else 0
             case events.CyclePhaseEnded():
@@ -202,6 +203,7 @@ class MetricView:
         """Add a monitor's record about its rank; monitors of a Wrapper and of the launcher alike."""
         origin, event = record.origin, record.event
         assert origin.initial_rank is not None
+        monitor = origin.initial_rank, origin.pid
         match event:
             case events.RankFellSilent():
                 self._count("resilience_hangs_detected_total", self._sections.take_limit(event.limit))
@@ -209,16 +211,20 @@ class MetricView:
                 name = "suspicions" if isinstance(event, events.RankSuspected) else "shadow_alarms"
                 self._count(f"resilience_{name}_total", self._sections.take_limit(event.limit))
             case events.MonitorStarted():
-                place = origin.node, (origin.attempt, origin.cycle)
-                self._monitors[origin.initial_rank, origin.pid] = place
+                self._monitors[monitor] = origin.node, (origin.attempt, origin.cycle), record.wall_ns
+                self._reported_losses.pop(monitor, None)
             case events.MonitorLost():
-                self._lost_monitors.add((origin.initial_rank, event.monitor_pid))
+                self._lost_monitors[origin.initial_rank, event.monitor_pid] = record.wall_ns
             case events.RankExited():
-                self._monitors.pop((origin.initial_rank, origin.pid), None)
+                self._monitors.pop(monitor, None)
+            case events.TelemetryDropped("record", "sink") if origin.role == "monitor":
+                self._reported_losses[monitor] = self._reported_losses.get(monitor, 0) + event.count
             case events.MonitorEnded():
-                self._monitors.pop((origin.initial_rank, origin.pid), None)
-                if event.dropped_records:
-                    self._count("resilience_telemetry_dropped_total", ("record", "sink"), event.dropped_records)
+                self._monitors.pop(monitor, None)
+                # All losses of its file, also those that it has reported.
+                unreported = event.dropped_records - self._reported_losses.pop(monitor, 0)
+                if unreported > 0:
+                    self._count("resilience_telemetry_dropped_total", ("record", "sink"), unreported)
             case _:  # no other event matters here
                 pass
 
@@ -420,7 +426,11 @@ class MetricView:
     def _living_monitors(self) -> int:
         """Return the number of monitors that watch a rank now. One that was killed with its agent has no last record,
         but a later cycle or agent shows that it is gone."""
-        living = [where for monitor, where in self._monitors.items() if monitor not in self._lost_monitors]
+        living = [
+            (node, cycle)
+            for monitor, (node, cycle, began_ns) in self._monitors.items()
+            if self._lost_monitors.get(monitor, -1) < began_ns  # the files are read in any order
+        ]
         is_present = {where: self._history.is_present(*where) for where in set(living)}
         return sum(is_present[where] for where in living)
 

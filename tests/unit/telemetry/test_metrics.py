@@ -273,6 +273,39 @@ def test_failed_exports_are_counted_by_what_is_not_exported() -> None:
     assert found == {("metric", "send"): 1, ("span", "send"): 1, ("metric", "start"): 1}
 
 
+def lost_records(told: list[tuple[Origin, events.Event]]) -> list[float]:
+    """Return how many records count as lost, after each of these events."""
+    view, counts = MetricView(), list[float]()
+    for number, (origin, event) in enumerate(told):
+        view.take(Record(number, 10**18 + number, number, origin, event))  # type: ignore[arg-type]
+        counts.append(view.samples().get(("resilience_telemetry_dropped_total", ("record", "sink")), 0))
+    return counts
+
+
+def test_records_that_a_monitor_loses_count_when_it_reports_them_and_once() -> None:
+    """It may end days later. Its last report may be lost as well, but its end states all losses."""
+    monitors = [Origin("job", "node", "monitor", pid, iteration=0, initial_rank=pid - 7) for pid in (7, 8)]
+    told: list[tuple[Origin, events.Event]] = [
+        (monitors[0], events.TelemetryDropped("record", "sink", 3)),
+        (monitors[1], events.TelemetryDropped("record", "sink", 1)),
+        (monitors[0], events.TelemetryDropped("record", "sink", 2)),
+        (monitors[0], events.MonitorEnded(dropped_records=6)),
+        (monitors[1], events.MonitorEnded(dropped_records=1)),
+    ]
+    assert lost_records(told) == [3, 4, 6, 7, 7]
+
+
+def test_losses_of_a_killed_monitor_are_not_set_off_against_those_of_a_later_one() -> None:
+    """A replaced container has the same process ids."""
+    monitor = Origin("job", "node", "monitor", 7, iteration=0, initial_rank=0)
+    told: list[tuple[Origin, events.Event]] = [
+        (monitor, events.TelemetryDropped("record", "sink", 3)),
+        (monitor, events.MonitorStarted(9)),
+        (monitor, events.MonitorEnded(dropped_records=2)),
+    ]
+    assert lost_records(told) == [3, 3, 5]
+
+
 @pytest.mark.timeout(900)  # it takes all samples after each record of 30 streams
 def test_each_metric_changes_with_its_events_and_with_no_other() -> None:
     told = [job([Fault(kind, 1, 0)], spares=1).records for kind in get_args(Kind)]

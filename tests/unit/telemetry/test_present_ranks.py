@@ -54,6 +54,27 @@ def test_node_that_was_lost_and_waits_for_a_place_has_no_ranks(boot_at: float | 
     assert shown(told, "b", (1,)) == {("resilience_monitor_up", ()): 0}
 
 
+@pytest.mark.parametrize("is_read_late", [False, True])
+def test_monitor_that_has_the_pid_of_a_lost_one_watches_its_rank(is_read_late: bool) -> None:
+    """The container was replaced, and process ids began again."""
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=1)
+    told.start("a", 1.0)
+    told.put("a", 0, "agent", 10, 5.0, events.MonitorLost(500, "it was killed"), 0)
+    records = told.of_node("a")
+    lost = records[-1]
+    view = MetricView()
+    for record in [lost, *records[:-1]] if is_read_late else records:
+        view.take(record)
+    assert view.samples()["resilience_monitor_up", ()] == 0
+    told.new_agent("a", 10)
+    told.join("a", 9.0, 10.0, 1, size=1)
+    told.put("a", 0, "monitor", 500, 11.0, events.MonitorStarted(2000), 1)
+    for record in told.of_node("a")[len(records) :]:
+        view.take(record)
+    assert view.samples()["resilience_monitor_up", ()] == 1
+
+
 def test_rank_that_a_smaller_job_has_under_another_number_is_forgotten() -> None:
     told = NodeStory()
     told.join("abc", 0.0, 1.0, size=3)
