@@ -658,7 +658,7 @@ class Exporting(msgspec.Struct, frozen=True):
     protocol: None if no endpoint is set or spans are switched off. delay_s, queue and batch: how long spans are
     gathered, how many may wait, how many are sent together. Source: OpenTelemetry specification, environment
     variables (batch span processor, OTLP exporter). metrics_protocol: None if metrics over OTLP are not requested.
-    metrics_every_s: time between two sendings."""
+    metrics_endpoint: where they go. metrics_every_s: time between two sendings."""
 
     protocol: str | None = None
     endpoint: str = ""
@@ -667,6 +667,7 @@ class Exporting(msgspec.Struct, frozen=True):
     batch: int = 512
     traceparent: str = ""
     metrics_protocol: str | None = None
+    metrics_endpoint: str = ""
     metrics_every_s: float = 60.0
 
     @classmethod
@@ -686,6 +687,9 @@ class Exporting(msgspec.Struct, frozen=True):
             batch=min(queue, _positive(env, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)),
             traceparent=encoding.text(env.get("TRACEPARENT", "")),
             metrics_protocol=_metrics_protocol(env),
+            metrics_endpoint=env.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+            or env.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+            or "",
             metrics_every_s=_pause_s(env, "OTEL_METRIC_EXPORT_INTERVAL", 60_000),
         )
 

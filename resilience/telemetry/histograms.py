@@ -28,6 +28,12 @@ def no_buckets(name: str) -> Buckets:
     return Buckets([0] * (len(BY_NAME[name].buckets) + 1))
 
 
+def copy_of(buckets: Buckets) -> Buckets:
+    """Return a histogram that does not change while the other one is filled."""
+    fine: Histogram = msgspec.structs.replace(buckets.fine, buckets=dict(buckets.fine.buckets))
+    return Buckets(list(buckets.counts), buckets.sum_ns, fine, dict(buckets.exemplars))
+
+
 def add(to: Buckets, edges: tuple[float, ...], value: float, exemplar: Exemplar | None = None) -> None:
     """Count a value, in seconds. edges: upper bounds of the buckets."""
     index = bisect.bisect_left(edges, value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -29,7 +29,7 @@ from resilience.history.wrapped_rank import CAUSES, RankSeconds
 from resilience.telemetry.catalogue import BY_NAME, METRICS, OPEN_SHOWN, OTHER, Labels, Metric
 from resilience.telemetry.durations import Durations
 from resilience.telemetry.final_state import FinalState
-from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, cumulative, no_buckets
+from resilience.telemetry.histograms import Buckets, Exemplar, add, coarse, copy_of, cumulative, no_buckets
 from resilience.telemetry.iteration_counts import IterationCounts, Key, key_of
 from resilience.telemetry.limit_metrics import LimitMetrics
 from resilience.telemetry.rank_snapshot import RankSnapshot
@@ -296,11 +296,15 @@ class MetricView:
                     values[metric.name, labels] = value
         return values
 
-    def _rows(self) -> Iterator[tuple[Metric, list[tuple[Labels, Any]]]]:
+    def _rows(self) -> list[tuple[Metric, list[tuple[Labels, Any]]]]:
+        """Return the present values of every metric. They do not change while further records are taken."""
         with self._lock:
             now_ns = None if self._clock is None else self._clock()
             ready = {name: dict(values) for name, values in self._values.items()}
-            histograms = {name: dict(rows) for name, rows in self._histograms.items()}
+            histograms = {
+                name: {labels: copy_of(buckets) for labels, buckets in rows.items()}
+                for name, rows in self._histograms.items()
+            }
             self._sections.choose(self._living_snapshots().values(), self._limits.stale)
             ready.update({name: self._sections.labelled(self._values[name]) for name in _BY_SECTION})
             self._add_corrected(ready, now_ns)
@@ -318,9 +322,10 @@ class MetricView:
             ready.update(self._limits.values(self._living_snapshots(), now, self._sections.label))
             histograms["resilience_heartbeat_interval_seconds"] = self._heartbeat_rows()
             histograms["resilience_section_duration_seconds"] = self._section_rows()
-            for metric in METRICS:
-                rows: Mapping[Labels, Any] = (histograms if metric.kind == "histogram" else ready)[metric.name]
-                yield metric, sorted(rows.items())
+        rows: dict[str, Mapping[Labels, Any]] = {
+            metric.name: (histograms if metric.kind == "histogram" else ready)[metric.name] for metric in METRICS
+        }
+        return [(metric, sorted(rows[metric.name].items())) for metric in METRICS]
 
     def _add_corrected(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Add counters that later records may correct: interruptions, rank-seconds by cause.
@@ -459,7 +464,7 @@ class MetricView:
         """Return the current rows of every metric; histograms have `fine` and `sum_ns`."""
         if self.look is not None:
             self.take_snapshots(self.look())
-        return list(self._rows())
+        return self._rows()
 
     # -- for prometheus_client ------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import importlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from resilience.facts.masking import masked, masked_text
 from resilience.system.environment import Exporting
 from resilience.telemetry.span import SCOPE, Span
 
+LONGEST_CAUSE = 500  # characters of the reason why something was not sent
 REPORT_EVERY = 15.0  # seconds between two records about lost spans
 
 Emit = Callable[[events.Event], None]
@@ -86,7 +88,7 @@ class SpanSender:
         exporter, convert = loaded
         self._exporter = exporter
         while batch := self._next_batch():
-            self._note_result(_export(exporter, convert, batch))
+            self._note_result(_export(exporter, convert, batch, masked_text(self._exporting.endpoint)))
             if time.monotonic() >= self._report_at:
                 self._report_losses()
         _shut_down(exporter)
@@ -105,14 +107,15 @@ class SpanSender:
             count = self._in_flight = min(len(self._queue), self._exporting.batch)
             return [self._queue.popleft() for _ in range(count)]
 
-    def _note_result(self, is_sent: bool) -> None:
+    def _note_result(self, failure: str) -> None:
+        """failure: why the spans were not sent, "" if they were."""
         with self._changed:
             unaccounted, self._in_flight = self._in_flight, 0
-            if unaccounted and not is_sent:
+            if unaccounted and failure:
                 self._lost["export failed"] += unaccounted
-        if not is_sent and not self._is_failing:
-            self._emit(events.ExportFailed("otlp", f"{masked_text(self._exporting.endpoint)} does not take spans"))
-        self._is_failing = not is_sent
+        if failure and not self._is_failing:
+            self._emit(events.ExportFailed("otlp", failure))
+        self._is_failing = bool(failure)
 
     def _report_losses(self) -> None:
         """Report losses as events."""
@@ -124,11 +127,49 @@ class SpanSender:
             self._emit(events.TelemetryDropped("span", reason, count))
 
 
-def _export(exporter: Any, convert: Callable[[Span], Any], batch: Sequence[Span]) -> bool:
+def _export(exporter: Any, convert: Callable[[Span], Any], batch: Sequence[Span], endpoint: str) -> str:
+    """Send spans. Return why they were not sent, "" if they were."""
     try:
-        return getattr(exporter.export([convert(span) for span in batch]), "name", "") == "SUCCESS"
-    except Exception:  # edge to the exporter: an exception costs spans only, and they are counted
-        return False
+        spans = [convert(span) for span in batch]
+    except Exception as error:  # edge to the SDK: an exception costs spans only, and they are counted
+        return f"spans cannot be converted: {_cause(error)}"
+    cause = why_not_sent(exporter, spans)
+    return cause and f"{endpoint} does not take spans: {cause}"
+
+
+def why_not_sent(exporter: Any, data: Any) -> str:
+    """Let an exporter send its data. Return why it did not, "" if it did. Never raises."""
+    said = _LastMessages()
+    logger = logging.getLogger("opentelemetry.exporter")
+    logger.addHandler(said)
+    try:
+        result = exporter.export(data)
+    except Exception as error:  # edge to the exporter: an exception costs this transmission only
+        return _cause(error)
+    finally:
+        logger.removeHandler(said)
+    is_sent = getattr(result, "name", "") == "SUCCESS"
+    return "" if is_sent else masked_text("; ".join(said.texts) or "the exporter gives no reason")[:LONGEST_CAUSE]
+
+
+class _LastMessages(logging.Handler):
+    """Keeps the last warnings of this thread: an exporter only logs why it did not send. The last one may only say that
+    it gives up, and the one before has the cause."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: collections.deque[str] = collections.deque(maxlen=2)
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self.texts.append(record.getMessage())
+        if logging.lastResort is not None and not logging.root.handlers:
+            logging.lastResort.handle(record)  # as without this handler
+
+
+def _cause(error: Exception) -> str:
+    return masked_text(error_in_words(error))[:LONGEST_CAUSE]
 
 
 def end_retries(exporter: Any) -> None:

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from resilience.errors import error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.masking import masked_text
 from resilience.system.environment import Exporting
 from resilience.telemetry.catalogue import Labels, Metric
 from resilience.telemetry.metrics import MetricView
-from resilience.telemetry.otlp import Emit, end_retries, resource_of
+from resilience.telemetry.otlp import Emit, end_retries, resource_of, why_not_sent
 from resilience.telemetry.span import SCOPE
 from resilience.telemetry.timings import Histogram, upper_bound
 
@@ -70,14 +71,19 @@ class MetricSender:
         is_last = False
         while not is_last and not self._is_over:
             is_last = self._done.wait(self._exporting.metrics_every_s)
-            try:
-                result = exporter.export(convert(self._view.exported(), *self._view.job))
-                is_sent = getattr(result, "name", "") == "SUCCESS"
-            except Exception:  # edge to the exporter: an exception costs measurements only
-                is_sent = False
-            if not is_sent and not has_failed:
-                self._emit(events.ExportFailed("otlp", "the collector does not take metrics", signal="metric"))
-            has_failed = not is_sent
+            failure = self._send(exporter, convert)
+            if failure and not has_failed:
+                self._emit(events.ExportFailed("otlp", failure, signal="metric"))
+            has_failed = bool(failure)
+
+    def _send(self, exporter: Any, convert: _Converter) -> str:
+        """Send the present values. Return why they were not sent, "" if they were."""
+        try:
+            data = convert(self._view.exported(), *self._view.job)
+        except Exception as error:  # edge to the views and the SDK: an exception costs measurements only
+            return f"metrics cannot be converted: {masked_text(error_in_words(error))}"[:500]
+        cause = why_not_sent(exporter, data)
+        return cause and f"{masked_text(self._exporting.metrics_endpoint)} does not take metrics: {cause}"
 
 
 class _Converter:

@@ -132,7 +132,24 @@ def test_collector_that_takes_no_metrics_is_reported_once(folder: Path, monkeypa
             assert time.monotonic() < deadline
             time.sleep(0.02)
         exports.close(60.0)
-    assert emitted == [events.ExportFailed("otlp", "the collector does not take metrics", signal="metric")]
+    (failed,) = emitted
+    assert isinstance(failed, events.ExportFailed) and (failed.exporter, failed.signal) == ("otlp", "metric")
+
+
+def test_report_of_refused_metrics_names_the_endpoint_and_the_cause(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted: list[events.Event] = []
+    with collecting(404) as collector:
+        endpoint = f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
+        exports = NodeExports.start(folder, "node", emitted.append)
+        assert exports is not None
+        exports.poll()
+        exports.close(120.0)
+    (failed,) = emitted
+    assert isinstance(failed, events.ExportFailed)
+    assert failed.reason.startswith(f"{endpoint} does not take metrics: ") and "404" in failed.reason
 
 
 def test_request_that_a_collector_refuses_for_now_is_not_repeated_after_close(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -68,3 +69,48 @@ def test_spans_that_an_exporters_release_does_not_take_are_counted_and_the_next_
     assert sum(event.count for event in emitted if isinstance(event, events.TelemetryDropped)) == 2
     assert [event.exporter for event in emitted if isinstance(event, events.ExportFailed)] == ["otlp"]
     assert not exporter.is_asked.is_set()
+
+
+@pytest.mark.parametrize(
+    ("convert_error", "export_error", "reason"),
+    [
+        (
+            None,
+            OSError(111, "Connection refused"),
+            "http://c:4318 does not take spans: ConnectionRefusedError: [Errno 111]",
+        ),
+        (TypeError("no such field"), None, "spans cannot be converted: TypeError: no such field"),
+    ],
+)
+def test_report_of_lost_spans_tells_their_conversion_from_the_collector(
+    convert_error: Exception | None, export_error: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(error: Exception | None) -> Any:
+        if error is not None:
+            raise error
+
+    exporter = SimpleNamespace(export=lambda spans: fail(export_error), shutdown=lambda: None)
+    monkeypatch.setattr(otlp, "_load", lambda *_: (exporter, lambda span: fail(convert_error)))
+    emitted: list[events.Event] = []
+    sender = SpanSender(Exporting(endpoint="http://c:4318", batch=1), "node", emitted.append)
+    sender.offer(Span("restart", 1, 2, None, 0, 1, {}))
+    sender.close(60.0)
+    (failed,) = [event for event in emitted if isinstance(event, events.ExportFailed)]
+    assert failed.reason.startswith(reason)
+
+
+def test_report_of_spans_that_are_not_sent_has_the_words_of_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises nothing, and its result says nothing."""
+
+    def export(spans: Sequence[Any]) -> Any:
+        for message in ("Unsupported type", "Transient error: connection refused", "Gave up"):
+            logging.getLogger("opentelemetry.exporter.otlp").warning(message)
+        return SimpleNamespace(name="FAILURE")
+
+    monkeypatch.setattr(otlp, "_load", lambda *_: (SimpleNamespace(export=export, shutdown=lambda: None), str))
+    emitted: list[events.Event] = []
+    sender = SpanSender(Exporting(endpoint="http://c:4318", batch=1), "node", emitted.append)
+    sender.offer(Span("restart", 1, 2, None, 0, 1, {}))
+    sender.close(60.0)
+    (failed,) = [event for event in emitted if isinstance(event, events.ExportFailed)]
+    assert failed.reason == "http://c:4318 does not take spans: Transient error: connection refused; Gave up"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience.facts import events
 from resilience.system.environment import Exporting
 from resilience.telemetry.metrics import MetricView
 from resilience.telemetry.otlp_metrics import MOST_BUCKETS, exponential
@@ -16,9 +18,9 @@ from resilience.telemetry.timings import Histogram
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `otlp` is not installed")
 
-from resilience.telemetry.otlp_metrics import _Converter, unit_of
+from resilience.telemetry.otlp_metrics import MetricSender, _Converter, unit_of
 from tests.support.busy_node import busy_node
-from tests.support.record_streams import job
+from tests.support.record_streams import Fault, job
 
 
 @given(durations=st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=60))
@@ -85,6 +87,41 @@ def test_exported_values_are_those_of_the_endpoint() -> None:
                 assert point.value == pytest.approx(value)
             compared += 1
     assert compared > 200
+
+
+def test_values_to_export_stay_as_they_are_while_further_records_are_taken() -> None:
+    """They are converted and sent in another thread than the records are taken in."""
+    view, told = MetricView(), job([Fault("exception", 1, 0)])
+    for record in told.records:
+        view.take(record)
+    rows = view.exported()
+    before = histograms_of(view, rows)
+    for record in told.records:
+        for event in (events.StageEnded("restart", "completed", 500.0), events.ElasticMeasured("x.duration.ms", 9.0)):
+            view.take(msgspec.structs.replace(record, event=event))
+    assert before and histograms_of(view, rows) == before != histograms_of(view, view.exported())
+
+
+def histograms_of(view: MetricView, rows: list[Any]) -> list[tuple[str, int, float, int]]:
+    """Return name, count and sum of each histogram, and the sum of its buckets."""
+    (resource,) = _Converter("node0")(rows, *view.job).resource_metrics
+    points = [
+        (metric.name, point)
+        for metric in resource.scope_metrics[0].metrics
+        for point in metric.data.data_points
+        if hasattr(point, "scale")
+    ]
+    return [(name, p.count, p.sum, p.zero_count + sum(p.positive.bucket_counts)) for name, p in points]
+
+
+def test_values_that_cannot_be_converted_are_no_fault_of_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:9/v1/metrics")
+    view, emitted = MetricView(), list[events.Event]()
+    monkeypatch.setattr(view, "exported", lambda: 1 // 0)
+    sender = MetricSender(Exporting.from_environment(), "node0", view, emitted.append)
+    sender.close(60.0)
+    reason = "metrics cannot be converted: ZeroDivisionError: integer division or modulo by zero"
+    assert emitted == [events.ExportFailed("otlp", reason, signal="metric")]
 
 
 def test_histogram_leaves_out_its_minimum_which_is_not_known() -> None:
