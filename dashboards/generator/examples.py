@@ -62,6 +62,7 @@ _PRODUCTIVE = _series("resilience_productive_seconds_total")
 _LOST = _series("resilience_lost_seconds_total", 'cause="restart"')
 _HANG = _series("resilience_lost_seconds_total", 'cause="hang"')
 _IDLE = _series("resilience_lost_seconds_total", 'cause="idle"')
+_RUN_FOLDER, _RUN_FOLDER_PEER = (_series("resilience_run_folder_up", node=node) for node in ("n0", "n1"))
 _DROPPED = _series("resilience_telemetry_dropped_total", 'signal="span", reason="queue"')
 _UP = 'up{cluster="c", job_id="j", job="resilience", node="n1", instance="n1:9"}'
 _UP_PEER = 'up{cluster="c", job_id="j", job="resilience", node="n0", instance="n0:9"}'
@@ -131,6 +132,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _BEATS: "_x5 1x15"}, "12m"),
         Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _ITERATION: "_x5 0x15"}, "12m"),
         Case({_BEGAN: "-2280x20", _BEGAN_PEER: "_"}, "12m"),
+        # Its run folder no longer answers, so its steps are unknown.
+        Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _STEP: "1x7 stale", _RUN_FOLDER: "1x7 0x12"}, "12m"),
     ),
     "JobStalled": (
         Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30"}, "35m", ((_job(), ""),)),
@@ -149,6 +152,13 @@ CASES: dict[str, tuple[Case, ...]] = {
             {"culprit": "rank 3 on n0, silent for 24m 0s"},
         ),
         Case({_ACTIVE: "8x40", _BEATS: "0+60x40"}, "35m"),
+        # No run folder answers, so nothing is known about progress. Where one does, it is.
+        Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30", _RUN_FOLDER: "1x10 0x30"}, "35m"),
+        Case(
+            {_ACTIVE: "8x40", _BEATS: "0+60x10 600x30", _RUN_FOLDER: "1x10 0x30", _RUN_FOLDER_PEER: "1x40"},
+            "35m",
+            ((_job(), ""),),
+        ),
         # Steps continue without heartbeats: no stall. A job that has ended does not stall either.
         Case({_ACTIVE: "8x40", _BEATS: "0+60x10 600x30", _STEP: "0+5x40"}, "35m"),
         Case({_ACTIVE: "8x10 stale", _BEATS: "0+60x10 600x30", _BEGAN: "0x10 stale", _BEGAN_PEER: "0x10 stale"}, "35m"),
@@ -277,11 +287,17 @@ CASES: dict[str, tuple[Case, ...]] = {
     "TelemetryDropping": (
         Case({_DROPPED: "_x5 12x20"}, "10m", ((_job(signal="span", reason="queue"), ""),)),
         Case({_DROPPED: "12x60"}, "40m"),
+        # The disk of one node is full, and takes no record that says so.
+        Case(
+            {_RUN_FOLDER: "1x10 0x30", _RUN_FOLDER_PEER: "1x40"}, "17m", ((_job(signal="record", reason="sink"), ""),)
+        ),
+        Case({_RUN_FOLDER: "1x10 0x2 1x30"}, "17m"),
     ),
     "TimeoutsUncalibrated": (
         Case({_SAMPLES: "600x90"}, "70m", ((_job(section="step"), ""),)),
         Case({_SAMPLES: "600x90", _CALIBRATED: "12x90", _STALE: "1x90"}, "70m", ((_job(section="step"), ""),)),
         Case({_SAMPLES: "600x90", _CALIBRATED: "12x90"}, "70m"),
+        Case({_SAMPLES: "600x90", _CALIBRATED: "12x5 stale", _RUN_FOLDER: "1x5 0x85"}, "70m"),
         Case({_SAMPLES: "20x90"}, "70m"),
     ),
 }

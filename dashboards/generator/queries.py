@@ -62,6 +62,11 @@ def fold(operator: str, by: Sequence[str], expression: str) -> str:
     return f"{operator} by ({', '.join(by)}) ({expression})" if by else f"{operator}({expression})"
 
 
+def labelled(expression: str, label: str, value: str, known: str) -> str:
+    """Return an expression whose series also have this label. known: a label that they have."""
+    return f'label_replace({expression}, "{label}", "{value}", "{known}", ".*")'
+
+
 def grown(
     metric: str,
     *matchers: str,

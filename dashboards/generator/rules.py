@@ -18,6 +18,7 @@ from dashboards.generator.queries import (
     fold,
     goodput,
     grown,
+    labelled,
     of_nodes,
     or_zero,
     quantile,
@@ -239,6 +240,9 @@ _SIGNS, _STEP = "job:resilience_signs:count", "job:resilience_step:max"
 _RANK = f"{_JOB}, node, rank"
 _BUDGET = f"min by (cluster, job_id, layer) {_living('resilience_restart_budget_remaining')}"
 _EXISTS = f"on ({_JOB}) {_STARTED}"
+# Progress is read from the run folder: where no node can read it, nothing is known about progress.
+_NO_FOLDER = f"on ({_JOB}) (max by ({_JOB}) {_living('resilience_run_folder_up')} == 0)"
+_FOLDER_DOWN = f"(min by ({_JOB}) (max_over_time(resilience_run_folder_up[5m])) == 0)"
 
 ALERTS = (
     Alert(
@@ -304,7 +308,7 @@ ALERTS = (
             f"(time() - {_STARTED} > {START_LIMIT_S}) "
             f"unless on ({_JOB}) {_SIGNS} > 0 unless on ({_JOB}) {_STEP} "
             f'unless on ({_JOB}) resilience_restart_iteration{{layer="inprocess"}} '
-            f"unless on ({_JOB}) resilience_ended_timestamp_seconds"
+            f"unless on ({_JOB}) resilience_ended_timestamp_seconds unless {_NO_FOLDER}"
         ),
         wait="1m",
         severity="warning",
@@ -333,7 +337,7 @@ ALERTS = (
             f"({_unchanged(_SIGNS)} or {_unchanged(_STEP)}) "
             f"unless on ({_JOB}) ({_SIGNS} unless {_unchanged(_SIGNS)}) "
             f"unless on ({_JOB}) ({_STEP} unless {_unchanged(_STEP)}) "
-            f"and {_EXISTS}"
+            f"and {_EXISTS} unless {_NO_FOLDER}"
         ),
         wait="5m",
         severity="critical",
@@ -619,21 +623,26 @@ ALERTS = (
     ),
     Alert(
         name="TelemetryDropping",
-        expr="job:resilience_telemetry_dropped:count15m > 0",
+        expr=(
+            "job:resilience_telemetry_dropped:count15m > 0 "
+            f"or {labelled(labelled(_FOLDER_DOWN, 'signal', 'record', 'job_id'), 'reason', 'sink', 'job_id')}"
+        ),
         wait="0s",
         severity="warning",
         level="job",
         summary="Job {{ $labels.job_id }} loses telemetry ({{ $labels.signal }}: {{ $labels.reason }})",
         board="self",
         runbook=Runbook(
-            "Records, spans or measurements were lost within 15 minutes. The job is not affected, but its records and "
-            "reports have gaps.",
+            "Records, spans or measurements were lost within 15 minutes, or the run folder of a node has not answered, "
+            "or could not be written, for 5 minutes. The job is not affected, but its records and reports have gaps. "
+            "While no run folder of the job is up, nothing is known about its progress, and JobStalled does not fire.",
             (
-                "Dashboard *Self*: which signal, for which reason? Does an exporter fail?",
-                "`sink`: the disk of the run folder is full or not writable. `queue`, `export`: the collector.",
+                "Dashboard *Self*: which signal, for which reason? Does an exporter fail? Which run folder is not up?",
+                "`sink`: the disk of the run folder is full, not writable, or does not answer. Records that it refused "
+                "count once it takes others. `queue`, `export`: the collector.",
             ),
             (
-                "Free disk space, or repair the collector. No restart is needed.",
+                "Free disk space, or repair the file server or the collector. No restart is needed.",
                 "`overrun`: sections end faster than the monitor reads them. Mark longer ones.",
             ),
         ),
@@ -644,7 +653,7 @@ ALERTS = (
             f"(max by ({_JOB}, section) {_living('resilience_calibration_stale')} > 0 "
             f"or ({_SAMPLES} >= {ENOUGH} "
             f'unless on ({_JOB}, section) resilience_section_timeout_seconds{{source="calibrated"}})) '
-            f"and {_EXISTS}"
+            f"and {_EXISTS} unless {_NO_FOLDER}"
         ),
         wait="1h",
         severity="info",

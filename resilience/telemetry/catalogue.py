@@ -96,6 +96,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("resilience_build_info", "gauge", "Versions in use; always 1.", ("version", "torch"), (_E.CallStarted,)),
     Metric("resilience_run_info", "gauge", "Where the run folder is; always 1.", ("folder",), source="the exporter"),
     Metric(
+        "resilience_run_folder_up",
+        "gauge",
+        "1 while the run folder answers and can be written, else 0: then counters may stand still, records may be "
+        "lost, and values of single ranks may be missing.",
+        source="the exporter",
+    ),
+    Metric(
         "resilience_job_info",
         "gauge",
         "The wrapped function, or the launcher's job; always 1.",

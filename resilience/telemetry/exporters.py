@@ -8,7 +8,9 @@ if RESILIENCE_METRICS_TEXTFILE is set (`telemetry.prometheus`). Without any of t
 imported.
 
 Fail-open: nothing here raises, blocks or decides. A collector that is dead, slow or returns garbage costs spans, which
-are counted (`TelemetryDropped`); a full or read-only disk costs the snapshots. `close` is bounded.
+are counted (`TelemetryDropped`); a full or read-only disk costs the snapshots. `close` is bounded. A run folder that
+does not answer costs what is in it: the endpoint and the file for node-exporter go on without it, because without them
+a healthy job would look dead. `resilience_run_folder_up` says so.
 
 After a takeover, spans that ended more than MARGIN seconds before it, by a record as old, are assumed to have left
 already. The last ones may leave twice; their ids are equal, so a back end that knows ids keeps one."""
@@ -34,11 +36,11 @@ from resilience.facts.identity import owner_of
 from resilience.facts.records import Record
 from resilience.history.timeline import Timeline
 from resilience.system import files
-from resilience.system.background import WRITER
+from resilience.system.background import LAST_STALL, STALL, WRITER, Writer
 from resilience.system.environment import Exporting, Settings, has_agent, torchrun_restarts_left
 from resilience.telemetry import durations, rank_snapshot
 from resilience.telemetry.final_state import FinalState, Outcome
-from resilience.telemetry.metrics import About, MetricView
+from resilience.telemetry.metrics import About, FolderLook, MetricView
 from resilience.telemetry.otlp import Emit, SpanSender
 from resilience.telemetry.recording import RecordTail
 from resilience.telemetry.span import parse_traceparent
@@ -54,6 +56,8 @@ LIST_AT_MOST_EVERY = 60.0  # seconds; new files of a node appear when it starts,
 POLL_EVERY = 0.5  # seconds between reads of the record files
 CATCH_UP_LOOKS = 1000  # reads before the metrics are served; each takes up to 4 MiB of each file
 LINGER = 0.02  # seconds between reads of the files of ranks that are about to end
+FOLDER_LIMIT = LAST_STALL  # seconds for all reads and writes of a poll: milliseconds, as a rule
+SCRAPE_LIMIT = STALL  # seconds for the ranks' snapshots at a scrape, which Prometheus gives up after 10 s
 REPORT_LIMIT = 1.0  # seconds in which the thread reports what could not be sent in the time that it had
 
 Call = tuple[int, int, int]  # attempt, cycle, call
@@ -78,7 +82,9 @@ class NodeExports:
         self._is_agents = exports.is_agents
         self._is_last = False
         self._has_caught_up = False
-        exports.metrics.look = self._rank_snapshots
+        self._poll_thread, self._scrape_thread = Writer(), Writer()  # the run folder may block them
+        self._answers = self._takes_files = True  # the run folder, at the last poll
+        exports.metrics.look = self._look
 
     @classmethod
     def start(
@@ -95,13 +101,28 @@ class NodeExports:
         return None if exports is None else cls(folder, node, exports)
 
     def poll(self) -> None:
-        """Read what was added to the node's files since the last call. Costs one `stat` per file. Never raises."""
+        """Read what was added to the node's files since the last call, and write the metrics at intervals. Costs one
+        `stat` per file. If the run folder does not answer, go on without it after FOLDER_LIMIT. Never raises."""
+        is_due = time.monotonic() >= self._snapshot_at
+        # Nothing is shown before this exporter has caught up, so there is nothing to go on with.
+        limit = FOLDER_LIMIT if self._has_caught_up else threading.TIMEOUT_MAX
         try:
-            self._poll()
+            self._poll_thread.ask(lambda: self._guarded(lambda: self._in_folder(is_due)), limit)
+            self._answers = True
+        except OSError:
+            self._answers = False
+        if is_due and self._has_caught_up:
+            self._snapshot_at = time.monotonic() + SNAPSHOT_EVERY
+            self._guarded(self._write_textfile)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
         except Exception as error:  # edge to the caller: a failure of the views must not reach it
             self._exports.fail(f"cannot process the records: {error_in_words(error)}")
 
-    def _poll(self) -> None:
+    def _in_folder(self, is_due: bool) -> None:
+        """Do a poll's reads and writes in the run folder. is_due: the metrics are to be written too."""
         now = time.monotonic()
         if now >= self._list_at:
             self._list(now)
@@ -114,8 +135,7 @@ class NodeExports:
             self._take_durations()
             self._exports.caught_up()
             self._has_caught_up = True
-        if now >= self._snapshot_at:
-            self._snapshot_at = now + SNAPSHOT_EVERY
+        if is_due:
             self._exports.renew()
             self._take_durations()
             self._write_snapshot()
@@ -136,8 +156,16 @@ class NodeExports:
             self._exports.take(record)
         return bool(batch)
 
+    def _look(self) -> FolderLook:
+        """Return what a scrape shows of the run folder. Called in its thread, which waits for SCRAPE_LIMIT at most."""
+        try:
+            snapshots = self._scrape_thread.ask(self._rank_snapshots, SCRAPE_LIMIT)
+        except OSError:
+            return FolderLook({}, False)
+        return FolderLook(snapshots, self._answers and self._takes_files)
+
     def _rank_snapshots(self) -> dict[int, rank_snapshot.RankSnapshot]:
-        """Return the current snapshots of the node's ranks. Called by a scrape, in its own thread."""
+        """Return the current snapshots of the node's ranks."""
         snapshots: dict[int, rank_snapshot.RankSnapshot] = {}
         for path in list(self._read):
             rank = owner_of(path.stem).rank
@@ -158,7 +186,7 @@ class NodeExports:
         WRITER.flush(timeout / 2)  # the last records of this process
         self._list_at = 0.0
         self.poll()
-        while self._calls.keys() - {self._own} and time.monotonic() < deadline - timeout / 2:
+        while self._answers and self._calls.keys() - {self._own} and time.monotonic() < deadline - timeout / 2:
             time.sleep(LINGER)
             self.poll()
         self._snapshot_at, self._is_last = 0.0, True
@@ -168,6 +196,8 @@ class NodeExports:
         final = self._exports.metrics.final
         outcome = final.outcome or (None if self._is_agents or final.has_failed else "left")
         self._exports.close(max(0.0, deadline - time.monotonic()), outcome)
+        self._poll_thread.leave()
+        self._scrape_thread.leave()
 
     def _note(self, path: Path, record: Record) -> None:
         """Track which monitors watch a call."""
@@ -206,7 +236,9 @@ class NodeExports:
     def _write_snapshot(self) -> None:
         exposition = self._exports.exposition()
         if exposition is not None:
-            files.replace(self._folder / "metrics" / f"{self._node}.prom", exposition)
+            self._takes_files = files.replace(self._folder / "metrics" / f"{self._node}.prom", exposition)
+
+    def _write_textfile(self) -> None:
         if self._exports.textfile is not None:
             self._exports.textfile.write(self._is_last)
 

@@ -65,6 +65,14 @@ class About(msgspec.Struct, frozen=True):
     torch: str
 
 
+class FolderLook(msgspec.Struct, frozen=True):
+    """What a scrape finds in the run folder. snapshots: of the node's ranks, by initial rank; empty if the folder does
+    not answer. is_folder_up: it answers and can be written."""
+
+    snapshots: Mapping[int, RankSnapshot]
+    is_folder_up: bool
+
+
 class MetricView:
     """Folds records of one node into metrics. Thread-safe.
 
@@ -87,7 +95,10 @@ class MetricView:
         self._history = self._timeline.history
         self._limits = LimitMetrics()
         self._snapshots: Mapping[int, RankSnapshot] = {}
-        self.look: Callable[[], Mapping[int, RankSnapshot]] | None = None  # reads the ranks' snapshots at a scrape
+        self._is_folder_up: bool | None = None
+        self.look: Callable[[], FolderLook] | None = (
+            None  # called at each scrape, in its thread: its time must be limited
+        )
         self._lock = threading.Lock()
         self._call: Key = (0, 0, 0, -1)
         self._iteration: Key = (0, 0, 0, -1)
@@ -133,10 +144,15 @@ class MetricView:
             self._sections.take_durations(ranks.values())
             self._limits.take_durations(ranks, 0.0 if self._clock is None else self._clock() / 1e9)
 
-    def take_snapshots(self, snapshots: Mapping[int, RankSnapshot]) -> None:
-        """Replace the snapshots of the node's ranks, by initial rank."""
+    def take_snapshots(self, snapshots: Mapping[int, RankSnapshot], is_folder_up: bool | None = None) -> None:
+        """Replace the snapshots of the node's ranks, by initial rank. is_folder_up: None if it is unknown."""
         with self._lock:
-            self._snapshots = snapshots
+            self._snapshots, self._is_folder_up = snapshots, is_folder_up
+
+    def _look(self) -> None:
+        if self.look is not None:
+            look = self.look()
+            self.take_snapshots(look.snapshots, look.is_folder_up)
 
     def _take(self, record: Record, intervals: list[Interval]) -> None:
         origin, event = record.origin, record.event
@@ -315,6 +331,8 @@ class MetricView:
                 for cycle, node_cycle in sorted(parts.items()):
                     self._add_cycle(ready, cycle, node_cycle, cycle[1] < newest.get(cycle[0], 0))
             ready["resilience_monitor_up"] = {(): self._living_monitors()}
+            if self._is_folder_up is not None:
+                ready["resilience_run_folder_up"] = {(): int(self._is_folder_up)}
             self._show_ranks(ready, now_ns)
             if self.final.outcome is not None:
                 ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
@@ -462,16 +480,14 @@ class MetricView:
 
     def exported(self) -> list[tuple[Metric, list[tuple[Labels, Any]]]]:
         """Return the current rows of every metric; histograms have `fine` and `sum_ns`."""
-        if self.look is not None:
-            self.take_snapshots(self.look())
+        self._look()
         return self._rows()
 
     # -- for prometheus_client ------------------------------------------------------------------
 
     def collect(self) -> Iterable[Family]:
         """Yield metric families, as a prometheus_client registry expects from a collector."""
-        if self.look is not None:
-            self.take_snapshots(self.look())
+        self._look()
         for metric, rows in self._rows():
             family = _family(metric)
             for labels, value in rows:

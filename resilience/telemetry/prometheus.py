@@ -24,7 +24,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from resilience.errors import error_in_words
 from resilience.facts import encoding, events
 from resilience.system import descriptors, files
-from resilience.system.background import asked
+from resilience.system.background import NO_ANSWER, READ_LIMIT, Writer, asked
 from resilience.system.client_sockets import addresses_of
 from resilience.telemetry.final_state import Outcome
 from resilience.telemetry.metrics import MetricView
@@ -105,19 +105,31 @@ class TextFile:
         self._exposition = exposition
         self._emit = emit
         self._has_failed = False
-        _remove_abandoned(folder, time.time())
+        self._thread = Writer()  # the folder may block it
+        self._thread.submit(lambda: _remove_abandoned(folder, time.time()))
         emit(events.ExportStarted("prometheus", str(self._path)))
 
     def write(self, is_last: bool = False) -> None:
-        """Replace the file; report a failed write once.
+        """Replace the file; report a failed write once. Wait for READ_LIMIT at most.
 
         is_last: the node's part of the job is over. Counters and the job's outcome stay for collection. Other gauges
         are removed, because they would show forever the state of ranks that no longer exist."""
         exposition = self._exposition.labelled(self._labels, with_gauges=not is_last)
-        is_written = self._path.parent.is_dir() and files.replace(self._path, exposition)  # which creates a folder
+        cause = ""
+        try:
+            is_written = self._thread.ask(lambda: _replaced(self._path, exposition), READ_LIMIT)
+        except OSError:
+            is_written, cause = False, f": {NO_ANSWER}"
         if not is_written and not self._has_failed:
-            self._emit(events.ExportFailed("prometheus", f"{self._path} cannot be written"))
+            self._emit(events.ExportFailed("prometheus", f"{self._path} cannot be written{cause}"))
         self._has_failed = not is_written
+        if is_last:
+            self._thread.leave()
+
+
+def _replaced(path: Path, content: bytes) -> bool:
+    """Replace a file in a folder that exists. Return True on success."""
+    return path.parent.is_dir() and files.replace(path, content)  # which creates a folder
 
 
 def file_name(job_id: str, node: str) -> str:
@@ -152,6 +164,7 @@ class MetricsServer:
         # Compressing about ten kilobytes would cost more CPU time than everything else.
         self._metrics = prometheus_client.make_wsgi_app(exposition.registry, disable_compression=True)
         self._folder, self._targets = folder, Targets(folder, node)
+        self._folder_thread = Writer()  # the folder may block it
         self._server = _listening(host, port, emit)
         self._server.set_app(self._answer)
         self.port: int = self._server.server_port
@@ -188,6 +201,7 @@ class MetricsServer:
             thread.join(timeout)
 
     def _stop(self) -> None:
+        self._folder_thread.leave()
         self._server.shutdown()
         self._server.socket.close()
 
@@ -199,8 +213,13 @@ class MetricsServer:
                 return [f"this is job {job_id}\n".encode()]
             answer: Iterable[bytes] = self._metrics(environ, start_response)
             return answer
+        try:
+            entries = self._folder_thread.ask(lambda: announced(self._folder), READ_LIMIT)
+        except OSError:  # Prometheus keeps the nodes that it knows
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{NO_ANSWER}\n".encode()]
         start_response("200 OK", [("Content-Type", "application/json; charset=utf-8")])
-        return [announced(self._folder)]
+        return [entries]
 
 
 class _Threads(ThreadingMixIn, WSGIServer):

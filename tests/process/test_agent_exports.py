@@ -17,7 +17,7 @@ import resilience
 from resilience.facts import events
 from resilience.facts.identity import Origin
 from resilience.facts.records import Record, to_line
-from resilience.telemetry import rank_snapshot
+from resilience.telemetry import exporters, rank_snapshot
 from resilience.telemetry.exporters import ExportThread, MetricsOptions, NodeExports
 from resilience.telemetry.metrics import MetricView
 from tests.process.test_export import STRAIGHT, receiving, scrape
@@ -117,6 +117,81 @@ def test_each_scrape_shows_the_silence_of_a_rank_as_its_newest_file_has_it(tmp_p
             assert f'resilience_rank_silence_seconds{{rank="0"}} {silent_s}' in scrape(port).splitlines()
     finally:
         exports.close(LIMIT)
+
+
+def without_answer(path: Path) -> Path:
+    """Put a file there whose readers wait, as for a file server that does not answer, until `answer` is called."""
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+def answer(path: Path) -> None:
+    """Let the readers of the file find nothing from now on."""
+    writer = os.open(path, os.O_RDWR)
+    path.unlink()
+    os.close(writer)
+
+
+def started_run(folder: Path) -> None:
+    for (node, rank), records in launched(is_running=True).files.items():
+        write(folder, f"{node}-{'agent' if rank is None else rank}.jsonl", records)
+
+
+def test_scrape_is_answered_without_values_of_ranks_while_their_files_do_not_answer(tmp_path: Path) -> None:
+    """Else Prometheus would report a healthy job as gone."""
+    folder, port = tmp_path / "run", free_port()
+    started_run(folder)
+    silent = without_answer(rank_snapshot.path_of(folder, "node0", 0))
+    exports = ExportThread.start(folder, "node0", lambda event: None, MetricsOptions(port), is_agents=True)
+    assert exports is not None
+    try:
+        until((tmp_path / ".targets" / "run@@node0.json").exists)
+        lines = scrape(port).splitlines()
+        assert "resilience_run_folder_up 0.0" in lines
+        assert 'resilience_rank_state{rank="0",state="active"} 1.0' in lines  # from the records
+    finally:
+        answer(silent)
+    origin = Origin("job", "node0", "monitor", 500, initial_rank=0, world_size=2, layer="launcher")
+    assert rank_snapshot.write(folder, rank_snapshot.RankSnapshot(origin, "run", step=7))
+    until(lambda: {"resilience_run_folder_up 1.0", 'resilience_rank_step{rank="0"} 7.0'} <= {*scrape(port).split("\n")})
+    exports.close(LIMIT)
+
+
+@pytest.mark.parametrize("name", ["node0-0.hist", "node0-0.signs"])
+def test_file_for_node_exporter_goes_on_while_the_run_folder_does_not_answer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporters, "SNAPSHOT_EVERY", 0.1)
+    folder, path = tmp_path / "run", tmp_path / "resilience-run-node0.prom"
+    started_run(folder)
+    asked = MetricsOptions(textfile=str(tmp_path))
+    exports = ExportThread.start(folder, "node0", lambda event: None, asked, is_agents=True)
+    assert exports is not None
+    is_up = 'resilience_run_folder_up{job_id="run",node="node0"} '
+    until(lambda: path.exists() and f"{is_up}1.0" in path.read_text())
+    silent = without_answer(folder / "timings" / name)
+    try:
+        until(lambda: f"{is_up}0.0" in path.read_text())
+        before = path.stat().st_mtime_ns
+        until(lambda: path.stat().st_mtime_ns != before)
+    finally:
+        answer(silent)
+    until(lambda: f"{is_up}1.0" in path.read_text())
+    exports.close(LIMIT)
+
+
+def test_run_folder_that_cannot_be_written_is_not_up(tmp_path: Path) -> None:
+    """Its disk may be full, and take no record that says so."""
+    folder, port = tmp_path / "run", free_port()
+    started_run(folder)
+    (folder / "metrics").write_text("no folder")
+    exports = ExportThread.start(folder, "node0", lambda event: None, MetricsOptions(port), is_agents=True)
+    assert exports is not None
+    until((tmp_path / ".targets" / "run@@node0.json").exists)
+    until(lambda: "resilience_run_folder_up 0.0" in scrape(port).splitlines())
+    exports.close(LIMIT)
 
 
 def test_job_of_the_launcher_exports_its_versions(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -115,6 +116,22 @@ def test_all_metrics_name_the_service_its_version_and_its_host(folder: Path, mon
     expected = {"service.name": "resilience", "service.version": resilience.__version__, "host.name": "node"}
     assert [{key: resource.get(key) for key in expected} for resource in resources] == [expected] * len(resources)
     assert resources
+
+
+def test_metrics_are_sent_while_the_files_of_ranks_do_not_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = folder / "timings" / "node-0.signs"
+    silent.parent.mkdir(exist_ok=True)
+    os.mkfifo(silent)  # its readers wait
+    with collecting() as collector:
+        endpoint = f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
+        exports = NodeExports.start(folder, "node", lambda event: None)
+        assert exports is not None
+        exports.poll()
+        exports.close(120.0)
+    (is_up,) = collector.metrics["resilience_run_folder_up"].gauge.data_points
+    assert is_up.as_double == 0
+    os.close(os.open(silent, os.O_RDWR))
 
 
 def test_collector_that_takes_no_metrics_is_reported_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

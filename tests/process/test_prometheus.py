@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -213,6 +214,22 @@ def test_every_node_tells_where_all_of_them_are(folder: Path, emitted: list[even
             ]
             assert discovered(first) == discovered(second) == expected
         assert discovered(first) == expected[:1]  # the other one has left
+
+
+def test_discovery_that_its_folder_blocks_takes_no_connection_from_scrapes(
+    folder: Path, emitted: list[events.Event]
+) -> None:
+    with exporting(folder, emitted, MetricsOptions(port=0)):
+        (port,) = served_at(emitted)
+        silent = folder.parent / ".targets" / "run@@silent.json"
+        os.mkfifo(silent)  # its readers wait
+        for _ in range(prometheus.MOST_CONNECTIONS + prometheus.ENDING + 1):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                discovered(port)
+            assert refused.value.code == 503  # Prometheus keeps the nodes that it knows
+        assert "resilience_" in scrape(port)
+        os.close(os.open(silent, os.O_RDWR))
+        silent.unlink()
 
 
 @pytest.mark.parametrize(

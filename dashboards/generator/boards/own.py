@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dashboards.generator.boards.common import top
 from dashboards.generator.panels import Board, Panel, PanelRow, Query
-from dashboards.generator.queries import RANGE, grown, of_nodes, quantile, select, stepped
+from dashboards.generator.queries import RANGE, fold, grown, labelled, of_nodes, present, quantile, select, stepped
 
 # The last value in the range, even if the job has ended.
 _versions = of_nodes("resilience_build_info", f"last_over_time({select('resilience_build_info')}[{RANGE}])")
+_folders = fold("min", ("node",), present("resilience_run_folder_up"))
 _values = f"last_over_time({select('resilience_elastic_value')}[{RANGE}])"
 _NO_AGENT = "No launcher in this range: only `resilience run` uses torch's agent"
 
@@ -21,9 +22,17 @@ OWN = Board(
             (
                 Panel(
                     title="Endpoints",
-                    description="1 if the node's endpoint answers.",
+                    description=(
+                        "1 if the node's endpoint answers; run folder: 1 if the folder answers and can be written."
+                    ),
                     unit="none",
-                    queries=(Query(f"min by (node, instance) ({select('up')})", "{{node}} {{instance}}"),),
+                    queries=(
+                        Query(
+                            f"min by (node, instance) ({select('up')}) "
+                            f"or {labelled(_folders, 'instance', 'run folder', 'node')}",
+                            "{{node}} {{instance}}",
+                        ),
+                    ),
                     runbook="MonitorDown",
                 ),
                 Panel(
