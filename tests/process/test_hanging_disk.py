@@ -14,13 +14,19 @@ from pathlib import Path
 import pytest
 
 from resilience.facts import events
+from resilience.facts.records import Record
+from resilience.telemetry import exporters
+from resilience.telemetry.exporters import ExportThread, MetricsOptions
 from tests.process.launching import Launched, launcher
+from tests.process.test_agent_exports import started_run, write
+from tests.process.test_export import scrape
 from tests.process.test_faults import fault
 from tests.process.test_output import PER_MB, WRITE, run
 from tests.support import disks, stuck
 from tests.support.account import Account
 from tests.support.disks import Freezing
-from tests.support.ranks import Job
+from tests.support.launch_streams import launched
+from tests.support.ranks import Job, free_port
 from tests.support.signs import await_true
 
 pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 s on a busy machine
@@ -150,6 +156,53 @@ def test_wrapper_restarts_in_place_while_the_disk_of_its_records_does_not_answer
     job.await_sign("done", rank=1)
     disk.thaw()
     assert [rank.code for rank in job.wait_ranks(150.0)] == [0, 0], job.output()
+
+
+@pytest.mark.slow  # the file is written every 15 s
+def test_metrics_of_a_job_go_on_while_the_disk_of_its_run_folder_does_not_answer(
+    launch: Launch, disk: Freezing, tmp_path: Path
+) -> None:
+    """Else JobGone would report a healthy job as killed."""
+    port, file = free_port(), tmp_path / "textfile" / "resilience-job-node0.prom"
+    metrics = ("--metrics-port", str(port), "--metrics-textfile", str(file.parent))
+    job = launch("say('up')\nawait_file('go', 300)", "--run-dir", str(disk.folder / "runs"), *metrics, nproc=1)
+    job.await_worker("up.0.0")
+    is_up = 'resilience_run_folder_up{job_id="job",node="node0"} '
+    await_true(lambda: file.exists() and f"{is_up}1.0" in file.read_text())
+    disk.freeze()
+    try:
+        await_true(lambda: f"{is_up}0.0" in file.read_text())
+        assert "resilience_run_folder_up 0.0" in scrape(port).splitlines()
+    finally:
+        disk.thaw()
+    (tmp_path / "go").touch()
+    assert job.wait() == [0], job.job.output()
+    assert "resilience_ended_timestamp_seconds" in file.read_text()
+
+
+def test_disk_of_the_file_for_node_exporter_holds_up_no_other_metrics(
+    disk: Freezing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporters, "SNAPSHOT_EVERY", 0.1)
+    folder, emitted, port = tmp_path / "run", list[events.Event](), free_port()
+    started_run(folder)
+    asked = MetricsOptions(port, textfile=str(disk.folder))
+    exports = ExportThread.start(folder, "node0", emitted.append, asked, is_agents=True)
+    assert exports is not None
+    await_true((disk.folder / "resilience-run-node0.prom").exists)
+    disk.freeze()
+    try:
+        await_true(lambda: any(isinstance(event, events.ExportFailed) for event in emitted))
+        agent = launched(is_running=True).files["node0", None][-1].origin
+        write(folder, "node0-agent.jsonl", [Record(99, 10**18, 10**18, agent, events.StopRequested("SIGTERM", 30.0))])
+        await_true(lambda: 'resilience_events_total{event="stop.requested"} 1.0' in scrape(port).splitlines())
+    finally:
+        disk.thaw()
+    exports.close(60.0)
+    why = f"{disk.folder}/resilience-run-node0.prom cannot be written: the disk does not answer"
+    assert [event for event in emitted if isinstance(event, events.ExportFailed)] == [
+        events.ExportFailed("prometheus", why)
+    ]
 
 
 # -- from the start -----------------------------------------------------------------------------------
