@@ -105,7 +105,8 @@ class MonitorStore:
         self._started_iteration: int | None = None
         self._is_representing = False
         self._are_others_seen = False
-        self._hung_assignment_of: int | None = None  # the iteration after which the rank hung in assignment or filter
+        # Initial rank and iteration after which the rank hung in assignment or filter.
+        self._hung_assignment_of: tuple[int, int | None] | None = None
         self._witnessed_iteration: int | None = None  # the last iteration in which the other ranks were waited for
         self._last_iteration = 0  # of the job, as far as this monitor has followed it
         self._all_left_since: float | None = None  # when this monitor first saw that key
@@ -153,7 +154,7 @@ class MonitorStore:
     def interrupt(self, record: InterruptionRecord) -> None:
         self._are_others_seen = False
         if record.interruption is Interruption.HARD_TIMEOUT and record.stage in ASSIGNING:
-            self._hung_assignment_of = record.iteration
+            self._hung_assignment_of = record.rank, record.iteration
         self._tasks.put(lambda: self._interrupt(record))
 
     @property
@@ -373,7 +374,8 @@ class MonitorStore:
 
     def _assign(self, operation: Assign) -> Seat | Unassigned | None:
         # The hook would hang here as it did in the rank, while the other ranks wait for the rank's seat.
-        if operation.place is None and operation.seat.iteration == self._hung_assignment_of:
+        seat = operation.seat
+        if operation.place is None and (seat.initial_rank, seat.iteration) == self._hung_assignment_of:
             return Unassigned(self._world_size)
         store = CallStore(self._call_begin.prefix, self._base_store, self._emit)
         following = seat_after(self._hooks, operation, store, self._world_size)

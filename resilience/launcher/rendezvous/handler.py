@@ -322,11 +322,11 @@ class Handler(RendezvousHandler):
         try:
             try:
                 return self._stores.take().port
-            except StoreError:
+            except StoreError as error:
                 if not self.is_host:
                     self._replace_stores()
-                elif self._cycle_store_port is not None and self._stores.is_alive:
-                    # The last cycle is over here: its store gives back what this one lacks, such as descriptors.
+                elif self._cycle_store_port is not None and getattr(error, "lacks_descriptors", False):
+                    # The last cycle is over here: its store gives back the descriptors that this one lacks.
                     self._stores.release(self._cycle_store_port)
                     self._cycle_store_port = None
                     self._stores.ask(self._rendezvous_store.address)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -32,9 +33,7 @@ from resilience.system.processes import ignore_job_signals, job_signals_blocked
 START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
 ANSWER_LIMIT = 30.0  # seconds for one server
 END_LIMIT = 2.0  # seconds to end by itself
-SERVER = (
-    11  # descriptors of the first server in a process; each further one has 9, and needs one per client (torch 2.13)
-)
+SERVER = 11  # descriptors of the first server in a process (torch 2.13); a further one has 9, and 2 clients
 PR_SET_PDEATHSIG = 1
 
 
@@ -53,11 +52,12 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 class Hosted(msgspec.Struct, frozen=True, tag=True):
     """Answers OpenServer requests, in order. port: 0 if it failed, and `error` says why. address: the server's address
-    for this host."""
+    for this host. lacks_descriptors: it failed because the process has too few left."""
 
     port: int
     error: str = ""
     address: str = ""
+    lacks_descriptors: bool = False
 
 
 _Request = OpenServer | Release
@@ -122,7 +122,11 @@ class StoreProcess:
             self._is_ready = True
         answer = self._hear(ANSWER_LIMIT)
         if answer.error:
-            raise StoreError(f"no store server could be opened here: {answer.error}", error=answer.error)
+            raise StoreError(
+                f"no store server could be opened here: {answer.error}",
+                error=answer.error,
+                lacks_descriptors=answer.lacks_descriptors,
+            )
         return answer
 
     def release(self, port: int) -> None:
@@ -252,7 +256,7 @@ def _open(servers: dict[int, dist.TCPStore], known: dict[str, str], address: str
             reached, number, is_master=True, master_listen_fd=listener.detach(), wait_for_workers=False
         )
     except (OSError, RuntimeError, ValueError) as error:
-        return Hosted(0, f"port {port}: {error}")
+        return Hosted(0, f"port {port}: {error}", lacks_descriptors=getattr(error, "errno", None) == errno.EMFILE)
     return Hosted(number, address=reached)
 
 
