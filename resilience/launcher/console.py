@@ -8,6 +8,7 @@ agent never waits for it. With `--quiet` only lost output, and why the launcher 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -185,7 +186,8 @@ class Console:
         if self._is_joining and (self._cause or (self._rendezvous is None and self._hosts_store)):
             self._late_timer = threading.Timer(SOON if self._cause else LATE, self._show_delay, (self._cause,))
             self._late_timer.daemon = True
-            self._late_timer.start()
+            with contextlib.suppress(RuntimeError):  # this host or process has no thread left: no line about the wait
+                self._late_timer.start()
 
     def _show_delay(self, cause: str) -> None:
         if cause:

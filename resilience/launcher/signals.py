@@ -10,19 +10,22 @@ import select
 import signal
 from types import FrameType
 
-from resilience.errors import ConfigurationError
+from resilience.errors import ConfigurationError, LaunchError
 
 
 class Signals:
     """The signals that ask the agent to stop. Main thread only."""
 
     def __init__(self, names: str) -> None:
-        """names: in the format of torchrun's --signals-to-handle. Raises: ConfigurationError."""
+        """names: in the format of torchrun's --signals-to-handle. Raises: ConfigurationError, LaunchError."""
         self.names = names
         numbers = [number for number in map(_number, names.split(",")) if number is not None]
         self._received: list[int] = []  # all signals so far
         self._known = 0  # how many of them `take` has returned
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise LaunchError(f"signals cannot be handled: {error}; this host lacks the resources for it") from error
         for number in numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resilience.errors import StoreError
+from resilience.errors import LaunchError, StoreError
 from resilience.system import patience
 from resilience.system.store import wait
 
@@ -30,7 +30,7 @@ class KeyWatch:
     A thread goes on waiting for a key that the agent no longer needs: sooner or later each of these keys is written."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
-        """connect: creates a client; raises StoreError if the store is unreachable."""
+        """connect: creates a client; raises StoreError if the store is unreachable. Raises: LaunchError."""
         self._connect = connect
         self._lock = threading.Lock()
         self._key = ""  # the key that the agent waits for
@@ -38,7 +38,10 @@ class KeyWatch:
         self._is_closed = threading.Event()
         self._failed_at = float("-inf")
         self._idle: list[queue.SimpleQueue[str]] = []  # order queues of idle threads
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise LaunchError(f"no key can be waited for: {error}; this host lacks the resources for it") from error
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the key may exist."""

@@ -145,7 +145,8 @@ class Successor(msgspec.Struct, frozen=True):
 class Zygote:
     """The agent's handle of the zygote. Main thread only. pid: 0 if no zygote could be forked."""
 
-    def __init__(self, pid: int, line: Channel, why_not: str = "") -> None:
+    def __init__(self, pid: int, line: Channel | None, why_not: str = "") -> None:
+        """line: None if there is no zygote; then why_not says why."""
         self.pid = pid
         self.loaded: dict[str, str] = {}  # file of each top-level module that a successor preloaded
         self.reads: set[str] = set()  # variables that these modules read at import
@@ -160,26 +161,17 @@ class Zygote:
         """Import the modules that workers need, and fork the zygote. If it is unusable, its `why_not` says why."""
         for name in PRELOADED:
             importlib.import_module(name)
-        ours, peer_line = pair()
-        why_not = cannot_fork()
-        if why_not:
-            peer_line.close()
-            return cls(0, ours, why_not)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # once here, instead of again in every worker
-        gc.collect()
-        gc.freeze()  # a garbage collection in a worker must not copy shared pages
-        agent = os.getpid()
-        pid = os.fork()
-        if not pid:
+        with contextlib.ExitStack() as undo:
             try:
-                ours.close()
-                _be_zygote(peer_line, agent)
-            finally:
-                os._exit(0)
-        peer_line.close()
-        gc.unfreeze()
-        return cls(pid, ours)
+                ours, peer_line = pair()
+                undo.callback(ours.close)
+                with contextlib.closing(peer_line):
+                    why_not = cannot_fork()
+                    pid = 0 if why_not else _fork_zygote(ours, peer_line)
+            except OSError as error:
+                return cls(0, None, f"the zygote could not be forked: {error}; this host lacks the resources for it")
+            undo.pop_all()
+        return cls(pid, ours, why_not)
 
     @property
     def why_not(self) -> str:
@@ -300,6 +292,7 @@ class Zygote:
                 file.write(_layout.pack(len(body), notes_at) + body)
             os.ftruncate(memory, notes_at + count * notes.SIZE)
             readers = [notes.NotesReader(memory, notes_at + index * notes.SIZE) for index in range(count)]
+            assert self._line is not None
             if not self._line.send(kind, [memory, *fds, *streams]):
                 gone = self._line.is_closed()
                 raise LaunchError("the zygote is gone" if gone else "the zygote accepts no requests to fork")
@@ -328,9 +321,30 @@ class Zygote:
         _end(self.pid, self._line)
 
 
-def _end(pid: int, line: Channel) -> str:
+def _fork_zygote(ours: Channel, peer_line: Channel) -> int:
+    """Fork the zygote; return its pid. Raises: OSError."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # once here, instead of again in every worker
+    gc.collect()
+    gc.freeze()  # a garbage collection in a worker must not copy shared pages
+    agent = os.getpid()
+    try:
+        pid = os.fork()
+        if not pid:
+            try:
+                ours.close()
+                _be_zygote(peer_line, agent)
+            finally:
+                os._exit(0)
+    finally:
+        gc.unfreeze()
+    return pid
+
+
+def _end(pid: int, line: Channel | None) -> str:
     """End the process behind this line; return how it ended. A process that survives SIGKILL is left to the kernel."""
-    line.close()
+    if line is not None:
+        line.close()
     if not pid:
         return ""
     process = ForkedWorker(pid)
