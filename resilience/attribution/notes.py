@@ -76,6 +76,8 @@ def note(event: events.Event) -> str | None:
             return "the process that reads the workers' output had been stopped; the agent resumed it"
         case events.NodeExcluded():
             return f"a node left: {event.why}"
+        case events.StoreProcessStopped():
+            return "the process that hosts a node's stores had been stopped; the agent resumed it"
         case events.ZygoteLost():
             return f"workers were started cold: {event.why}"
         case events.StopRequested():
@@ -135,6 +137,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.DrainLost,
         events.DrainStopped,
         events.NodeExcluded,
+        events.StoreProcessStopped,
         events.ZygoteLost,
         events.StopRequested,
         events.ControlRequested,

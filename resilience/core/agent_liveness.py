@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from resilience.core.agent_protocol import Counts, Protocol, ReadClock, Seconds
 
 LEASE = 0.75  # share of the silence after which others declare an agent lost; its workers end in the remaining time
+STOP_LIMIT = 10.0  # seconds that an agent waits for a silent store once a signal has asked it to stop
 LOOKS = 20  # looks within a lease
 COUNTS = 3  # counts within a lease at least, because a count may be late
 
@@ -84,30 +85,36 @@ class Lease:
     def __init__(self, limit: Seconds) -> None:
         """limit: seconds of silence after which others declare this agent lost."""
         self.seconds = LEASE * limit
+        self.is_shortened = False
         self._limit = limit
         self._count = 0
         self._counted_at: Seconds | None = None  # when the last count was found to have reached the store
         self._looked_at = 0.0
         self._silent_for = 0.0
-        self._has_run_out = False
+        self.has_run_out = False
+
+    def shorten(self, seconds: Seconds) -> None:
+        """Let the lease last at most so long. An agent that was asked to stop waits no longer for a silent store."""
+        if seconds < self.seconds:
+            self.seconds, self.is_shortened = seconds, True
 
     def look(self, count: int, now: Seconds) -> bool:
         """Return True once the lease has run out; this is final. Call it LOOKS times within the lease. count: how many
         counts have reached the store. A long gap between two looks counts little, because this process may have been
         stopped; the store then says what happened meanwhile."""
-        if self._has_run_out:
+        if self.has_run_out:
             return True
         if count != self._count or self._counted_at is None:
             self._count, self._counted_at, self._silent_for = count, now, 0.0
         else:
             self._silent_for += min(now - self._looked_at, 2 * self.seconds / LOOKS)
         self._looked_at = now
-        self._has_run_out = self._silent_for >= self.seconds
-        return self._has_run_out
+        self.has_run_out = self._silent_for >= self.seconds
+        return self.has_run_out
 
     def time_left(self, now: Seconds) -> Seconds | None:
         """Return the seconds until others may continue without this agent, None if its lease has not run out. Here a
         gap between two looks counts in full, because the others did not stand still."""
-        if not self._has_run_out or self._counted_at is None:
+        if not self.has_run_out or self._counted_at is None:
             return None
         return max(0.0, self._counted_at + self._limit - now)

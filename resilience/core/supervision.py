@@ -159,6 +159,12 @@ class Supervision:
             self.leaves = detail = f"node {self.name} could not reach the job's store at {store}: {why}"
         return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=detail)
 
+    def stopped_without_store(self, number: int, name: str, lost: CycleDecision) -> CycleDecision:
+        """Return the verdict of a node whose agent got a signal and lost the job's store, so that it cannot tell the
+        others. lost: the verdict without the signal."""
+        detail = f"{name} to the agent of {self.name}; {lost.detail}"
+        return CycleDecision("preempted", self.name, exit_code=128 + number, detail=detail)
+
     def leave(self, why: str) -> NodeProtocol[CycleDecision]:
         """Return the verdict of a node that leaves while others may stay."""
         yield Emit(events.NodeExcluded(why))

@@ -743,6 +743,13 @@ class DrainStopped(Event, frozen=True, tag="drain.stopped"):
     drain_pid: int
 
 
+class StoreProcessStopped(Event, frozen=True, tag="store_process.stopped"):
+    """The process that hosts this node's stores had been stopped; the agent resumed it."""
+
+    level: ClassVar[Level] = "warning"
+    store_pid: int
+
+
 class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     """Workers can no longer be forked from the preloaded process; they start cold."""
 
@@ -916,6 +923,7 @@ AnyEvent = (
     | OutputLost
     | DrainLost
     | DrainStopped
+    | StoreProcessStopped
     | ZygoteLost
     | ModulesPreloaded
     | AnalysisFailed

@@ -239,6 +239,8 @@ class Console:
                 )
             case events.TimeoutsUnlearned():
                 return unlearned_in_words(event)
+            case events.StoreProcessStopped(pid):
+                return f"process {pid}, which hosts this node's stores, was stopped; it continues now"
             case events.ZygoteLost(why):
                 return f"workers start cold from now on: {why}"
             case _:  # no other event matters here

@@ -186,10 +186,17 @@ class CycleSupervisor:
         return self._run(self._supervision.late(reason))
 
     def cut_off(self, reason: str) -> CycleDecision:
-        """Return what follows from the loss of the job's store."""
+        """Return what follows from the loss of the job's store. If a signal has come, the node stops as it asks."""
+        self.look_after_stores()
         verdict = self._supervision.cut_off(self.handler.store_address, self.handler.why_cut_off or reason)
         self.reporter.emit(events.StoreLost(verdict.detail[:500]))
-        return verdict
+        number = self.signals.first
+        if number is None:
+            return verdict
+        stopped = self._supervision.stopped_without_store(number, signal.Signals(number).name, verdict)
+        if self._supervision.stop is None:
+            self.reporter.emit(events.StopRequested(stopped.detail, self._options.stop_grace))
+        return stopped
 
     def _stopped_while_waiting(self) -> CycleDecision:
         """Return what follows from a signal that came while no workers ran, or during a cycle with another verdict.
@@ -255,12 +262,18 @@ class CycleSupervisor:
         known_pids |= {self.monitors.pid(local_rank) or 0 for local_rank in range(self._spec.local_world_size)}
         processes.reap_strangers(known_pids)
         self.look_after_drain()
+        self.look_after_stores()
         self.warm_start.look(running.notes(), self.is_cut_off())
 
     def look_after_drain(self) -> None:
         """Take news of the drain process, and replace it if it is gone: workers that write would wait."""
         if self.drain is not None:
             self.drain.hear()
+
+    def look_after_stores(self) -> None:
+        """Report what happened to this node's store process."""
+        for event in self.handler.store_news():
+            self.reporter.emit(event)
 
     def mark_unusable(self, unkillable: Sequence[EndedWorker]) -> None:
         """Start no worker here again: processes that cannot be killed still hold devices, memory and files."""

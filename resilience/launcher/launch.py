@@ -309,6 +309,7 @@ def connect_rendezvous(
         workers=config.nproc_per_node,
         role=config.role,
         is_hurried=signals.is_hurried,
+        is_asked_to_stop=signals.has_arrived,
     )
 
 

@@ -26,6 +26,8 @@ class Signals:
             self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise LaunchError(f"signals cannot be handled: {error}; this host lacks the resources for it") from error
+        # Python runs a handler only once the main thread has left C++, where a silent store can hold it.
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
@@ -37,6 +39,18 @@ class Signals:
     def has_any(self) -> bool:
         """Return True if a signal has arrived that `take` has not returned."""
         return len(self._received) > self._known
+
+    def has_arrived(self) -> bool:
+        """Return True if any signal has arrived so far, also one whose handler waits until the main thread leaves C++.
+        Any thread."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        return bool(self._received or poll.poll(0))
+
+    @property
+    def first(self) -> int | None:
+        """Return the first signal that has arrived, None if none has."""
+        return self._received[0] if self._received else None
 
     def is_hurried(self) -> bool:
         """Return True if a person has sent a signal that `take` has not returned: SIGINT or SIGQUIT."""

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -66,7 +67,8 @@ def agent(arguments: list[str]) -> None:
     control group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. SLOW_ANSWERS: a worker's
     SIGTERM may come a minute before the agent's, and its stack and last lines a minute late, its end a minute after
     a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the
-    disk of --log-dir; "limits", "environment": the agent itself fails, before it runs or as it starts workers.
+    disk of --log-dir, or a process for the zygote, or a thread for the heartbeat; "limits", "environment": the agent
+    itself fails, before it runs or as it starts workers. UNRESUMED: a store process that is stopped stays so.
     WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in. BRIEF:
     its exporter has no more time at the end than a user's. LATE: workers write their notes as they end. UNPROBED: a
     monitor that does not answer for two minutes is kept. LONG: the first worker that has completed did so a week
@@ -79,7 +81,7 @@ def agent(arguments: list[str]) -> None:
     from resilience.launcher.main import main
     from resilience.launcher.output import destinations
     from resilience.launcher.preflight import Devices
-    from resilience.launcher.rendezvous import job_store
+    from resilience.launcher.rendezvous import handler, job_store
     from resilience.launcher.rendezvous.handler import Handler
     from resilience.launcher.worker.worker_processes import RunningWorkers
     from resilience.launcher.worker.workers import Workers
@@ -143,6 +145,28 @@ def agent(arguments: list[str]) -> None:
 
     if os.environ.get("FAILS") == "report":
         launch.report_end = partial(fail, errno.EIO)
+
+    if os.environ.get("LACKS") == "process":
+        fork = os.fork
+
+        def fail_once() -> None:
+            os.fork = fork
+            fail(errno.EAGAIN)
+
+        os.fork = fail_once  # type: ignore[assignment]
+
+    if os.environ.get("LACKS") == "thread":
+        begin = threading.Thread.start
+
+        def start(thread: threading.Thread) -> None:
+            if thread.name == "resilience heartbeat":
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+    if "UNRESUMED" in os.environ:
+        handler.continue_if_stopped = lambda pid: False
 
     if os.environ.get("LACKS") == "space":
         destinations.NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]

@@ -144,7 +144,7 @@ say("done")
 
 def launched(start: Start, folder: Path, barrier: int, conf: str = "") -> tuple[Any, int]:
     """Start two workers; return the job, once both are in the function, and the pid of its store process."""
-    job = launcher(start, folder)(WRAPPED.replace("BARRIER", str(barrier)), conf=conf)
+    job = launcher(start, folder)(WRAPPED.replace("BARRIER", str(barrier)), conf=conf, UNRESUMED="yes")
     for rank in range(2):
         job.await_worker(f"inside.0.{rank}")
     port = int((folder / "port").read_text())

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resilience.core.agent_liveness import LOOKS, Lease, key
+from resilience.core.agent_liveness import COUNTS, LOOKS, STOP_LIMIT, Lease, key
 from resilience.core.restart import Add
-from resilience.errors import StoreError
+from resilience.errors import LaunchError, StoreError
 from resilience.system.store import StoreLike, execute
+
+LOOK = 1.0  # seconds between two looks at most
 
 
 class AgentHeartbeat:
@@ -28,14 +30,25 @@ class AgentHeartbeat:
     is cut off for good: `cut` closes every connection to the store."""
 
     def __init__(
-        self, connect: Callable[[], Any], id: str, interval: float, limit: float, cut: Callable[[], object]
+        self,
+        connect: Callable[[], Any],
+        id: str,
+        interval: float,
+        limit: float,
+        cut: Callable[[], object],
+        is_asked_to_stop: Callable[[], bool] = lambda: False,
+        look_after_store: Callable[[], object] = lambda: None,
     ) -> None:
-        """interval: seconds between counts; limit: seconds of silence after which others consider this agent lost.
+        """Count once. interval: seconds between counts; limit: seconds of silence after which others consider this
+        agent lost; is_asked_to_stop: True shortens the lease to `STOP_LIMIT`; look_after_store: called at least once a
+        second. Both are called in a thread.
 
         Raises: StoreError if the first count does not reach the store."""
         self._interval = interval
         self._lease = Lease(limit)
         self._cut = cut
+        self._is_asked_to_stop = is_asked_to_stop
+        self._look_after_store = look_after_store
         self._key = key(id)
         store = connect()
         execute(Add(self._key, 1), store)
@@ -45,13 +58,27 @@ class AgentHeartbeat:
             threading.Thread(target=self._run, args=(store, connect), name="resilience heartbeat", daemon=True),
             threading.Thread(target=self._watch, name="resilience lease", daemon=True),
         ]
-        for thread in self._threads:
-            thread.start()
+
+    def start(self) -> None:
+        """Count until stopped. Raises: LaunchError."""
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self._stop.set()
+            raise LaunchError(
+                f"this agent's heartbeat could not be started: {error}; this host lacks the resources for it"
+            ) from error
 
     @property
     def lease(self) -> float:
         """Return the seconds within which a count must reach the store."""
         return self._lease.seconds
+
+    @property
+    def is_shortened(self) -> bool:
+        """Return True if the lease is shorter because this agent was asked to stop."""
+        return self._lease.is_shortened
 
     @property
     def time_left(self) -> float | None:
@@ -62,7 +89,8 @@ class AgentHeartbeat:
         """Stop counting."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(2 * self._interval)
+            if thread.ident is not None:
+                thread.join(2 * self._interval)
 
     def _run(self, store: StoreLike, connect: Callable[[], Any]) -> None:
         while not self._stop.wait(self._interval):
@@ -70,12 +98,18 @@ class AgentHeartbeat:
                 execute(Add(self._key, 1), store)
                 self._counted += 1
             except StoreError:  # if the store is gone, every thread that waits for it notices that itself
+                if self._lease.has_run_out:
+                    return
                 with contextlib.suppress(StoreError, OSError):
                     store = connect()
 
     def _watch(self) -> None:
         self._lease.look(self._counted, time.monotonic())
-        while not self._stop.wait(self.lease / LOOKS):
+        while not self._stop.wait(min(self.lease / LOOKS, LOOK)):
+            with contextlib.suppress(OSError):  # this thread must go on
+                self._look_after_store()
+            if self._is_asked_to_stop():
+                self._lease.shorten(max(STOP_LIMIT, COUNTS * self._interval))
             if self._lease.look(self._counted, time.monotonic()):
                 with contextlib.suppress(OSError):  # no descriptor is left; the next check tries again
                     self._cut()  # at each check, because a thread may just have connected

@@ -9,6 +9,7 @@ of 30 s."""
 from __future__ import annotations
 
 import contextlib
+import queue
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from resilience.core.membership import FIRST, Membership, NodeSeat
 from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
 from resilience.errors import LaunchError, StoreError
+from resilience.facts import events
 from resilience.launcher.rendezvous.agent_heartbeat import AgentHeartbeat
 from resilience.launcher.rendezvous.conf import number
 from resilience.launcher.rendezvous.driving import Driver, T
@@ -38,7 +40,10 @@ from resilience.launcher.rendezvous.job_store import meet, rank_of
 from resilience.launcher.rendezvous.key_watch import KeyWatch
 from resilience.launcher.rendezvous.stores import StoreProcess
 from resilience.system.environment import node_name
+from resilience.system.processes import continue_if_stopped
 from resilience.system.store import execute
+
+StoreNews = events.StoreProcessStopped
 
 
 class Handler(RendezvousHandler):
@@ -47,10 +52,12 @@ class Handler(RendezvousHandler):
     stores: the agent's store process; by default one is started here, and ended here. node: this node's name, the same
     when the node comes back; rank: its place in the infrastructure's order, None for a deterministic one;
     is_interrupted: polled while waiting; True ends the wait; is_hurried: the same while the others leave this node's
-    store, by default is_interrupted. Keys of `--rdzv-conf`: inner, is_host, node, join_timeout
-    600, last_call_timeout 30, keep_alive_interval 2, keep_alive_max_attempt 4 (seconds, and the number of intervals
-    that an agent may be silent), store_timeout 120 (seconds that the host of the job's store waits for it).
-    Raises: ConfigurationError; StoreError if the job's store cannot be hosted or reached."""
+    store, by default is_interrupted; is_asked_to_stop: called in a thread, True once the agent was asked to stop, also
+    while the main thread waits for the store in C++, by default is_interrupted. Keys of `--rdzv-conf`: inner, is_host,
+    node, join_timeout 600, last_call_timeout 30, keep_alive_interval 2, keep_alive_max_attempt 4 (seconds, and the
+    number of intervals that an agent may be silent), store_timeout 120 (seconds that the host of the job's store waits
+    for it).
+    Raises: ConfigurationError; StoreError if the job's store cannot be hosted or reached; LaunchError."""
 
     def __init__(
         self,
@@ -62,6 +69,7 @@ class Handler(RendezvousHandler):
         workers: int = 1,
         role: str = "",
         is_hurried: Callable[[], bool] | None = None,
+        is_asked_to_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._parameters = parameters
         interval = number(parameters, "keep_alive_interval", 2)
@@ -80,12 +88,20 @@ class Handler(RendezvousHandler):
         self._owns_stores = stores is None
         self._stores = stores or StoreProcess.start()
         self._rendezvous_store = meet(parameters, self._stores, terms.join_limit, is_interrupted)
-        self._store: Any = self._connect()
         limit = number(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
         pause = count_every(interval, terms.lost_after, limit)
-        self._heartbeat = AgentHeartbeat(self._connect, self.id, pause, limit, self._rendezvous_store.cut)
+        self._news: queue.SimpleQueue[StoreNews] = queue.SimpleQueue()  # of the store process
         # A client may reconnect; a cut-off agent may not.
         self.watch = KeyWatch(self._connect)
+        asked, cut = is_asked_to_stop or is_interrupted, self._rendezvous_store.cut
+
+        def begin() -> tuple[Any, AgentHeartbeat]:
+            store = self._connect()
+            return store, AgentHeartbeat(self._connect, self.id, pause, limit, cut, asked, self._resume_stores)
+
+        self._store: Any
+        self._store, self._heartbeat = self._rendezvous_store.answer(begin, terms.join_limit, is_interrupted)
+        self._heartbeat.start()
         self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off, self.watch)
         self._is_interrupted = is_interrupted
         self._patient_driver = Driver(self._store, is_hurried or is_interrupted, lambda: self.why_cut_off, self.watch)
@@ -218,6 +234,10 @@ class Handler(RendezvousHandler):
         """Return True if the cycle uses this node's store, and the process that hosts it has died."""
         return self._cycle_store_port is not None and not self._stores.is_alive
 
+    def store_news(self) -> list[StoreNews]:
+        """Return what happened to this node's store process since the last call."""
+        return [self._news.get() for _ in range(self._news.qsize())]
+
     @property
     def time_left(self) -> float | None:
         """Return the seconds until the others may continue without this node; None unless it is cut off from the job's
@@ -231,7 +251,8 @@ class Handler(RendezvousHandler):
         if self.time_left is None:
             return ""
         if self.is_host:
-            return f"its process {self.store_pid} here did not answer for {self._heartbeat.lease:g} s (store_timeout)"
+            reason = "after a signal to this agent" if self._heartbeat.is_shortened else "store_timeout"
+            return f"its process {self.store_pid} here did not answer for {self._heartbeat.lease:g} s ({reason})"
         return (
             f"it did not answer for {self._heartbeat.lease:g} s; the other nodes consider a node lost after "
             f"{self.rendezvous.terms.lost_after:g} s (--rdzv-conf keep_alive_interval, keep_alive_max_attempt)"
@@ -344,6 +365,12 @@ class Handler(RendezvousHandler):
         self._stores, self._owns_stores = StoreProcess.start(), True
         self._seat = self._cycle_store_port = None
         self._stores.ask(self._rendezvous_store.address)
+
+    def _resume_stores(self) -> None:
+        """Continue the store process if it was stopped: every client would wait for it. Any thread."""
+        pid = self._stores.pid
+        if continue_if_stopped(pid):
+            self._news.put(events.StoreProcessStopped(pid))
 
     def _connect(self) -> Any:
         return dist.PrefixStore(f"resilience/{self._parameters.run_id}", self._rendezvous_store.connect())

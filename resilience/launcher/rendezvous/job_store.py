@@ -10,16 +10,17 @@ import contextlib
 import ipaddress
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
-from resilience.errors import ConfigurationError, StoreError
+from resilience.errors import ConfigurationError, LaunchError, StoreError
 from resilience.facts.in_words import count
 from resilience.launcher.rendezvous import etcd_store
 from resilience.launcher.rendezvous.conf import switch, whole
@@ -30,6 +31,10 @@ from resilience.system.open_sockets import shut_down
 DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's defaults for an endpoint without a port
 ETCD_KINDS = ("etcd", "etcd-v2")
 KINDS = ("c10d", "static", *ETCD_KINDS)
+LOOK = 0.05  # seconds between two polls for a signal while the store does not answer
+SILENT = "a server listens there, but does not answer"
+
+T = TypeVar("T")
 
 
 class RendezvousStore:
@@ -46,8 +51,10 @@ class RendezvousStore:
         forget: Callable[[], None] | None = None,
         addresses: Mapping[str, str] = MappingProxyType({}),
         is_cut: threading.Event | None = None,
+        why_not_host: str = "",
     ) -> None:
-        """is_cut: set by `cut`, for clients that repeat a failed request."""
+        """is_cut: set by `cut`, for clients that repeat a failed request. why_not_host: why this node, which the
+        endpoint names, does not host the store; empty if it does or need not."""
         self.address = address
         self.is_host = is_host
         self.forget = forget
@@ -55,6 +62,7 @@ class RendezvousStore:
         self._connect = connect
         self._server = server
         self._is_cut = is_cut or threading.Event()
+        self._why_not_host = why_not_host
         self._clients: list[Any] = []  # torch's PrefixStore does not keep a Python store alive
 
     def connect(self) -> Any:
@@ -62,6 +70,40 @@ class RendezvousStore:
         client = self._connect()
         self._clients.append(client)
         return client
+
+    def answer(self, request: Callable[[], T], limit: float, is_interrupted: Callable[[], bool]) -> T:
+        """Return the result of an agent's first requests, which run in a thread: the clients wait for a silent store in
+        C++, where no limit and no signal reaches them. If they do not return in time, give the store up.
+
+        is_interrupted: True ends the wait. Raises: what the requests raise; StoreError, LaunchError."""
+        results: list[T] = []
+        errors: list[BaseException] = []
+        has_ended = threading.Event()
+
+        def run() -> None:
+            try:
+                results.append(request())
+            except BaseException as error:  # raised in the caller
+                errors.append(error)
+            has_ended.set()
+
+        thread = threading.Thread(target=run, name="resilience meeting", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise LaunchError(
+                f"the rendezvous could not be begun: {error}; this host lacks the resources for it"
+            ) from error
+        deadline = time.monotonic() + limit
+        while not has_ended.wait(LOOK):
+            if is_interrupted() or time.monotonic() >= deadline:
+                with contextlib.suppress(OSError):  # no descriptor is left
+                    self.cut()
+                raise _unreachable(*self._server, limit, OSError(SILENT), self._why_not_host)
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
 
     @property
     def server(self) -> str:
@@ -119,7 +161,8 @@ def meet(
     if kind in ETCD_KINDS:
         return _in_etcd(parameters, host, port, limit, is_interrupted)
     is_host = _is_to_host(parameters, kind, host)
-    hosted = _host(stores, host, port, is_host, is_certain=kind == "static" or parameters.get("is_host") is not None)
+    is_certain = kind == "static" or parameters.get("is_host") is not None
+    hosted, why_not_host = _host(stores, host, port, is_certain) if is_host else (None, "")
     actual_port = port if hosted is None else hosted.port
     if actual_port == 0:
         raise ConfigurationError(
@@ -129,14 +172,17 @@ def meet(
         target, own_address = hosted.address, ""
         store_address = _own_address(host)
     else:
-        target, own_address = _reach(host, actual_port, limit, is_interrupted)
+        target, own_address = _reach(host, actual_port, limit, is_interrupted, why_not_host)
         store_address = target
+    is_cut = threading.Event()
     return RendezvousStore(
-        lambda: connect(target, actual_port, limit),
+        lambda: connect(target, actual_port, limit, is_cut.is_set, why_not_host),
         (target, actual_port),
         parameters.local_addr or _address(parameters, host, own_address),
         hosted is not None,
         addresses={host: store_address} if store_address else {},
+        is_cut=is_cut,
+        why_not_host=why_not_host,
     )
 
 
@@ -181,15 +227,16 @@ def _in_etcd(
     )
 
 
-def connect(host: str, port: int, limit: float) -> dist.TCPStore:
-    """Return a new client of a TCPStore. Raises: StoreError."""
+def connect(
+    host: str, port: int, limit: float, is_interrupted: Callable[[], bool] = lambda: False, why_not_host: str = ""
+) -> dist.TCPStore:
+    """Return a new client of a TCPStore. is_interrupted: True ends the wait for its server. Raises: StoreError."""
     try:
         with short_lookups():
-            return dist.TCPStore(
-                await_server(host, port, limit), port, wait_for_workers=False, timeout=timedelta(seconds=60)
-            )
+            address = await_server(host, port, limit, is_interrupted)
+            return dist.TCPStore(address, port, wait_for_workers=False, timeout=timedelta(seconds=60))
     except (OSError, RuntimeError, ValueError) as error:
-        raise _unreachable(host, port, limit, error) from error
+        raise _unreachable(host, port, limit, error, why_not_host) from error
 
 
 def _is_to_host(parameters: RendezvousParameters, kind: str, host: str) -> bool:
@@ -204,12 +251,10 @@ def _is_to_host(parameters: RendezvousParameters, kind: str, host: str) -> bool:
         return False
 
 
-def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain: bool) -> Hosted | None:
-    """Host the store if this node is to host it and no other agent on this host was faster."""
-    if not is_host:
-        return None
+def _host(stores: StoreProcess, host: str, port: int, is_certain: bool) -> tuple[Hosted | None, str]:
+    """Host the store unless another agent on this host was faster. Return the store, or why it is not hosted."""
     try:
-        return stores.host(host, port)
+        return stores.host(host, port), ""
     except StoreError as error:
         if not port:  # no other agent can host it, because the others would not know the port
             raise StoreError(f"this node cannot host the rendezvous: {error}") from error
@@ -218,10 +263,12 @@ def _host(stores: StoreProcess, host: str, port: int, is_host: bool, is_certain:
                 f"this node cannot host the rendezvous at {host}:{port}: {error}; use another port, or stop the "
                 "process that listens there"
             ) from error
-        return None
+        return None, str(error)
 
 
-def _reach(host: str, port: int, limit: float, is_interrupted: Callable[[], bool]) -> tuple[str, str]:
+def _reach(
+    host: str, port: int, limit: float, is_interrupted: Callable[[], bool], why_not_host: str = ""
+) -> tuple[str, str]:
     """Wait for the server; return its address, and our own address on the route to it."""
     try:
         target = await_server(host, port, limit, is_interrupted)
@@ -229,7 +276,7 @@ def _reach(host: str, port: int, limit: float, is_interrupted: Callable[[], bool
             probe.connect((target, port))  # sends nothing: the kernel only looks up the route
             return target, str(probe.getsockname()[0])
     except OSError as error:
-        raise _unreachable(host, port, limit, error) from error
+        raise _unreachable(host, port, limit, error, why_not_host) from error
 
 
 def _address(parameters: RendezvousParameters, host: str, own_address: str) -> str:
@@ -254,7 +301,7 @@ def _own_address(host: str) -> str:
     return address
 
 
-def _unreachable(host: str, port: int, limit: float, error: Exception) -> StoreError:
+def _unreachable(host: str, port: int, limit: float, error: Exception, why_not_host: str = "") -> StoreError:
     if isinstance(error, socket.gaierror) and is_no_name(error):
         return StoreError(f"{error.strerror}; check --rdzv-endpoint", host=host)
     if isinstance(error, socket.gaierror):
@@ -265,7 +312,9 @@ def _unreachable(host: str, port: int, limit: float, error: Exception) -> StoreE
         )
     return StoreError(
         f"the rendezvous at {host}:{port} was not reached within {limit:g} s: {type(error).__name__}: "
-        f"{next(iter(str(error).splitlines()), '')[:200]}; check --rdzv-endpoint, that its node runs, and the firewall",
+        f"{next(iter(str(error).splitlines()), '')[:200]}; "
+        + (f"this node, which the endpoint names, could not host it: {why_not_host}; " if why_not_host else "")
+        + "check --rdzv-endpoint, that its node runs, and the firewall",
         host=host,
         port=port,
     )

@@ -86,6 +86,17 @@ def test_agent_counts_once_in_an_interval_unless_one_of_its_limits_needs_more() 
     assert count_every(2.0, 2.0, 160.0) == count_every(2.0, 160.0, 2.0) == LEASE * 2.0 / 3
 
 
+def test_lease_of_an_agent_that_was_asked_to_stop_is_shorter() -> None:
+    lease = Lease(160.0)
+    assert not any(lease.look(1, float(second)) for second in range(5))
+    lease.shorten(500.0)
+    assert not lease.is_shortened
+    lease.shorten(10.0)
+    assert (lease.seconds, lease.is_shortened) == (10.0, True)
+    looks = [lease.look(1, float(second)) for second in range(5, 12)]
+    assert looks == [False] * 5 + [True] * 2
+
+
 def test_count_that_gets_through_renews_the_lease_and_a_pause_of_this_agent_costs_little() -> None:
     lease = Lease(8.0)
     for number in range(100):

@@ -54,6 +54,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 class _NoStores:
     """No process for stores."""
 
+    pid = 0
+
     def ask(self, address: str) -> None:
         pass
 

@@ -39,6 +39,7 @@ def test_heartbeat_goes_on_after_reconnections_that_fail() -> None:
         return client
 
     heartbeat = AgentHeartbeat(connect, "a", 0.001, 3600.0, lambda: None)
+    heartbeat.start()
     try:
         assert has_recovered.wait(60.0)
         assert heartbeat.time_left is None

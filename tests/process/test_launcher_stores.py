@@ -1,0 +1,158 @@
+"""Stores that do not answer or are gone, as an agent meets them: at its start, while workers run, and when it is
+asked to stop. And hosts that lack what a start needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from resilience.facts import events
+from resilience.launcher.signals import Signals
+from tests.process.launching import Launched, launcher
+from tests.support.ranks import Job
+from tests.support.signs import await_true
+from tests.support.stops import stop
+
+Launch = Callable[..., Launched]
+WAIT = "say('up')\nawait_file('go')"
+
+
+@pytest.fixture
+def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
+    return launcher(start, tmp_path)
+
+
+def store_process(agent: int) -> psutil.Process | None:
+    """Return an agent's store process, None while there is none."""
+    with contextlib.suppress(psutil.Error):  # another child ends meanwhile
+        for child in psutil.Process(agent).children():
+            if child.name() == "res-store" and child.status() != psutil.STATUS_ZOMBIE:
+                return child
+    return None
+
+
+def store_of(agent: int) -> psutil.Process:
+    """Return an agent's store process."""
+    process = store_process(agent)
+    assert process is not None
+    return process
+
+
+# -- the start ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        server.settimeout(120.0)
+        yield server
+
+
+def start_at(launch: Launch, server: socket.socket, conf: str) -> Launched:
+    """Start an agent whose job's store is said to be there."""
+    endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    return launch(WAIT, nodes="2", agents=1, endpoint=endpoint, per_agent=({"PET_RDZV_CONF": conf},))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_start_of_an_agent_whose_store_is_silent(
+    launch: Launch, silent: socket.socket, number: signal.Signals
+) -> None:
+    job = start_at(launch, silent, "is_host=0")
+    with contextlib.ExitStack() as clients:
+        while not clients.enter_context(silent.accept()[0]).recv(1):
+            pass  # a probe; torch's client sends something, and now waits for an answer
+        job.job.signal(0, number)
+        assert job.wait() == [128 + number]
+    assert f"{number.name} arrived before the rendezvous was reached" in job.output(0, 2)
+
+
+def test_silent_store_at_the_start_is_given_up_after_the_join_timeout(launch: Launch, silent: socket.socket) -> None:
+    job = start_at(launch, silent, "is_host=0,join_timeout=1")
+    assert job.wait() == [1]
+    assert "was not reached within 1 s: OSError: a server listens there, but does not answer" in job.output(0, 2)
+
+
+def test_agent_that_reaches_no_store_says_why_it_could_not_host_it(launch: Launch, silent: socket.socket) -> None:
+    job = start_at(launch, silent, "join_timeout=1")  # the endpoint is this host, and the port is taken
+    assert job.wait() == [1]
+    (line,) = [line for line in job.output(0, 2).splitlines() if "was not reached within 1 s" in line]
+    assert "this node, which the endpoint names, could not host it: " in line and "ddress already in use" in line
+
+
+def test_workers_start_cold_if_the_zygote_cannot_be_forked(launch: Launch) -> None:
+    job = launch("", nproc=1, LACKS="process")
+    assert job.wait() == [0]
+    (started,) = job.of(events.WorkerStarted)
+    assert started.event.how == "cold"
+    why = "the zygote could not be forked: [Errno 11] Resource temporarily unavailable"
+    assert started.event.why_cold.startswith(why)
+
+
+def test_agent_without_a_thread_for_its_heartbeat_says_so_without_a_traceback(launch: Launch) -> None:
+    job = launch("", nproc=1, LACKS="thread")
+    assert job.wait() == [1]
+    assert "this agent's heartbeat could not be started: can't start new thread" in job.output(0, 2)
+    assert "Traceback" not in job.output(0, 2)
+
+
+# -- while workers run --------------------------------------------------------------------------------
+
+
+def test_stopped_store_process_is_continued(launch: Launch) -> None:
+    job = launch(WAIT, nproc=1)
+    job.await_worker("up.0.0")
+    store = store_of(job.job.pids[0])
+    os.kill(store.pid, signal.SIGSTOP)
+    assert job.await_record(events.StoreProcessStopped).event.store_pid == store.pid
+    (job.folder / "go").touch()
+    assert job.wait() == [0]
+
+
+def test_signal_stops_an_agent_whose_store_process_stays_silent(launch: Launch) -> None:
+    job = launch(WAIT, nproc=1, UNRESUMED="yes")
+    job.await_worker("up.0.0")
+    worker = job.worker_pid(0)
+    stop(store_of(job.job.pids[0]).pid)
+    job.job.signal(0, signal.SIGINT)
+    assert job.wait() == [128 + signal.SIGINT]
+    assert not psutil.pid_exists(worker)
+    (end,) = job.of(events.JobEnded)
+    assert (end.event.outcome, end.event.exit_code) == ("preempted", 128 + signal.SIGINT)
+    assert "did not answer for 10 s (after a signal to this agent)" in end.event.detail
+
+
+def test_signal_is_known_to_other_threads_while_the_main_thread_waits_in_cpp() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    signals, store, known = Signals("SIGUSR1"), dist.HashStore(), []
+
+    def interrupt() -> None:
+        try:
+            await_true(lambda: sys._current_frames()[threading.main_thread().ident or 0].f_lineno == get_line)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await_true(signals.has_arrived, 60.0)
+            known.append(True)
+        finally:
+            store.set("key", "1")
+
+    thread = threading.Thread(target=interrupt)
+    try:
+        get_line = sys._getframe().f_lineno + 2
+        thread.start()
+        store.get("key")
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.set_wakeup_fd(-1)
+    assert known == [True]
