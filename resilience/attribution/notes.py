@@ -76,6 +76,15 @@ def note(event: events.Event) -> str | None:
             return "the process that reads the workers' output had been stopped; the agent resumed it"
         case events.NodeExcluded():
             return f"a node left: {event.why}"
+        case events.StoreProcessLost():
+            lost = (
+                "the job's store" if event.is_job_store else "the store of the workers" if event.is_cycle_store else ""
+            )
+            return (
+                "the process that hosts a node's stores was lost"
+                + (f", and {lost} with it" if lost else "")
+                + (f": {event.why}" if event.why else "")
+            )
         case events.StoreProcessStopped():
             return "the process that hosts a node's stores had been stopped; the agent resumed it"
         case events.ZygoteLost():
@@ -137,6 +146,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.DrainLost,
         events.DrainStopped,
         events.NodeExcluded,
+        events.StoreProcessLost,
         events.StoreProcessStopped,
         events.ZygoteLost,
         events.StopRequested,

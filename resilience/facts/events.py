@@ -743,6 +743,18 @@ class DrainStopped(Event, frozen=True, tag="drain.stopped"):
     drain_pid: int
 
 
+class StoreProcessLost(Event, frozen=True, tag="store_process.lost"):
+    """The process that hosts this node's stores ended. `is_job_store`: the job's store was lost with it, so the job
+    ends. Otherwise another process replaces it. `is_cycle_store`: it hosted the store that the workers of the cycle
+    use, which they have lost."""
+
+    level: ClassVar[Level] = "error"
+    store_pid: int
+    why: str
+    is_job_store: bool = False
+    is_cycle_store: bool = False
+
+
 class StoreProcessStopped(Event, frozen=True, tag="store_process.stopped"):
     """The process that hosts this node's stores had been stopped; the agent resumed it."""
 
@@ -923,6 +935,7 @@ AnyEvent = (
     | OutputLost
     | DrainLost
     | DrainStopped
+    | StoreProcessLost
     | StoreProcessStopped
     | ZygoteLost
     | ModulesPreloaded

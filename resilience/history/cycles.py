@@ -84,6 +84,7 @@ class NodeCycle:
         self.others: events.OthersSeen | None = None  # which ranks were looked at before a hung one was stopped
         self.decided: events.RestartDecided | None = None
         self.is_cut_off = False  # the job's store no longer answered this node's agent
+        self.has_lost_cycle_store = False  # the process that hosted the workers' store has ended
         self.mover: int | None = None  # the rank that ended first in the failure that was decided on
         self.handled: dict[tuple[int, int | None], int] = {}  # (rank, pid) -> iteration in which a Wrapper saw it die
         self._batch: list[tuple[int, int]] = []  # (sequence, rank) of ends that were collected together
@@ -538,6 +539,8 @@ class CycleHistory:
                 self._part(record).is_cut_off = True
             case events.MonitorLost(is_replaced=False) if record.origin.initial_rank is not None:
                 self._part(record).lost_monitor(record.origin.initial_rank, event, record.mono_ns, at_ns)
+            case events.StoreProcessLost(is_cycle_store=True):
+                self._part(record).has_lost_cycle_store = True
             case events.JobEnded():
                 self.over[node, record.origin.attempt] = event
             case _:  # no other event matters here

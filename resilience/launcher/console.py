@@ -239,6 +239,8 @@ class Console:
                 )
             case events.TimeoutsUnlearned():
                 return unlearned_in_words(event)
+            case events.StoreProcessLost(pid, why, is_job_store=False):
+                return f"process {pid}, which hosts this node's stores, is gone ({why}); a new process replaces it"
             case events.StoreProcessStopped(pid):
                 return f"process {pid}, which hosts this node's stores, was stopped; it continues now"
             case events.ZygoteLost(why):

@@ -214,7 +214,9 @@ class CycleSupervisor:
         verdict = self._run(self._supervision.began())
         if verdict is None and self.stopping.asked() is not None:  # a signal came while the cycle was formed
             verdict = self._run(self._supervision.requested(()))
-        if verdict is None and self.handler.is_cycle_store_gone:  # since this node arrived; the next cycle has another
+        is_store_gone = self.handler.is_cycle_store_gone
+        self.look_after_stores()
+        if verdict is None and is_store_gone:  # since this node arrived; the next cycle has another
             detail = f"the store process of {self.name} is gone"
             again = CycleDecision("interrupted", self.name, again="membership", detail=detail)
             verdict = self._run(self._supervision.agree(again))
@@ -271,7 +273,7 @@ class CycleSupervisor:
             self.drain.hear()
 
     def look_after_stores(self) -> None:
-        """Report what happened to this node's store process."""
+        """Report what happened to this node's store process; a lost one is replaced if the job can go on."""
         for event in self.handler.store_news():
             self.reporter.emit(event)
 

@@ -18,7 +18,9 @@ import torch.distributed as dist
 
 from resilience.facts import events
 from resilience.launcher.signals import Signals
-from tests.process.launching import Launched, launcher
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
+from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
 from tests.support.ranks import Job
 from tests.support.signs import await_true
 from tests.support.stops import stop
@@ -156,3 +158,53 @@ def test_signal_is_known_to_other_threads_while_the_main_thread_waits_in_cpp() -
         signal.signal(signal.SIGUSR1, before)
         signal.set_wakeup_fd(-1)
     assert known == [True]
+
+
+USES_THE_STORE = """
+import torch.distributed as dist
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), wait_for_workers=False)
+store.set(f"up/{rank}", "1")
+say("up")
+await_file(f"go.{cycle}")
+if rank == 1:
+    store.get(f"up/{rank}")
+elif cycle == 0:
+    await_file("never")
+"""
+
+
+@pytest.fixture
+def lost(launch: Launch) -> tuple[Launched, int]:
+    """Two agents. The second one hosts the workers' store, and its store process has been killed."""
+    names: tuple[dict[str, str], ...] = ({"RESILIENCE_NODE": "node1"}, {"RESILIENCE_NODE": "node0"})
+    job = launch(USES_THE_STORE, nodes="2", agents=2, nproc=1, conf=NO_NODE_IS_LOST, per_agent=names)
+    for rank in range(2):
+        job.await_worker(f"up.0.{rank}")
+    store = store_of(job.job.pids[1])
+    store.kill()
+    return job, store.pid
+
+
+def test_loss_of_the_process_that_hosts_the_workers_store_is_recorded_and_made_good_at_once(
+    lost: tuple[Launched, int],
+) -> None:
+    job, pid = lost
+    record = job.await_record(events.StoreProcessLost)
+    assert (record.event, record.origin.node) == (events.StoreProcessLost(pid, "SIGKILL", False, True), "node0")
+    await_true(lambda: store_process(job.job.pids[1]) is not None)  # while the workers of the cycle still run
+    for cycle in range(2):
+        (job.folder / f"go.{cycle}").touch()
+    assert job.wait() == [0, 0]
+    assert len(job.of(events.StoreProcessLost)) == 1
+
+
+def test_ranks_that_lost_their_store_with_its_process_are_not_blamed(lost: tuple[Launched, int]) -> None:
+    job, _ = lost
+    job.await_record(events.StoreProcessLost)
+    for cycle in range(2):
+        (job.folder / f"go.{cycle}").touch()
+    assert job.wait() == [0, 0]
+    condensed = report(load(job.account.folder))
+    (incident,) = condensed.incidents
+    assert (incident.verdict.what, incident.verdict.culprits, incident.status) == ("store_lost", (), "restarted")
+    assert incident.verdict.candidates == ()

@@ -43,7 +43,7 @@ from resilience.system.environment import node_name
 from resilience.system.processes import continue_if_stopped
 from resilience.system.store import execute
 
-StoreNews = events.StoreProcessStopped
+StoreNews = events.StoreProcessStopped | events.StoreProcessLost
 
 
 class Handler(RendezvousHandler):
@@ -91,6 +91,7 @@ class Handler(RendezvousHandler):
         limit = number(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
         pause = count_every(interval, terms.lost_after, limit)
         self._news: queue.SimpleQueue[StoreNews] = queue.SimpleQueue()  # of the store process
+        self._lost_pid = 0  # the last store process whose loss was noted
         # A client may reconnect; a cut-off agent may not.
         self.watch = KeyWatch(self._connect)
         asked, cut = is_asked_to_stop or is_interrupted, self._rendezvous_store.cut
@@ -235,7 +236,11 @@ class Handler(RendezvousHandler):
         return self._cycle_store_port is not None and not self._stores.is_alive
 
     def store_news(self) -> list[StoreNews]:
-        """Return what happened to this node's store process since the last call."""
+        """Return what happened to this node's store process since the last call. A lost one is replaced, unless the
+        job's store is lost with it."""
+        if self._is_newly_lost() and not self.is_host:
+            with contextlib.suppress(StoreError, LaunchError):  # no resources now: the next `_join` tries again
+                self._replace_stores()
         return [self._news.get() for _ in range(self._news.qsize())]
 
     @property
@@ -361,10 +366,20 @@ class Handler(RendezvousHandler):
 
     def _replace_stores(self) -> None:
         """Start another store process after ours has died. The job's store is elsewhere."""
+        self._is_newly_lost()
         self._stores.close()
         self._stores, self._owns_stores = StoreProcess.start(), True
         self._seat = self._cycle_store_port = None
         self._stores.ask(self._rendezvous_store.address)
+
+    def _is_newly_lost(self) -> bool:
+        """Return True if the store process has ended and that was not noted; note it."""
+        if self._stores.is_alive or self.store_pid == self._lost_pid:
+            return False
+        self._lost_pid = self.store_pid
+        why, is_cycle_store = self._stores.end, self.is_cycle_store_gone
+        self._news.put(events.StoreProcessLost(self._lost_pid, why, self.is_host, is_cycle_store))
+        return True
 
     def _resume_stores(self) -> None:
         """Continue the store process if it was stopped: every client would wait for it. Any thread."""

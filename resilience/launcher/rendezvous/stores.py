@@ -28,7 +28,7 @@ from resilience.monitor.starting import lean_environment
 from resilience.system import descriptors, native_threads, titles
 from resilience.system.channel import Channel, ChannelClosed, pair
 from resilience.system.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports, where_to_listen
-from resilience.system.processes import ignore_job_signals, job_signals_blocked
+from resilience.system.processes import ignore_job_signals, job_signals_blocked, signal_name
 
 START_LIMIT = 120.0  # seconds; an executed process imports torch, on a busy host
 ANSWER_LIMIT = 30.0  # seconds for one server
@@ -100,6 +100,17 @@ class StoreProcess:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
             return False
+
+    @property
+    def end(self) -> str:
+        """Return how the process ended, in words; empty if it runs or that is not known."""
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return ""
+        if ended is None:
+            return ""
+        return f"exit code {ended.si_status}" if ended.si_code == os.CLD_EXITED else signal_name(ended.si_status)
 
     def host(self, address: str = LOOPBACK, port: int = 0) -> Hosted:
         """Open a TCPStore server and return where it listens.

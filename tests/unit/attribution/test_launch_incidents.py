@@ -612,6 +612,78 @@ def test_node_that_died_while_another_one_was_cut_off_does_not_mean_that_the_sto
     assert (incident.verdict.what, incident.verdict.first) == ("node_lost", 2)
 
 
+def with_lost_store_process(told: Launched, error: str, **lost: bool) -> list[Record]:
+    """The records of a job whose rank 2 failed with an error, after a node had lost the process with its stores."""
+    records = []
+    for record in told.records:
+        event = record.event
+        if isinstance(event, events.RankInterrupted) and event.record.rank == 2:
+            failure = msgspec.structs.replace(
+                event.record, exception=ExceptionInfo(error, "Broken pipe", ""), log_tail=()
+            )
+            record = msgspec.structs.replace(record, event=events.RankInterrupted(failure))
+        records.append(record)
+        if isinstance(event, events.CycleStarted) and (record.origin.node, record.origin.cycle) == ("node0", 0):
+            event = events.StoreProcessLost(7, "SIGKILL", **lost)
+            records.append(msgspec.structs.replace(record, event=event))
+    return records
+
+
+@pytest.mark.parametrize("error", ["DistNetworkError", "DistStoreError"])
+def test_rank_that_fails_because_its_store_is_gone_is_not_blamed(error: str) -> None:
+    told = launched([Fault("raise", 2)], nodes=2)
+    (incident,) = fold(with_lost_store_process(told, f"torch.distributed.{error}", is_cycle_store=True))
+    assert (incident.verdict.what, incident.category, incident.verdict.culprits) == ("store_lost", "host", ())
+    assert incident.verdict.candidates == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_cycle_store"),
+    [("ValueError", True), ("ConnectionResetError", True), ("torch.distributed.DistNetworkError", False)],
+)
+def test_loss_of_a_store_process_clears_no_rank_that_failed_for_another_reason(
+    error: str, is_cycle_store: bool
+) -> None:
+    told = launched([Fault("raise", 2)], nodes=2)
+    (incident,) = fold(with_lost_store_process(told, error, is_cycle_store=is_cycle_store))
+    assert incident.verdict.what != "store_lost"
+    assert {culprit.rank for culprit in (*incident.verdict.culprits, *incident.verdict.candidates)} == {2}
+
+
+def test_rank_that_was_killed_is_blamed_though_another_rank_had_lost_its_store() -> None:
+    told = launched([Fault("raise", 2)], nodes=2)
+    records = []
+    for record in with_lost_store_process(told, "torch.distributed.DistNetworkError", is_cycle_store=True):
+        if isinstance(record.event, events.RankInterrupted) and record.event.record.rank == 3:
+            end = msgspec.structs.replace(record.event.record, exit=Exit(signal="SIGSEGV"), exception=None, log_tail=())
+            record = msgspec.structs.replace(record, event=events.RankInterrupted(end))
+        records.append(record)
+    (incident,) = fold(records)
+    assert {culprit.rank for culprit in incident.verdict.culprits} == {3}
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            events.StoreProcessLost(7, "SIGKILL", is_cycle_store=True),
+            "the process that hosts a node's stores was lost, and the store of the workers with it: SIGKILL",
+        ),
+        (
+            events.StoreProcessLost(7, "SIGKILL", is_job_store=True, is_cycle_store=True),
+            "the process that hosts a node's stores was lost, and the job's store with it: SIGKILL",
+        ),
+        (events.StoreProcessLost(7, ""), "the process that hosts a node's stores was lost"),
+        (
+            events.StoreProcessStopped(7),
+            "the process that hosts a node's stores had been stopped; the agent resumed it",
+        ),
+    ],
+)
+def test_what_happened_to_a_store_process_is_a_note(event: events.Event, text: str) -> None:
+    assert note(event) == text
+
+
 def on_node(origin: Origin, node: str) -> Origin:
     return msgspec.structs.replace(origin, node=node)
 

@@ -112,6 +112,14 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             events.TimeoutsUnlearned(world_size=4, least_world_size=6, most_world_size=8),
             "learned limits hold for 6 to 8 ranks, not for the 4 of this cycle: configured limits hold",
         ),
+        (
+            events.StoreProcessLost(7, "SIGKILL", False, True),
+            "process 7, which hosts this node's stores, is gone (SIGKILL); a new process replaces it",
+        ),
+        (
+            events.StoreProcessStopped(7),
+            "process 7, which hosts this node's stores, was stopped; it continues now",
+        ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
     ],
 )
