@@ -22,8 +22,9 @@ from resilience.attribution.incident import (
     silence_of,
     spreads,
 )
+from resilience.attribution.lost_stores import without_cycle_store
 from resilience.attribution.progress import in_cycle
-from resilience.attribution.symptoms import is_end, symptom
+from resilience.attribution.symptoms import is_end
 from resilience.attribution.verdict import Verdict, judge
 from resilience.core.watch import AGENT_LOST
 from resilience.facts import tracebacks
@@ -35,7 +36,6 @@ from resilience.history.iterations import Iteration
 from resilience.history.places import AT_ENTRY
 from resilience.history.processes import Worker
 
-_STORE_ERRORS = ("torch.distributed.DistNetworkError", "torch.distributed.DistStoreError")  # of a TCPStore's clients
 WISHED = ("preempted", "shutdown", "excluded")  # outcomes that are never a failure, whatever else is on record
 
 
@@ -65,7 +65,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     mover = cycles.mover(place)
     lost = _lost_nodes(parts)
     size = cycles.world_size(place)
-    without_store = _without_store(parts, inside) or _without_cycle_store(parts, mover)
+    without_store = _without_store(parts, inside) or without_cycle_store(parts, mover)
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the other nodes are not to blame
     ranks = _ranks_by_node(parts, lost, size)
     records = _with_one_reason(_records(parts, within, mover, [] if is_store_lost else lost, ranks), inside)
@@ -155,23 +155,6 @@ def _without_store(parts: dict[str, NodeCycle], inside: Sequence[Iteration]) -> 
     if cut_off and not is_answered:
         cut_off += [part for part in parts.values() if part.ended is None and part.decided is None]
     return frozenset(rank for part in cut_off for rank in part.workers)
-
-
-def _without_cycle_store(parts: dict[str, NodeCycle], mover: int | None) -> frozenset[int]:
-    """Return all ranks if the process that hosted their cycle's store ended, a rank failed as one does that uses the
-    store then, and no other rank has a clear fault of its own."""
-    if not any(part.has_lost_cycle_store for part in parts.values()):
-        return frozenset()
-    seen = [(part, sighting.record) for part in parts.values() for sighting in part.seen]
-    records = [record for part, record in seen if part.is_left(record, mover)]
-    others = [record for record in records if not _is_of_store(record)]
-    if len(others) == len(records) or any(shown.is_own and not shown.is_guess for shown in map(symptom, others)):
-        return frozenset()
-    return frozenset(rank for part in parts.values() for rank in part.workers)
-
-
-def _is_of_store(record: InterruptionRecord) -> bool:
-    return record.exception is not None and record.exception.type in _STORE_ERRORS
 
 
 def _without_agent(parts: dict[str, NodeCycle]) -> list[str]:

@@ -81,7 +81,7 @@ def agent(arguments: list[str]) -> None:
     from resilience.launcher.main import main
     from resilience.launcher.output import destinations
     from resilience.launcher.preflight import Devices
-    from resilience.launcher.rendezvous import handler, job_store
+    from resilience.launcher.rendezvous import job_store, store_news
     from resilience.launcher.rendezvous.handler import Handler
     from resilience.launcher.worker.worker_processes import RunningWorkers
     from resilience.launcher.worker.workers import Workers
@@ -166,7 +166,7 @@ def agent(arguments: list[str]) -> None:
         threading.Thread.start = start  # type: ignore[method-assign]
 
     if "UNRESUMED" in os.environ:
-        handler.continue_if_stopped = lambda pid: False
+        store_news.continue_if_stopped = lambda pid: False
 
     if os.environ.get("LACKS") == "space":
         destinations.NamedLogs.reify = partial(fail, errno.ENOSPC)  # type: ignore[method-assign]

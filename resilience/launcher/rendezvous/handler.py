@@ -9,10 +9,10 @@ of 30 s."""
 from __future__ import annotations
 
 import contextlib
-import queue
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -32,18 +32,15 @@ from resilience.core.membership import FIRST, Membership, NodeSeat
 from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous, Terms
 from resilience.core.restart import Add
 from resilience.errors import LaunchError, StoreError
-from resilience.facts import events
 from resilience.launcher.rendezvous.agent_heartbeat import AgentHeartbeat
 from resilience.launcher.rendezvous.conf import number
 from resilience.launcher.rendezvous.driving import Driver, T
 from resilience.launcher.rendezvous.job_store import meet, rank_of
 from resilience.launcher.rendezvous.key_watch import KeyWatch
+from resilience.launcher.rendezvous.store_news import StoreNews, StoreProcessNews
 from resilience.launcher.rendezvous.stores import StoreProcess
 from resilience.system.environment import node_name
-from resilience.system.processes import continue_if_stopped
 from resilience.system.store import execute
-
-StoreNews = events.StoreProcessStopped | events.StoreProcessLost
 
 
 class Handler(RendezvousHandler):
@@ -85,22 +82,14 @@ class Handler(RendezvousHandler):
         self.rendezvous = Rendezvous(f"{node}/{uuid.uuid4().hex[:12]}", node, terms)
         self._rank = rank_of(parameters, rank)
         self._workers, self._role = workers, role
-        self._owns_stores = stores is None
-        self._stores = stores or StoreProcess.start()
+        self._owns_stores, self._stores = stores is None, stores or StoreProcess.start()
         self._rendezvous_store = meet(parameters, self._stores, terms.join_limit, is_interrupted)
         limit = number(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
         pause = count_every(interval, terms.lost_after, limit)
-        self._news: queue.SimpleQueue[StoreNews] = queue.SimpleQueue()  # of the store process
-        self._lost_pid = 0  # the last store process whose loss was noted
+        self._news = StoreNews()
         # A client may reconnect; a cut-off agent may not.
         self.watch = KeyWatch(self._connect)
-        asked, cut = is_asked_to_stop or is_interrupted, self._rendezvous_store.cut
-
-        def begin() -> tuple[Any, AgentHeartbeat]:
-            store = self._connect()
-            return store, AgentHeartbeat(self._connect, self.id, pause, limit, cut, asked, self._resume_stores)
-
-        self._store: Any
+        begin = partial(self._begin, pause, limit, is_asked_to_stop or is_interrupted)
         self._store, self._heartbeat = self._rendezvous_store.answer(begin, terms.join_limit, is_interrupted)
         self._heartbeat.start()
         self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off, self.watch)
@@ -235,13 +224,13 @@ class Handler(RendezvousHandler):
         """Return True if the cycle uses this node's store, and the process that hosts it has died."""
         return self._cycle_store_port is not None and not self._stores.is_alive
 
-    def store_news(self) -> list[StoreNews]:
+    def store_news(self) -> list[StoreProcessNews]:
         """Return what happened to this node's store process since the last call. A lost one is replaced, unless the
         job's store is lost with it."""
-        if self._is_newly_lost() and not self.is_host:
+        if self._news.note_loss(self._stores, self.is_host, self.is_cycle_store_gone) and not self.is_host:
             with contextlib.suppress(StoreError, LaunchError):  # no resources now: the next `_join` tries again
                 self._replace_stores()
-        return [self._news.get() for _ in range(self._news.qsize())]
+        return self._news.take()
 
     @property
     def time_left(self) -> float | None:
@@ -366,26 +355,20 @@ class Handler(RendezvousHandler):
 
     def _replace_stores(self) -> None:
         """Start another store process after ours has died. The job's store is elsewhere."""
-        self._is_newly_lost()
+        self._news.note_loss(self._stores, self.is_host, self.is_cycle_store_gone)
         self._stores.close()
         self._stores, self._owns_stores = StoreProcess.start(), True
         self._seat = self._cycle_store_port = None
         self._stores.ask(self._rendezvous_store.address)
 
-    def _is_newly_lost(self) -> bool:
-        """Return True if the store process has ended and that was not noted; note it."""
-        if self._stores.is_alive or self.store_pid == self._lost_pid:
-            return False
-        self._lost_pid = self.store_pid
-        why, is_cycle_store = self._stores.end, self.is_cycle_store_gone
-        self._news.put(events.StoreProcessLost(self._lost_pid, why, self.is_host, is_cycle_store))
-        return True
+    def _begin(self, pause: float, limit: float, asked: Callable[[], bool]) -> tuple[Any, AgentHeartbeat]:
+        """Connect to the job's store and count once. Raises: StoreError."""
+        store, cut = self._connect(), self._rendezvous_store.cut
 
-    def _resume_stores(self) -> None:
-        """Continue the store process if it was stopped: every client would wait for it. Any thread."""
-        pid = self._stores.pid
-        if continue_if_stopped(pid):
-            self._news.put(events.StoreProcessStopped(pid))
+        def look_after_store() -> None:
+            self._news.resume(self._stores)
+
+        return store, AgentHeartbeat(self._connect, self.id, pause, limit, cut, asked, look_after_store)
 
     def _connect(self) -> Any:
         return dist.PrefixStore(f"resilience/{self._parameters.run_id}", self._rendezvous_store.connect())
