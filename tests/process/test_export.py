@@ -257,9 +257,10 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 def settled(samples: Samples) -> Samples:
-    """The samples that say what happened, without the folder's name and what goes on with the clock: the records have
+    """The samples that say what happened, without those of the folder and what goes on with the clock: the records have
     another one, and a counter of time that was read too late never falls. `test_rank_time` is about those."""
-    moving = ("resilience_rank_silence_seconds", "resilience_lost_seconds_total", "resilience_run_info")
+    of_folder = "resilience_run_info", "resilience_run_folder_up"
+    moving = ("resilience_rank_silence_seconds", "resilience_lost_seconds_total", *of_folder)
     return {key: value for key, value in samples.items() if key[0] not in moving}
 
 
