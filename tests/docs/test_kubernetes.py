@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from resilience.core import cycle
-from resilience.launcher.arguments import Options, parse
+from resilience.launcher.arguments import Command, Options, parse
 from tests.support.server import ROOT
 
 FOLDER = ROOT / "examples" / "kubernetes"
@@ -71,15 +71,27 @@ def test_job_is_given_up_for_the_statuses_that_say_so(manifest: dict[str, Any]) 
     assert [Options().same_failure_exit_code, cycle.SHUT_DOWN, cycle.EXCLUDED] == [93, 94, 95]
 
 
-@pytest.mark.parametrize("manifest", JOBS)
-def test_command_is_one_that_the_launcher_understands(manifest: dict[str, Any]) -> None:
-    pod = job_of(manifest)["template"]["spec"]
-    (container,) = pod["containers"]
+def command_of(manifest: dict[str, Any]) -> Command:
+    (container,) = job_of(manifest)["template"]["spec"]["containers"]
     assert container["command"] == ["bash", "-c"]
     text = re.sub(r"\$\(\(.*?\)\)", "1", container["args"][0])
     words = shlex.split(text.replace("$PET_MASTER_ADDR:$PET_MASTER_PORT", "node0:29500"))
     assert words[:3] == ["exec", "resilience", "run"]
-    options = parse(words[3:])
+    return parse(words[3:])
+
+
+@pytest.mark.parametrize("manifest", JOBS)
+def test_job_has_completed_once_the_stores_host_or_the_least_number_of_nodes_has(manifest: dict[str, Any]) -> None:
+    job = job_of(manifest)
+    least, _, _ = command_of(manifest).torchrun.nnodes.partition(":")
+    assert job["completionMode"] == "Indexed"  # otherwise Kubernetes refuses the policy
+    assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}, {"succeededCount": int(least)}]}
+
+
+@pytest.mark.parametrize("manifest", JOBS)
+def test_command_is_one_that_the_launcher_understands(manifest: dict[str, Any]) -> None:
+    pod = job_of(manifest)["template"]["spec"]
+    options = command_of(manifest)
     grace = options.options.stop_grace + 30  # --shutdown-timeout is torchrun's, 30 by default
     assert pod["terminationGracePeriodSeconds"] > grace
 
