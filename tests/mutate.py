@@ -43,6 +43,7 @@ from resilience.core import (
     shared_list,
     stopping,
     supervision,
+    terms,
     watch,
 )
 from tests.launcher_simulation import schedules
@@ -61,6 +62,7 @@ from tests.unit.core import (
     test_restart,
     test_stopping,
     test_supervision,
+    test_terms,
     test_waiting_costs,
     test_watch,
 )
@@ -166,6 +168,7 @@ LAUNCHER: dict[ModuleType, tuple[ModuleType, ...]] = {
     control: (test_control,),
     stopping: (test_stopping,),
     supervision: (test_supervision, test_waiting_costs),
+    terms: (test_terms,),
 }
 
 

@@ -31,6 +31,7 @@ from resilience.core.agent_protocol import (
 from resilience.core.membership import Around, Arrived, Excluded, Left, Membership, NodeSeat, Nothing
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, CompareSet, Read, Set
+from resilience.core.terms import Terms
 from resilience.errors import ConfigurationError, NodeRefused
 from resilience.facts.in_words import count
 
@@ -42,20 +43,6 @@ LONGEST_PAUSE = 0.1  # seconds that a leader lets entries accumulate before it r
 ASK_EVERY = 10  # looks after which an agent asks for the next membership even without a hint
 NOTICES = "notices"  # counts rare events for waiting agents: a refusal, an exclusion, a loss, a lead given up
 LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over, if their workers end sooner
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """The settings that all agents of a job share. least, most: nodes of a cycle; join_limit: seconds to wait for a
-    place while no cycle runs; last_call: seconds that the first cycle waits for more nodes than it needs; interval:
-    seconds between two looks of an agent at others, and between its counts unless its limits need more of them;
-    lost_after: seconds of silence after which an agent is lost."""
-
-    least: int
-    most: int
-    join_limit: Seconds = 600.0
-    last_call: Seconds = 30.0
-    interval: Seconds = 2.0
-    lost_after: Seconds = 8.0
 
 
 class Refusal(NamedTuple):

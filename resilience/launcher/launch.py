@@ -112,7 +112,7 @@ def launch(command: Command) -> int:
         if unread:
             note(f"--rdzv-conf {', '.join(unread)}: no effect on this back end (docs/launcher.md lists the keys)")
         try:
-            handler = connect_rendezvous(rendezvous, config, stores, name, choice, signals)
+            handler = connect_rendezvous(rendezvous, config, command, stores, name, choice, signals)
         except StoreError:
             if not signals.has_any():
                 raise
@@ -294,6 +294,7 @@ def be_quiet(is_quiet: bool) -> bool:
 def connect_rendezvous(
     rendezvous: RendezvousParameters,
     config: LaunchConfig,
+    command: Command,
     stores: StoreProcess,
     name: str,
     choice: Choice | None,
@@ -310,6 +311,7 @@ def connect_rendezvous(
         role=config.role,
         is_hurried=signals.is_hurried,
         is_asked_to_stop=signals.has_arrived,
+        policy=command.config.restart_policy,
     )
 
 

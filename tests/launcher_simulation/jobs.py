@@ -6,6 +6,7 @@ threads, no processes, no waiting. The `Referee` is told what really happens, an
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -28,6 +29,7 @@ from resilience.core.agent_protocol import (
 )
 from resilience.core.control import Request
 from resilience.core.restart import Add, Check, CompareSet, Read, Set
+from resilience.core.terms import agree
 from resilience.errors import StoreError
 from tests.launcher_simulation.agents import Agent, Crew, StartWorkers, StopCounting, StopWorkers, Wake
 from tests.launcher_simulation.referee import Referee, broken
@@ -188,9 +190,17 @@ class Job:
         if not self.is_store_dead:
             self.store.perform(Add(key(agent.id), 1))
             agent.counted = 1
+            self._agree_on_terms(agent)
         agent.lease.look(agent.counted, self.clock.now)
         self.after(self._pause, self._count_for, agent, self.clock.now)
         self._go_on(agent, None)
+
+    def _agree_on_terms(self, agent: Agent) -> None:
+        """As an agent starts, before its first fault: all agents of a schedule have the same settings."""
+        protocol, answer = agree(agent.rendezvous.node, agent.rendezvous.terms), None
+        with contextlib.suppress(StopIteration):
+            while True:
+                answer = self.store.perform(protocol.send(answer))
 
     @property
     def _pause(self) -> Seconds:

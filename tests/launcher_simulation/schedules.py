@@ -12,9 +12,9 @@ import msgspec
 
 from resilience.core.budget import Budget
 from resilience.core.control import Policy
-from resilience.core.rendezvous import Terms
 from resilience.core.stopping import Mode
 from resilience.core.supervision import Rules
+from resilience.core.terms import Terms
 
 Seconds = float
 Kind = Literal["crash", "delay", "repeat", "pause", "partition", "signal"]

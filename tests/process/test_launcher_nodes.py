@@ -139,6 +139,20 @@ def test_d_node_that_joins_costs_no_restart(launch: Launch) -> None:
 # -- (e) ends -----------------------------------------------------------------------------------------
 
 
+def test_d_node_with_another_limit_of_silence_ends_with_an_error_and_the_job_continues(launch: Launch) -> None:
+    other = NO_NODE_IS_LOST.replace("3000", "4000")
+    per_agent = ({}, {"PET_RDZV_CONF": f"is_host=0,{other}"})
+    job = launch(WAIT, nodes="1:2", agents=1, conf=IMPATIENT, per_agent=per_agent)
+    job.await_worker("node0.0.0")
+    newcomer = job.more()
+    assert newcomer.wait() == [2]
+    limit = "--rdzv-conf keep_alive_interval × keep_alive_max_attempt"
+    assert f"{limit} is 800 s on node node1, but 600 s on node node0" in newcomer.output(0, 2)
+    (job.folder / "go").touch()
+    assert job.wait() == [0]
+    assert [each.origin.cycle for each in job.of(events.CycleStarted)] == [0]
+
+
 def test_e_exit_with_0_is_premature_if_others_do_not_follow(launch: Launch) -> None:
     job = launch("await_all()\nif rank == 0: await_file('never')", "--exit-barrier-timeout", "0.5")
     assert job.wait() == [1, 1]

@@ -28,10 +28,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from resilience.core.agent_liveness import LEASE, count_every
 from resilience.core.agent_protocol import NodeOperation, NodeProtocol, Protocol
+from resilience.core.control import Policy
 from resilience.core.membership import FIRST, Membership, NodeSeat
-from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous, Terms
+from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous
 from resilience.core.restart import Add
-from resilience.errors import LaunchError, StoreError
+from resilience.core.terms import Terms, agree
+from resilience.errors import ConfigurationError, LaunchError, StoreError
 from resilience.launcher.rendezvous.agent_heartbeat import AgentHeartbeat
 from resilience.launcher.rendezvous.conf import number
 from resilience.launcher.rendezvous.driving import Driver, T
@@ -50,11 +52,12 @@ class Handler(RendezvousHandler):
     when the node comes back; rank: its place in the infrastructure's order, None for a deterministic one;
     is_interrupted: polled while waiting; True ends the wait; is_hurried: the same while the others leave this node's
     store, by default is_interrupted; is_asked_to_stop: called in a thread, True once the agent was asked to stop, also
-    while the main thread waits for the store in C++, by default is_interrupted. Keys of `--rdzv-conf`: inner, is_host,
-    node, join_timeout 600, last_call_timeout 30, keep_alive_interval 2, keep_alive_max_attempt 4 (seconds, and the
-    number of intervals that an agent may be silent), store_timeout 120 (seconds that the host of the job's store waits
-    for it).
-    Raises: ConfigurationError; StoreError if the job's store cannot be hosted or reached; LaunchError."""
+    while the main thread waits for the store in C++, by default is_interrupted; policy: of restarts. Keys of
+    `--rdzv-conf`: inner, is_host, node, join_timeout 600, last_call_timeout 30, keep_alive_interval 2,
+    keep_alive_max_attempt 4 (seconds, and the number of intervals that an agent may be silent), store_timeout 120
+    (seconds that the host of the job's store waits for it).
+    Raises: ConfigurationError, also if the job's first agent has other settings; StoreError if the job's store cannot
+    be hosted or reached; LaunchError."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Handler(RendezvousHandler):
         role: str = "",
         is_hurried: Callable[[], bool] | None = None,
         is_asked_to_stop: Callable[[], bool] | None = None,
+        policy: Policy = "any-failed",
     ) -> None:
         self._parameters = parameters
         interval = number(parameters, "keep_alive_interval", 2)
@@ -77,6 +81,7 @@ class Handler(RendezvousHandler):
             number(parameters, "last_call_timeout", 30),
             interval,
             interval * number(parameters, "keep_alive_max_attempt", 4),
+            policy,
         )
         node = node or str(parameters.get("node") or node_name())
         self.rendezvous = Rendezvous(f"{node}/{uuid.uuid4().hex[:12]}", node, terms)
@@ -106,6 +111,7 @@ class Handler(RendezvousHandler):
         self.join: Callable[[NodeSeat], Membership | Refusal] = lambda seat: self.run(self.rendezvous.join(seat))
         # How it stops a job that continues without it, but needs its store.
         self.stop_job: Callable[[], object] = lambda: self.set_closed("the node that hosts the store was asked to stop")
+        self._agree_on_terms()
 
     # -- torch's interface ------------------------------------------------------------------------
 
@@ -298,6 +304,17 @@ class Handler(RendezvousHandler):
         return True
 
     # -- small parts ------------------------------------------------------------------------------
+
+    def _agree_on_terms(self) -> None:
+        """Leave if another agent of the job came first and has other settings. The job continues without this agent,
+        unless it hosts the job's store: then the job cannot start. Raises: ConfigurationError, StoreError."""
+        try:
+            self.run(agree(self.node, self.rendezvous.terms))
+        except ConfigurationError as error:
+            if self.is_host:
+                self.turn_away(str(error))
+            self.leave("its settings are not the job's")
+            raise
 
     def _is_seated_or_first(self) -> bool:
         """Return True if this agent has a place in the cycle, or if there was none yet."""

@@ -18,9 +18,10 @@ from resilience.core.agent_protocol import (
     Sleep,
 )
 from resilience.core.membership import Entry, NodeSeat, decode_entry
-from resilience.core.rendezvous import Rendezvous, Terms
+from resilience.core.rendezvous import Rendezvous
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add
+from resilience.core.terms import Terms
 from resilience.facts.events import Event
 from tests.restart_simulation.store import MemoryStore
 

@@ -11,9 +11,10 @@ import pytest
 from resilience.core import membership
 from resilience.core.agent_protocol import Counts, Delete
 from resilience.core.membership import Arrived, Excluded, Left, Membership, Nothing
-from resilience.core.rendezvous import LEAVE_LIMIT, NOTICES, Refusal, Rendezvous, Terms
+from resilience.core.rendezvous import LEAVE_LIMIT, NOTICES, Refusal, Rendezvous
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, Read, Set
+from resilience.core.terms import Terms
 from resilience.errors import ConfigurationError
 from tests.unit.core.agents import TERMS, Run, agent, seat
 

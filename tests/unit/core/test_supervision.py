@@ -15,9 +15,10 @@ from resilience.core.control import Policy, Request
 from resilience.core.cycle import CycleDecision
 from resilience.core.job_budget import JobBudget
 from resilience.core.membership import Arrived, Left, Membership, NodeSeat
-from resilience.core.rendezvous import Rendezvous, Terms
+from resilience.core.rendezvous import Rendezvous
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.supervision import Rules, Supervision, WorkerStates
+from resilience.core.terms import Terms
 from resilience.facts import events
 from resilience.launcher.rendezvous.driving import Driver
 from tests.unit.core.agents import TERMS, Run, agent, seat

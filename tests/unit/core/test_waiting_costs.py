@@ -10,8 +10,9 @@ import pytest
 from resilience.core import group_ranks, membership
 from resilience.core.budget import Budget
 from resilience.core.membership import Arrived, Left, Membership, NodeSeat
-from resilience.core.rendezvous import Refusal, Rendezvous, Terms
+from resilience.core.rendezvous import Refusal, Rendezvous
 from resilience.core.supervision import Rules, Supervision, WorkerStates
+from resilience.core.terms import Terms
 from tests.launcher_simulation.jobs import Job
 from tests.launcher_simulation.schedules import RULES, Fails, Schedule
 from tests.unit.core.agents import TERMS, Run, agent, seat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,3 +142,12 @@ def test_wrong_value_of_an_alias_is_wrong_usage(value: str, capsys: pytest.Captu
 def test_signal_that_cannot_be_handled_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--signals-to-handle contains '{name}'.*expected names such as"):
         Signals(f"SIGTERM,{name}")
+
+
+def test_restart_policy_of_the_command_is_the_one_that_agents_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "Handler", lambda *_, policy, **others: policy)
+    command = parse(["--ft-restart-policy", "min-healthy", "train.py"])
+    config, _, _ = settle(command)
+    parameters = rendezvous_parameters(config, command, 0)
+    policy: object = launch.connect_rendezvous(parameters, config, command, Any, "node", None, Signals(""))  # type: ignore[arg-type]
+    assert policy == "min-healthy"

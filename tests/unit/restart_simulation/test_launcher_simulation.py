@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from resilience.core.budget import Budget
-from resilience.core.rendezvous import Terms
 from resilience.core.supervision import Rules
+from resilience.core.terms import Terms
 from tests.launcher_simulation.jobs import Job, Report
 from tests.launcher_simulation.schedules import (
     RULES,
