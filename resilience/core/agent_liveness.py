@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from resilience.core.agent_protocol import Counts, Protocol, ReadClock, Seconds
+from resilience.core.restart import Read
 
 LEASE = 0.75  # share of the silence after which others declare an agent lost; its workers end in the remaining time
 STOP_LIMIT = 10.0  # seconds that an agent waits for a silent store once a signal has asked it to stop
@@ -60,6 +61,30 @@ class Silences:
         silent_for = silent_for + min(since, 2 * self._interval) if count == last else 0.0
         self._counts[id] = count, silent_for
         return silent_for
+
+
+class SignsOfLife:
+    """Does any of several agents still count?  One agent's observation, of a job that may be over: another agent may
+    delete the counts at any moment."""
+
+    def __init__(self, interval: Seconds, limit: Seconds) -> None:
+        """interval: seconds between two looks; limit: seconds of silence after which an agent is lost."""
+        self._limit = limit
+        self._first: dict[str, str] = {}  # id -> count at the first look
+        self._silences = Silences(interval, limit)
+
+    def look(self, ids: Iterable[str]) -> Protocol[bool | None]:
+        """Return True if one of these agents has counted since the first look, or if a count was deleted; False if all
+        of them are lost; None if neither is known yet."""
+        ids = list(ids)
+        counts = yield Read(tuple(map(key, ids)))
+        now = yield ReadClock()
+        if None in counts or any(
+            self._first.setdefault(id, count) != count for id, count in zip(ids, counts, strict=True)
+        ):
+            return True
+        silent_for = [self._silences.hear(id, int(count), now) for id, count in zip(ids, counts, strict=True)]
+        return None if min(silent_for, default=self._limit) < self._limit else False
 
 
 class Timer:

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from resilience.core import agent_liveness, group_ranks, membership
-from resilience.core.agent_liveness import Silences, Timer
+from resilience.core import agent_liveness, cycle, group_ranks, membership
+from resilience.core.agent_liveness import SignsOfLife, Silences, Timer
 from resilience.core.agent_protocol import (
     AwaitKey,
     Counts,
@@ -32,7 +32,7 @@ from resilience.core.membership import Around, Arrived, Excluded, Left, Membersh
 from resilience.core.rendezvous_log import RendezvousLog
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.core.terms import Terms
-from resilience.errors import ConfigurationError, NodeRefused
+from resilience.errors import ConfigurationError, DecodeError, NodeRefused
 from resilience.facts.in_words import count
 
 More = TypeVar("More")  # operations that only the caller's `Question` yields
@@ -43,6 +43,7 @@ LONGEST_PAUSE = 0.1  # seconds that a leader lets entries accumulate before it r
 ASK_EVERY = 10  # looks after which an agent asks for the next membership even without a hint
 NOTICES = "notices"  # counts rare events for waiting agents: a refusal, an exclusion, a loss, a lead given up
 LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over, if their workers end sooner
+NEARLY_LAST = 8  # an agent for which no more others have to leave makes sure that one of them lives; each costs reads
 
 
 class Refusal(NamedTuple):
@@ -73,6 +74,7 @@ class Rendezvous:
         self._arrived_at = -1  # place of the arrival's log entry
         self._asked_at, self._looks_since_asked = -1, 0  # when it asked for the newest cycle: entries, looks
         self._notices = 0  # value of NOTICES up to which this agent has read the notices
+        self._is_stranger = False  # the store holds a job that was over before this agent came
 
     @property
     def cycle(self) -> int:
@@ -98,7 +100,7 @@ class Rendezvous:
             return refusal
         last = yield from self.newest()
         if last.closed:
-            return _closed(last)
+            return (yield from self._refused_by(last))
         if (yield IsInterrupted()):
             return self._asked_to_stop(last.cycle + 1)  # the others need not wait for this node
         self._arrived_at = yield from self._log.append(Arrived(seat, last.cycle))
@@ -118,6 +120,33 @@ class Rendezvous:
                 self.membership = next_membership
                 return next_membership
             yield from self._arrive_again()
+
+    def _refused_by(self, end: Membership) -> Protocol[Refusal]:
+        """Return why there is no next cycle. end: of the job. Raises: ConfigurationError also if this agent comes when
+        all agents of the job have ended, and the last one could not delete the job's keys: the end is not its own."""
+        refusal = _closed(end)
+        if self.cycle != membership.FIRST:
+            return refusal
+        yield from self._read_as_observer(end)
+        ids = sorted({end.by, *(seat.id for seat in self.arrivals.last.seats), *self.arrivals.arrived})
+        signs = SignsOfLife(self.terms.interval, self.terms.lost_after)
+        while (lives := (yield from signs.look(ids))) is None and not (yield IsInterrupted()):
+            yield AwaitKey(f"cycle/{end.cycle + 1}", self.terms.interval)  # nobody writes it: this only waits
+        if lives is not False:
+            return refusal
+        self._is_stranger = True
+        raise ConfigurationError(
+            f"the store holds this job, which is over ({_in_words(end.closed)}), and no agent of it lives: the last "
+            "one was killed before it could delete the job. To run the job again, set RESILIENCE_ATTEMPT to a number "
+            "that no launch has used, or use another --rdzv-id"
+        )
+
+    def _read_as_observer(self, newest: Membership) -> Protocol[None]:
+        """Read who takes part in a job in which this agent has no part. newest: its last membership."""
+        if newest.closed:
+            newest = yield from self._log.before(newest)
+        self.arrivals = membership.begin(newest)
+        yield from self.read()
 
     def _await_membership(
         self, why_not_continued: Question[More]
@@ -438,12 +467,13 @@ class Rendezvous:
     def await_leaving(self, is_host: bool, expected: int = 0, limit: Seconds = LEAVE_LIMIT) -> Protocol[bool]:
         """Wait until the others have left. Return True if the job is over and no agent is left.
 
-        is_host: the others need this node's store; otherwise this call does not wait. expected: number of others that
-        must have left, even if they have not arrived yet. While the job runs the wait is unbounded; once the job is
-        over, it lasts at most `limit` seconds. If too few nodes for a cycle are left for `join_limit`, the job ends.
-        Otherwise nodes that wait in vain, leave and come again would keep a store alive in which no cycle begins."""
-        if not is_host and (yield Add("left", 1)) < len(membership.present(self.arrivals, self.arrivals.last)):
-            return False  # others are present; only an agent that may be the last one reads the log
+        is_host: the others need this node's store; otherwise this call waits only to find out if this agent is the
+        last one. expected: number of others that must have left, even if they have not arrived yet. While the job runs
+        the wait is unbounded; once the job is over, it lasts at most `limit` seconds. If too few nodes for a cycle are
+        left for `join_limit`, the job ends. Otherwise nodes that wait in vain, leave and come again would keep a store
+        alive in which no cycle begins."""
+        if not is_host:
+            return (yield from self._is_last(expected))
         closed_at: Seconds | None = None
         stuck = Timer(self.terms.join_limit)
         while True:
@@ -457,12 +487,43 @@ class Rendezvous:
             if not living and len(known.gone - {self.id}) >= expected:
                 return closed_at is not None
             is_late = closed_at is not None and now - closed_at > limit
-            if not is_host or is_late or (yield IsInterrupted()):
+            if is_late or (yield IsInterrupted()):
                 return False
             if stuck.has_run_out((yield from self._is_stuck(newest)), now):
                 yield from self._close_after(newest, self._why_stuck())
             yield from self._tell_lost(living)
             yield AwaitKey(self._log.next_key(known), self.terms.interval)
+
+    def _is_last(self, expected: int) -> Protocol[bool]:
+        """Return True if the job is over, and no other agent needs the job's keys, which are in an outside store.
+
+        Agents are counted as they leave, and the last one reads the log. An agent that is killed before it leaves is
+        never counted. So the last agents wait until one of the others counts, which then leaves later, or all are lost.
+        Meanwhile another agent may delete all keys, so this agent only reads keys that may be missing."""
+        left = yield Add("left", 1)
+        if self._is_stranger or len(membership.present(self.arrivals, self.arrivals.last)) - left > NEARLY_LAST:
+            return False
+        if not (yield from self.newest()).closed:
+            return False
+        signs = SignsOfLife(self.terms.interval, self.terms.lost_after)
+        while True:
+            left, entries = yield Read(("left", "log/count"))
+            if left is None or entries is None:
+                return False
+            self.arrivals = yield from self._log.read(self.arrivals, int(entries))
+            known = self.arrivals
+            living = sorted(membership.present(known, known.last) - {self.id})
+            if not living:
+                return len(known.gone - {self.id}) >= expected
+            observed_at = yield ReadClock()
+            lives = yield from signs.look(living)
+            if lives or (yield IsInterrupted()):
+                return False
+            if lives is False:
+                for id in living:
+                    yield from self.tell_lost(id, observed_at)
+            else:
+                yield AwaitKey(self._log.next_key(known), self.terms.interval)
 
     def _why_stuck(self) -> str:
         return (
@@ -485,3 +546,12 @@ def _closed(next_membership: Membership) -> Refusal:
     if next_membership.error:
         raise ConfigurationError(next_membership.error)
     return Refusal("closed", next_membership.closed)
+
+
+def _in_words(reason: str) -> str:
+    """Return the reason for which a rendezvous was closed."""
+    try:
+        verdict = cycle.decode(reason)
+    except DecodeError:
+        return reason
+    return f"{verdict.outcome}, {verdict.detail}" if verdict.detail else verdict.outcome

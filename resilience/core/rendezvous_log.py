@@ -54,7 +54,10 @@ class RendezvousLog:
             if text is None:
                 (later,) = yield Read((_cycle_key(known.last.cycle + 2),))
                 if later is not None:  # the missing entries were deleted
-                    return (yield from self.read(membership.begin((yield from self.newest(known.last)))))
+                    newest = yield from self.newest(known.last)
+                    if newest.closed:  # the end has no nodes
+                        newest = yield from self.before(newest)
+                    return (yield from self.read(membership.begin(newest)))
                 now = yield ReadClock()
                 if now - self._holes.setdefault(place, now) < HOLE_LIMIT:
                     break
@@ -86,6 +89,11 @@ class RendezvousLog:
                 break
             known = following
         return known
+
+    def before(self, end: Membership) -> Protocol[Membership]:
+        """Return the last membership before the rendezvous was closed, the end itself if there was none."""
+        (text,) = yield Read((_membership_key(end.cycle - 1, end.before),))
+        return end if text is None else membership.decode_membership(text)
 
     def _whole(self, cycle: int) -> Protocol[Membership]:
         """Return a cycle's membership, or a later one if it was deleted."""

@@ -97,6 +97,12 @@ class Agent:
         return self.id
 
     @property
+    def has_arrived(self) -> bool:
+        """Whether it takes part, or waits for a place."""
+        known = self.rendezvous.arrivals
+        return self.id in known.arrived or known.last.rank_of(self.id) is not None
+
+    @property
     def is_cut_off(self) -> bool:
         return self.lease.time_left(self.job.clock.now) is not None
 
@@ -210,7 +216,9 @@ class Agent:
         try:
             yield from self.rendezvous.leave(reason)
             if self.is_host or not self.job.schedule.node_hosts_store:
-                yield from self.rendezvous.await_leaving(self.is_host)
+                is_last = yield from self.rendezvous.await_leaving(self.is_host)
+                if is_last and not self.is_host:
+                    self.job.referee.deletes(self)
             if self.is_host and self.signals:
                 if not (yield from self.rendezvous.newest()).closed:
                     yield from self.supervision.stop_others(*self.signals.pop(0))

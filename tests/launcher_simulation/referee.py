@@ -314,6 +314,17 @@ class Referee:
         if are_right:
             self._others_go_on()
 
+    def deletes(self, agent: Agent) -> None:
+        """The last agent of a job in an outside store deletes its keys: none of the others uses them any more."""
+        for other in self._job.agents:
+            is_using = other.is_alive and other.is_counting and other is not agent and not other.has_left
+            if is_using and other.has_arrived and not other.is_cut_off and not self._has_stalled(other):
+                raise broken("keys in use are kept", f"{agent} deletes the job's keys, and {other} has not left")
+
+    def _has_stalled(self, agent: Agent) -> bool:
+        """Whether an agent may be taken for lost, rightly or not."""
+        return bool(self._stalls[agent])
+
     def _is_its_own(self, agent: Agent, verdict: CycleDecision) -> bool:
         """Whether an agent's end is not that of the job."""
         is_cut = agent.has_lost_store or agent.is_misconfigured or agent.is_broken
@@ -379,7 +390,7 @@ class Referee:
             assert verdict is not None
             is_surplus = len(schedule.comes) > schedule.terms.most
             found_no_place = is_surplus and "found no place" in agent.supervision.leaves
-            came_after_the_end = agent.rendezvous.cycle < 0 and agent.has_lost_store
+            came_after_the_end = agent.rendezvous.cycle < 0 and (agent.has_lost_store or agent.is_misconfigured)
             if verdict.outcome != "completed" and not found_no_place and not came_after_the_end:
                 raise broken("others go on", f"{agent} had no trouble, and ends with {verdict}")
 

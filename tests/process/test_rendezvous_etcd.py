@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from resilience.core.cycle import CycleDecision, encode
 from resilience.core.restart import Read
 from resilience.errors import StoreError
 from resilience.facts import events
@@ -48,6 +49,7 @@ HAS_IPV6 = Path("/proc/net/if_inet6").exists() and "lo" in Path("/proc/net/if_in
 # A node counts as lost after 10 s of silence: etcd writes each change to the disk before it answers, which takes
 # seconds where others use the disk.
 ALIVE = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 20}
+SOON_LOST = ALIVE | {"keep_alive_max_attempt": 10}
 QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=20,last_call_timeout=20"
 
 
@@ -127,6 +129,20 @@ def test_job_that_is_over_leaves_nothing_in_etcd(fork_server: ForkServer, tmp_pa
             assert [told.cycle for told in meet(them)] == [0, 0]
             assert them[0].do("shutdown") is True
             assert them[1].do("shutdown") is True
+
+
+def test_job_whose_last_agent_was_killed_before_it_left_leaves_nothing_in_etcd(
+    fork_server: ForkServer, tmp_path: Path, endpoint: str
+) -> None:
+    for _ in range(2):  # the same id serves again
+        with agents(fork_server, tmp_path, "2", backend="etcd", endpoint=endpoint, **SOON_LOST) as job:
+            them = [job.start("a"), job.start("b")]
+            for agent in them:
+                agent.answer()
+            assert [told.cycle for told in meet(them)] == [0, 0]
+            them[0].do("set_closed", "over")
+            them[1].kill()
+            assert them[0].do("leave") is True
 
 
 def test_what_a_killed_attempt_has_left_is_not_the_next_ones(
@@ -374,6 +390,28 @@ def test_nodes_that_come_back_after_all_agents_were_killed_go_on_with_the_job(la
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["job"]
     for cycle, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
         assert (tmp_path / "runs" / "job" / "output" / str(cycle) / f"{rank}.out").read_text() == "ran\n"
+
+
+def test_node_that_finds_a_job_that_is_over_and_has_no_agent_ends_with_an_error(
+    start: Callable[..., Job], fork_server: ForkServer, tmp_path: Path, endpoint: str
+) -> None:
+    conf = "keep_alive_interval=0.5,keep_alive_max_attempt=10,last_call_timeout=0.1"
+    options: dict[str, Any] = {"nodes": "1:2", "nproc": 1, "conf": conf, "endpoint": endpoint}
+    job = launcher(start, tmp_path)("say('up'); await_file('never')", "--rdzv-backend", "etcd", **options)
+    job.await_worker("up.0.0")
+    job.job.signal(0, signal.SIGKILL)
+    assert job.wait() == [-signal.SIGKILL]
+    with agents(fork_server, tmp_path, "1:2", backend="etcd", endpoint=endpoint, run_id="test", **SOON_LOST) as others:
+        last = others.start("last")
+        last.answer()
+        last.do("set_closed", encode(CycleDecision("completed", "last")))
+        last.kill()
+    (job.folder / "up.0.0").unlink()
+    again = job.again(0)
+    assert again.wait() == [2]
+    assert "the store holds this job, which is over (completed)" in again.output(0, 2)
+    assert "set RESILIENCE_ATTEMPT" in again.output(0, 2)
+    assert list(job.folder.glob("up.*")) == []
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.agent_liveness import LEASE, LOOKS, Lease, Silences, Timer, count_every
+from resilience.core.agent_liveness import LEASE, LOOKS, Lease, SignsOfLife, Silences, Timer, count_every
 from tests.unit.core.agents import Run
 
 
@@ -111,3 +111,48 @@ def test_agent_that_stood_still_keeps_its_lease_and_has_no_time_left_where_it_th
     looks = [lease.look(1, 9.0 + number * pause) for number in range(1, LOOKS)]
     assert looks.index(True) in (LOOKS - 3, LOOKS - 2)  # the gap counted as two looks, but for rounding
     assert lease.time_left(14.7) == 0.0
+
+
+def looks(run: Run, ids: str, times: int = 6) -> list[bool | None]:
+    """Look for signs of life as often, once in an interval."""
+    signs, seen = SignsOfLife(interval=2.0, limit=8.0), []
+    for _ in range(times):
+        seen.append(run.run(signs.look(ids)))
+        run.now += 2.0
+    return seen
+
+
+def test_one_agent_that_counts_after_the_first_look_shows_that_one_lives() -> None:
+    run = Run()
+    for id in "ab":
+        run.counts(id)
+    run.falls_silent("b")
+    assert looks(run, "ab", 3) == [None, True, True]
+
+
+def test_no_agent_lives_once_all_of_them_were_silent_for_the_limit() -> None:
+    run = Run()
+    for id in "ab":
+        run.counts(id)
+        run.falls_silent(id)
+    assert looks(run, "ab") == [None, None, None, None, False, False]
+
+
+def test_pause_of_the_agent_that_looks_for_signs_of_life_is_not_their_silence() -> None:
+    run, signs = Run(), SignsOfLife(interval=2.0, limit=8.0)
+    run.counts("a")
+    run.falls_silent("a")
+    assert run.run(signs.look("a")) is None
+    run.now += 100.0
+    assert run.run(signs.look("a")) is None
+
+
+def test_count_that_was_deleted_is_a_sign_of_life() -> None:
+    run = Run()
+    run.counts("a")
+    run.falls_silent("a")
+    assert looks(run, "ab", 1) == [True]
+
+
+def test_no_agents_show_no_sign_of_life() -> None:
+    assert looks(Run(), "", 1) == [False]

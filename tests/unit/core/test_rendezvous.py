@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from resilience.core import membership
+from resilience.core import cycle, membership
 from resilience.core.agent_protocol import Counts, Delete
+from resilience.core.cycle import CycleDecision
 from resilience.core.membership import Arrived, Excluded, Left, Membership, Nothing
 from resilience.core.rendezvous import LEAVE_LIMIT, NOTICES, Refusal, Rendezvous
 from resilience.core.rendezvous_log import RendezvousLog
@@ -18,6 +19,7 @@ from resilience.core.terms import Terms
 from resilience.errors import ConfigurationError
 from tests.unit.core.agents import TERMS, Run, agent, seat
 
+DONE = CycleDecision("completed", "a")
 ALONE = msgspec.structs.replace(TERMS, least=1)
 
 
@@ -877,17 +879,127 @@ def test_host_that_has_left_closes_no_rendezvous_that_has_enough_nodes() -> None
     assert closed_after(run, own, 3 * TERMS.join_limit) is None
 
 
-def test_agent_beside_an_outside_store_looks_only_where_it_may_be_the_last_one() -> None:
+def outside(run: Run, *ids: str) -> Rendezvous:
+    """Return the agent `own` of a job in an outside store, which is over; `own` has left."""
+    own = running(run, *ids)
+    run.run(own.close("over"))
+    run.run(own.leave("done"))
+    return own
+
+
+def test_agent_beside_an_outside_store_looks_only_where_it_may_be_one_of_the_last() -> None:
+    run = Run()
+    own = outside(run, *"abcdefghi")
+    run.operations = 0
+    assert not run.run(own.await_leaving(is_host=False))  # nine others have still to leave
+    assert run.operations == 1
+    run.writes(*(Left(id) for id in "abcdefghi"))
+    assert run.run(own.await_leaving(is_host=False))
+
+
+def test_agent_beside_an_outside_store_leaves_its_keys_to_another_agent_that_still_counts() -> None:
+    run = Run()
+    own = outside(run, "a", "b")
+    run.falls_silent("b")
+    began = run.now
+    assert not run.run(own.await_leaving(is_host=False))  # `a` lives
+    assert run.now - began <= TERMS.interval
+
+
+def test_agent_beside_an_outside_store_is_the_last_if_the_others_were_killed_before_they_left() -> None:
+    run = Run()
+    own = outside(run, "a", "b")
+    run.falls_silent("a")
+    at(run, 2.0, lambda: run.writes(Left("b")))
+    assert run.run(own.await_leaving(is_host=False))
+    assert TERMS.lost_after <= run.now <= TERMS.lost_after + 2 * TERMS.interval
+    assert [entry for entry in run.log() if isinstance(entry, Left) and entry.is_lost] != []
+
+
+def test_agent_beside_an_outside_store_stops_waiting_for_silent_agents_when_it_is_asked_to() -> None:
+    run = Run()
+    own = outside(run, "a")
+    run.falls_silent("a")
+    run.interrupted_at = 3.0
+    assert not run.run(own.await_leaving(is_host=False))
+    assert run.now < TERMS.lost_after
+
+
+@pytest.mark.parametrize("deleted", ["left", "log/count", "beat/a"])
+def test_agent_whose_job_another_agent_has_deleted_deletes_nothing(deleted: str) -> None:
+    run = Run()
+    own = outside(run, "a")
+    run.falls_silent("a")
+    at(run, 3.0, lambda: run.store.data.pop(deleted))
+    assert not run.run(own.await_leaving(is_host=False))
+    assert run.now < TERMS.lost_after
+
+
+def test_agent_that_leaves_a_job_that_goes_on_in_an_outside_store_does_not_wait() -> None:
     run = Run()
     own = running(run, "a")
-    run.run(own.leave("done"))
-    run.run(own.close("over"))
-    run.operations = 0
-    assert not run.run(own.await_leaving(is_host=False))
-    assert run.operations == 1
-    run.store.perform(Add("left", 5))
+    run.falls_silent("a")
+    run.run(own.leave("asked to stop"))
     began = run.now
-    assert not run.run(own.await_leaving(is_host=False))  # `a` is there
+    assert not run.run(own.await_leaving(is_host=False))
     assert run.now == began
-    run.writes(Left("a"))
-    assert run.run(own.await_leaving(is_host=False))
+
+
+def over(run: Run, *ids: str, reason: str = "over") -> Rendezvous:
+    """Return a newcomer to a job that is over; all its agents are silent."""
+    run.run(running(run, *ids).close(reason))
+    for id in (*ids, "own"):
+        run.falls_silent(id)
+    return agent(run, "newcomer")
+
+
+def test_newcomer_to_a_job_that_is_over_and_has_no_agent_ends_with_an_error_and_deletes_nothing() -> None:
+    run = Run()
+    newcomer = over(run, "a", reason=cycle.encode(CycleDecision("failed", "a", detail="rank 3 failed")))
+    at(run, 3.0, lambda: run.writes(Nothing()))  # another newcomer leaves
+    run.operations = 0
+    with pytest.raises(ConfigurationError, match=r"over \(failed, rank 3 failed\).* RESILIENCE_ATTEMPT .* --rdzv-id"):
+        join(run, newcomer)
+    assert TERMS.lost_after <= run.now <= TERMS.lost_after + 2 * TERMS.interval
+    assert run.operations < 20
+    run.run(newcomer.leave("its configuration is wrong"))
+    assert not run.run(newcomer.await_leaving(is_host=False))
+    assert Arrived(seat("newcomer")) not in run.log()
+
+
+@pytest.mark.parametrize(("reason", "words"), [("all done", "(all done)"), (cycle.encode(DONE), "(completed)")])
+def test_newcomer_is_told_how_the_job_ended_that_it_finds(reason: str, words: str) -> None:
+    run = Run()
+    with pytest.raises(ConfigurationError) as raised:
+        join(run, over(run, "a", reason=reason))
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("living", ["a", "own", "spare"])
+def test_newcomer_to_a_job_that_is_over_ends_with_it_while_one_of_its_agents_lives(living: str) -> None:
+    run = Run()
+    newcomer = over(run, "a")
+    run.writes(Arrived(seat("spare")))
+    run.counts("spare")
+    run.falls_silent("spare")
+    at(run, 3.0, lambda: run.counts(living))
+    assert join(run, newcomer) == Refusal("closed", "over")
+    assert run.now < TERMS.lost_after
+
+
+def test_newcomer_that_is_asked_to_stop_does_not_wait_for_agents_of_a_job_that_is_over() -> None:
+    run = Run()
+    newcomer = over(run, "a")
+    run.interrupted_at = 3.0
+    assert join(run, newcomer) == Refusal("closed", "over")
+    assert run.now < TERMS.lost_after
+
+
+def test_agent_of_a_job_that_is_over_ends_with_it_although_no_other_agent_lives() -> None:
+    run = Run()
+    own = running(run, "a")
+    run.run(own.close("over"))
+    run.falls_silent("a")
+    run.falls_silent("own")
+    assert join(run, own) == Refusal("closed", "over")
+    assert run.now == 0.0

@@ -85,6 +85,19 @@ def test_reader_that_is_two_cycles_behind_starts_from_the_newest_membership() ->
     assert run.log() == [Arrived(seat("new"), known=2)]  # nothing is written in the place of what was deleted
 
 
+def test_reader_that_is_behind_a_job_that_is_over_knows_the_nodes_of_its_last_cycle() -> None:
+    run = Run()
+    writer = RendezvousLog()
+    run.run(writer.append(Arrived(seat("a"))))
+    first = formed(run, Membership(), entries=1)
+    second = formed(run, first, entries=1, seats=FOUR[:2], by="b")
+    run.run(writer.forget(1))
+    run.run(RendezvousLog().write(second, Membership(2, closed="over", by="a", before="b")))
+    run.writes(Left("b"))
+    found = run.run(RendezvousLog().read(membership.begin(Membership())))
+    assert membership.present(found, found.last) == {"a"}
+
+
 def test_nothing_new_costs_no_operation() -> None:
     run = Run()
     run.writes(Left("a"))
@@ -114,6 +127,15 @@ def test_next_membership_costs_one_operation_where_little_has_changed_and_the_la
     run.operations = 0
     assert run.run(RendezvousLog().newest(closed)).closed == "over"
     assert run.operations == 0
+
+
+def test_last_membership_before_the_end_is_known_from_the_end() -> None:
+    run, log = Run(), RendezvousLog()
+    first = run.run(log.write(Membership(), Membership(0, (seat("a"),), by="a")))
+    second = run.run(log.write(first, Membership(1, (seat("a"), seat("b")), by="b", before="a")))
+    end = run.run(log.write(second, Membership(2, closed="over", by="a", before="b")))
+    assert run.run(log.before(end)) == second
+    assert Run().run(RendezvousLog().before(end)) == end
 
 
 def test_membership_whose_seats_have_changed_is_read_as_a_whole() -> None:
