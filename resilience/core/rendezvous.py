@@ -127,7 +127,7 @@ class Rendezvous:
         refusal = _closed(end)
         if self.cycle != membership.FIRST:
             return refusal
-        yield from self._read_as_observer(end)
+        yield from self.has_agents()
         ids = sorted({end.by, *(seat.id for seat in self.arrivals.last.seats), *self.arrivals.arrived})
         signs = SignsOfLife(self.terms.interval, self.terms.lost_after)
         while (lives := (yield from signs.look(ids))) is None and not (yield IsInterrupted()):
@@ -136,17 +136,10 @@ class Rendezvous:
             return refusal
         self._is_stranger = True
         raise ConfigurationError(
-            f"the store holds this job, which is over ({_in_words(end.closed)}), and no agent of it lives: the last "
-            "one was killed before it could delete the job. To run the job again, set RESILIENCE_ATTEMPT to a number "
-            "that no launch has used, or use another --rdzv-id"
+            f"the store holds this job, which is over ({_in_words(end.closed)}), and no agent of it lives. To run the "
+            "job again, use another --rdzv-id (with etcd, RESILIENCE_ATTEMPT with a number that no launch has used is "
+            "enough)"
         )
-
-    def _read_as_observer(self, newest: Membership) -> Protocol[None]:
-        """Read who takes part in a job in which this agent has no part. newest: its last membership."""
-        if newest.closed:
-            newest = yield from self._log.before(newest)
-        self.arrivals = membership.begin(newest)
-        yield from self.read()
 
     def _await_membership(
         self, why_not_continued: Question[More]
@@ -463,6 +456,16 @@ class Rendezvous:
     def leave(self, reason: str) -> Protocol[None]:
         """Leave, without closing the rendezvous for others."""
         yield from self._log.append(Left(self.id, reason))
+
+    def has_agents(self) -> Protocol[bool]:
+        """Return True if agents take part in a job, or wait for a place, as this agent reads it without a part of its
+        own. It may call `await_leaving` then."""
+        newest = yield from self.newest()
+        if newest.closed:
+            newest = yield from self._log.before(newest)
+        self.arrivals = membership.begin(newest)
+        yield from self.read()
+        return bool(membership.present(self.arrivals, self.arrivals.last))
 
     def await_leaving(self, is_host: bool, expected: int = 0, limit: Seconds = LEAVE_LIMIT) -> Protocol[bool]:
         """Wait until the others have left. Return True if the job is over and no agent is left.

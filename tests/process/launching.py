@@ -233,7 +233,7 @@ class Launched:
     ) -> None:
         self.job = job
         self._more = more
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self.folder = folder
         self.account = Account(folder / "runs" / name)
 
@@ -302,7 +302,7 @@ class Launched:
 
     def rendezvous(self) -> Any:
         """Return a client of the job's store, with the keys of the rendezvous."""
-        host, _, port = self._endpoint.rpartition(":")
+        host, _, port = self.endpoint.rpartition(":")
         return dist.PrefixStore("resilience/test", dist.TCPStore(host, int(port), wait_for_workers=False))
 
     def await_arrival(self, node: str) -> None:

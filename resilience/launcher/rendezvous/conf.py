@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from resilience.core.control import Policy
+from resilience.core.terms import Terms
 from resilience.errors import ConfigurationError
 
 KEYS = {"inner", "join_timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt"}
@@ -56,6 +58,20 @@ def switch(parameters: RendezvousParameters, key: str) -> bool | None:
         return parameters.get_as_bool(key)
     except ValueError as error:
         raise _wrong(key, parameters.get(key), "1 or 0, true or false, yes or no") from error
+
+
+def terms_of(parameters: RendezvousParameters, policy: Policy) -> Terms:
+    """Return the settings that agents compare. Raises: ConfigurationError."""
+    interval = number(parameters, "keep_alive_interval", 2)
+    return Terms(
+        parameters.min_nodes,
+        parameters.max_nodes,
+        number(parameters, "join_timeout", 600),
+        number(parameters, "last_call_timeout", 30),
+        interval,
+        interval * number(parameters, "keep_alive_max_attempt", 4),
+        policy,
+    )
 
 
 def keys_without_effect(conf: str, kind: str) -> list[str]:

@@ -32,13 +32,14 @@ from resilience.core.control import Policy
 from resilience.core.membership import FIRST, Membership, NodeSeat
 from resilience.core.rendezvous import LEAVE_LIMIT, Refusal, Rendezvous
 from resilience.core.restart import Add
-from resilience.core.terms import Terms, agree
+from resilience.core.terms import agree
 from resilience.errors import ConfigurationError, LaunchError, StoreError
 from resilience.launcher.rendezvous.agent_heartbeat import AgentHeartbeat
-from resilience.launcher.rendezvous.conf import number
+from resilience.launcher.rendezvous.conf import number, terms_of
 from resilience.launcher.rendezvous.driving import Driver, T
 from resilience.launcher.rendezvous.job_store import meet, rank_of
 from resilience.launcher.rendezvous.key_watch import KeyWatch
+from resilience.launcher.rendezvous.other_jobs import OtherJobs, of_job
 from resilience.launcher.rendezvous.store_news import StoreNews, StoreProcessNews
 from resilience.launcher.rendezvous.stores import StoreProcess
 from resilience.system.environment import node_name
@@ -73,16 +74,7 @@ class Handler(RendezvousHandler):
         policy: Policy = "any-failed",
     ) -> None:
         self._parameters = parameters
-        interval = number(parameters, "keep_alive_interval", 2)
-        terms = Terms(
-            parameters.min_nodes,
-            parameters.max_nodes,
-            number(parameters, "join_timeout", 600),
-            number(parameters, "last_call_timeout", 30),
-            interval,
-            interval * number(parameters, "keep_alive_max_attempt", 4),
-            policy,
-        )
+        terms = terms_of(parameters, policy)
         node = node or str(parameters.get("node") or node_name())
         self.rendezvous = Rendezvous(f"{node}/{uuid.uuid4().hex[:12]}", node, terms)
         self._rank = rank_of(parameters, rank)
@@ -90,7 +82,7 @@ class Handler(RendezvousHandler):
         self._owns_stores, self._stores = stores is None, stores or StoreProcess.start()
         self._rendezvous_store = meet(parameters, self._stores, terms.join_limit, is_interrupted)
         limit = number(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
-        pause = count_every(interval, terms.lost_after, limit)
+        pause = count_every(terms.interval, terms.lost_after, limit)
         self._news = StoreNews()
         # A client may reconnect; a cut-off agent may not.
         self.watch = KeyWatch(self._connect)
@@ -111,7 +103,9 @@ class Handler(RendezvousHandler):
         self.join: Callable[[NodeSeat], Membership | Refusal] = lambda seat: self.run(self.rendezvous.join(seat))
         # How it stops a job that continues without it, but needs its store.
         self.stop_job: Callable[[], object] = lambda: self.set_closed("the node that hosts the store was asked to stop")
-        self._agree_on_terms()
+        self.serves_other_jobs = False  # whether `leave` also waits for jobs with other ids that use this node's store
+        self.say: Callable[[str], object] = lambda line: None  # prints a line at the terminal
+        self._begin()
 
     # -- torch's interface ------------------------------------------------------------------------
 
@@ -305,9 +299,13 @@ class Handler(RendezvousHandler):
 
     # -- small parts ------------------------------------------------------------------------------
 
-    def _agree_on_terms(self) -> None:
+    def _begin(self) -> None:
         """Leave if another agent of the job came first and has other settings. The job continues without this agent,
-        unless it hosts the job's store: then the job cannot start. Raises: ConfigurationError, StoreError."""
+        unless it hosts the job's store: then the job cannot start. Otherwise let the store's host know this job.
+
+        Raises: ConfigurationError, StoreError."""
+        store = self._rendezvous_store
+        self._other_jobs = OtherJobs(self.get_run_id(), store.connect, self._is_interrupted, lambda: self.why_cut_off)
         try:
             self.run(agree(self.node, self.rendezvous.terms))
         except ConfigurationError as error:
@@ -315,6 +313,8 @@ class Handler(RendezvousHandler):
                 self.turn_away(str(error))
             self.leave("its settings are not the job's")
             raise
+        if not self.is_host and store.forget is None:
+            self._other_jobs.add_own()
 
     def _is_seated_or_first(self) -> bool:
         """Return True if this agent has a place in the cycle, or if there was none yet."""
@@ -388,7 +388,7 @@ class Handler(RendezvousHandler):
         return store, AgentHeartbeat(self._connect, self.id, pause, limit, cut, asked, look_after_store)
 
     def _connect(self) -> Any:
-        return dist.PrefixStore(f"resilience/{self._parameters.run_id}", self._rendezvous_store.connect())
+        return of_job(self.get_run_id(), self._rendezvous_store.connect())
 
     def _await_leaving(self, expected: int = 0) -> None:
         """If we host the job's store: wait until no agent needs it. If it is in etcd and we are the last agent of a
@@ -406,6 +406,8 @@ class Handler(RendezvousHandler):
                 until = time.monotonic() + self.leave_limit
             left = max(0.0, until - time.monotonic())
             self._patient_driver.run(self.rendezvous.await_leaving(True, expected, left))
+        elif self.serves_other_jobs:
+            self._other_jobs.await_end(self.node, self.leave_limit, self.say)
 
 
 @contextlib.contextmanager

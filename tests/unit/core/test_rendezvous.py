@@ -945,6 +945,30 @@ def test_agent_that_leaves_a_job_that_goes_on_in_an_outside_store_does_not_wait(
     assert run.now == began
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_observer_of_a_job_knows_whether_it_has_agents(is_over: bool) -> None:
+    run = Run()
+    own = running(run, "a")
+    observer = Rendezvous("observer", "observer", TERMS)
+    assert run.run(Rendezvous("early", "early", TERMS).has_agents())
+    if is_over:
+        run.run(own.close("over"))
+    run.run(own.leave("done"))
+    assert run.run(observer.has_agents())
+    run.writes(Left("a"))
+    assert not run.run(observer.has_agents())
+
+
+def test_observer_of_a_job_waits_until_its_agents_have_left() -> None:
+    run = Run()
+    running(run, "a")
+    observer = Rendezvous("observer", "observer", TERMS)
+    assert run.run(observer.has_agents())
+    at(run, 100.0, lambda: run.writes(Left("a"), Left("own")))
+    run.run(observer.await_leaving(is_host=True))
+    assert 100.0 <= run.now <= 100.0 + TERMS.interval
+
+
 def over(run: Run, *ids: str, reason: str = "over") -> Rendezvous:
     """Return a newcomer to a job that is over; all its agents are silent."""
     run.run(running(run, *ids).close(reason))
@@ -953,12 +977,12 @@ def over(run: Run, *ids: str, reason: str = "over") -> Rendezvous:
     return agent(run, "newcomer")
 
 
-def test_newcomer_to_a_job_that_is_over_and_has_no_agent_ends_with_an_error_and_deletes_nothing() -> None:
+def test_newcomer_to_a_job_that_is_over_and_has_no_agent_fails_and_deletes_nothing() -> None:
     run = Run()
     newcomer = over(run, "a", reason=cycle.encode(CycleDecision("failed", "a", detail="rank 3 failed")))
     at(run, 3.0, lambda: run.writes(Nothing()))  # another newcomer leaves
     run.operations = 0
-    with pytest.raises(ConfigurationError, match=r"over \(failed, rank 3 failed\).* RESILIENCE_ATTEMPT .* --rdzv-id"):
+    with pytest.raises(ConfigurationError, match=r"over \(failed, rank 3 failed\).* --rdzv-id .* RESILIENCE_ATTEMPT"):
         join(run, newcomer)
     assert TERMS.lost_after <= run.now <= TERMS.lost_after + 2 * TERMS.interval
     assert run.operations < 20
