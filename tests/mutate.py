@@ -149,6 +149,7 @@ EQUIVALENT = {
         "Rendezvous._lead",
         "without condition is_time",
     ): "agents are looked at once in an interval, however often it asks",
+    ("Rendezvous.has_agents", "if newest.closed -> True"): "the log has what changed since the membership before",
     ("CycleNodes._weighed", "if count -> True"): "it reads keys that nobody has written",
     ("neighbour", "if rank is None -> False"): "an agent looks around only in a cycle of which it has a seat",
     ("_with_previous", "without filter rank is not None"): "a rank that is None is compared with numbers only",

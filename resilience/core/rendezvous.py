@@ -503,30 +503,35 @@ class Rendezvous:
         Agents are counted as they leave, and the last one reads the log. An agent that is killed before it leaves is
         never counted. So the last agents wait until one of the others counts, which then leaves later, or all are lost.
         Meanwhile another agent may delete all keys, so this agent only reads keys that may be missing."""
-        left = yield Add("left", 1)
-        if self._is_stranger or len(membership.present(self.arrivals, self.arrivals.last)) - left > NEARLY_LAST:
+        agents = membership.present(self.arrivals, self.arrivals.last)
+        if self._is_stranger or len(agents) - (yield Add("left", 1)) > NEARLY_LAST:
             return False
         if not (yield from self.newest()).closed:
             return False
         signs = SignsOfLife(self.terms.interval, self.terms.lost_after)
+        lost: set[str] = set()
         while True:
             left, entries = yield Read(("left", "log/count"))
             if left is None or entries is None:
                 return False
             self.arrivals = yield from self._log.read(self.arrivals, int(entries))
             known = self.arrivals
-            living = sorted(membership.present(known, known.last) - {self.id})
-            if not living:
+            living = membership.present(known, known.last) - {self.id}
+            if not living and int(left) >= len(agents - lost):
                 return len(known.gone - {self.id}) >= expected
             observed_at = yield ReadClock()
-            lives = yield from signs.look(living)
+            # An agent whose end is in the log may still write, until it is counted.
+            lives = yield from signs.look(sorted(living or (agents | known.gone) - lost - {self.id}))
             if lives or (yield IsInterrupted()):
                 return False
-            if lives is False:
-                for id in living:
-                    yield from self.tell_lost(id, observed_at)
-            else:
+            if lives is None:
                 yield AwaitKey(self._log.next_key(known), self.terms.interval)
+            elif living:
+                for id in sorted(living):
+                    yield from self.tell_lost(id, observed_at)
+                lost |= living
+            else:
+                return True
 
     def _why_stuck(self) -> str:
         return (

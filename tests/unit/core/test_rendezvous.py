@@ -894,7 +894,8 @@ def test_agent_beside_an_outside_store_looks_only_where_it_may_be_one_of_the_las
     assert not run.run(own.await_leaving(is_host=False))  # nine others have still to leave
     assert run.operations == 1
     run.writes(*(Left(id) for id in "abcdefghi"))
-    assert run.run(own.await_leaving(is_host=False))
+    run.store.perform(Add("left", 8))
+    assert run.run(own.await_leaving(is_host=False))  # all ten are counted
 
 
 def test_agent_beside_an_outside_store_leaves_its_keys_to_another_agent_that_still_counts() -> None:
@@ -910,10 +911,37 @@ def test_agent_beside_an_outside_store_is_the_last_if_the_others_were_killed_bef
     run = Run()
     own = outside(run, "a", "b")
     run.falls_silent("a")
-    at(run, 2.0, lambda: run.writes(Left("b")))
+    run.falls_silent("b")
+    run.writes(Left("b"))
+    run.store.perform(Add("left", 1))
     assert run.run(own.await_leaving(is_host=False))
     assert TERMS.lost_after <= run.now <= TERMS.lost_after + 2 * TERMS.interval
-    assert [entry for entry in run.log() if isinstance(entry, Left) and entry.is_lost] != []
+    assert [entry.id for entry in run.log() if isinstance(entry, Left) and entry.is_lost] == ["a"]
+
+
+def test_agent_that_leaves_at_the_same_time_does_not_take_the_place_of_one_that_was_killed() -> None:
+    run = Run()
+    own = outside(run, "a", "b")
+    run.falls_silent("b")
+    run.writes(Left("a"))
+    run.store.perform(Add("left", 1))
+    assert run.run(own.await_leaving(is_host=False))  # although `a` still counts
+
+
+def test_agent_whose_end_is_in_the_log_may_still_write_until_it_is_counted() -> None:
+    run = Run()
+    own = outside(run, "a")
+    run.writes(Left("a"))
+    assert not run.run(own.await_leaving(is_host=False))  # `a` still counts
+
+
+def test_agent_that_was_killed_after_its_end_was_in_the_log_is_waited_for_until_it_is_silent() -> None:
+    run = Run()
+    own = outside(run, "a")
+    run.writes(Left("a"))
+    run.falls_silent("a")
+    assert run.run(own.await_leaving(is_host=False))
+    assert TERMS.lost_after <= run.now <= TERMS.lost_after + 2 * TERMS.interval
 
 
 def test_agent_beside_an_outside_store_stops_waiting_for_silent_agents_when_it_is_asked_to() -> None:
