@@ -74,6 +74,7 @@ class Rendezvous:
         self._arrived_at = -1  # place of the arrival's log entry
         self._asked_at, self._looks_since_asked = -1, 0  # when it asked for the newest cycle: entries, looks
         self._notices = 0  # value of NOTICES up to which this agent has read the notices
+        self.has_lasting_store = False  # no agent hosts the store: it outlives them all
         self._is_stranger = False  # the store holds a job that was over before this agent came
 
     @property
@@ -125,7 +126,7 @@ class Rendezvous:
         """Return why there is no next cycle. end: of the job. Raises: ConfigurationError also if this agent comes when
         all agents of the job have ended, and the last one could not delete the job's keys: the end is not its own."""
         refusal = _closed(end)
-        if self.cycle != membership.FIRST:
+        if self.cycle != membership.FIRST or not self.has_lasting_store:
             return refusal
         yield from self.has_agents()
         ids = sorted({end.by, *(seat.id for seat in self.arrivals.last.seats), *self.arrivals.arrived})

@@ -37,6 +37,7 @@ LONG = {
     "resilience/launcher/cycle_supervisor.py": "the shell around `core.supervision`: performs each operation",
     "resilience/launcher/launch.py": "the composition of an agent, and its exit status",
     "resilience/launcher/output/destinations.py": "the agent's end of the drain process",
+    "resilience/launcher/rendezvous/handler.py": "the object that torch asks for: an agent in its job, and its stores",
     "resilience/launcher/worker/zygote.py": "both ends of one protocol: the agent orders, the zygote forks",
     "resilience/monitor/config.py": "one table of limits, in its three forms: keywords, YAML, flags",
     "resilience/monitor/duration_recorder.py": "the durations of one rank, by kind of deadline",

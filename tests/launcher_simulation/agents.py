@@ -68,6 +68,7 @@ class Agent:
         self.id = f"node{node}/{number}"
         self.is_host = schedule.node_hosts_store and node == 0
         self.rendezvous = Rendezvous(self.id, f"node{node}", schedule.terms)
+        self.rendezvous.has_lasting_store = not schedule.node_hosts_store
         self.supervision = Supervision(self.rendezvous, schedule.rules, self.is_host)
         self.lease = Lease(STORE_TIMEOUT / LEASE if self.is_host else schedule.terms.lost_after)
         self.counted = 0  # counts that got through

@@ -81,12 +81,13 @@ class Handler(RendezvousHandler):
         self._workers, self._role = workers, role
         self._owns_stores, self._stores = stores is None, stores or StoreProcess.start()
         self._rendezvous_store = meet(parameters, self._stores, terms.join_limit, is_interrupted)
+        self.rendezvous.has_lasting_store = self._rendezvous_store.forget is not None
         limit = number(parameters, "store_timeout", 120) / LEASE if self.is_host else terms.lost_after
         pause = count_every(terms.interval, terms.lost_after, limit)
         self._news = StoreNews()
         # A client may reconnect; a cut-off agent may not.
         self.watch = KeyWatch(self._connect)
-        begin = partial(self._begin, pause, limit, is_asked_to_stop or is_interrupted)
+        begin = partial(self._connect_and_count, pause, limit, is_asked_to_stop or is_interrupted)
         self._store, self._heartbeat = self._rendezvous_store.answer(begin, terms.join_limit, is_interrupted)
         self._heartbeat.start()
         self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off, self.watch)
@@ -378,7 +379,7 @@ class Handler(RendezvousHandler):
         self._seat = self._cycle_store_port = None
         self._stores.ask(self._rendezvous_store.address)
 
-    def _begin(self, pause: float, limit: float, asked: Callable[[], bool]) -> tuple[Any, AgentHeartbeat]:
+    def _connect_and_count(self, pause: float, limit: float, asked: Callable[[], bool]) -> tuple[Any, AgentHeartbeat]:
         """Connect to the job's store and count once. Raises: StoreError."""
         store, cut = self._connect(), self._rendezvous_store.cut
 

@@ -1002,7 +1002,9 @@ def over(run: Run, *ids: str, reason: str = "over") -> Rendezvous:
     run.run(running(run, *ids).close(reason))
     for id in (*ids, "own"):
         run.falls_silent(id)
-    return agent(run, "newcomer")
+    newcomer = agent(run, "newcomer")
+    newcomer.has_lasting_store = True
+    return newcomer
 
 
 def test_newcomer_to_a_job_that_is_over_and_has_no_agent_fails_and_deletes_nothing() -> None:
