@@ -112,8 +112,8 @@ class Lease:
         self.seconds = LEASE * limit
         self.is_shortened = False
         self._limit = limit
-        self._count = 0
-        self._counted_at: Seconds | None = None  # when the last count was found to have reached the store
+        self._count = -1
+        self._counted_at = 0.0  # when the last count was found to have reached the store
         self._looked_at = 0.0
         self._silent_for = 0.0
         self.has_run_out = False
@@ -129,7 +129,7 @@ class Lease:
         stopped; the store then says what happened meanwhile."""
         if self.has_run_out:
             return True
-        if count != self._count or self._counted_at is None:
+        if count != self._count:
             self._count, self._counted_at, self._silent_for = count, now, 0.0
         else:
             self._silent_for += min(now - self._looked_at, 2 * self.seconds / LOOKS)
@@ -140,6 +140,6 @@ class Lease:
     def time_left(self, now: Seconds) -> Seconds | None:
         """Return the seconds until others may continue without this agent, None if its lease has not run out. Here a
         gap between two looks counts in full, because the others did not stand still."""
-        if not self.has_run_out or self._counted_at is None:
+        if not self.has_run_out:
             return None
         return max(0.0, self._counted_at + self._limit - now)

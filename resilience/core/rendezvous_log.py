@@ -35,7 +35,7 @@ class RendezvousLog:
         text = membership.encode(entry)
         while True:
             place = int((yield Add("log/count", 1))) - 1
-            if until < math.inf and (yield ReadClock()) > until:
+            if (yield ReadClock()) > until:
                 text = membership.encode(Nothing())
             if (yield CompareSet(f"log/{place}", text)) == text:
                 self._places.append(place)

@@ -928,6 +928,13 @@ def test_agent_that_leaves_at_the_same_time_does_not_take_the_place_of_one_that_
     assert run.run(own.await_leaving(is_host=False))  # although `a` still counts
 
 
+def test_agent_that_left_without_a_place_is_counted_in_the_stead_of_nobody() -> None:
+    run = Run()
+    own = outside(run, "a")
+    run.store.perform(Add("left", 1))  # of one that had never arrived
+    assert not run.run(own.await_leaving(is_host=False))  # `a` lives
+
+
 def test_agent_whose_end_is_in_the_log_may_still_write_until_it_is_counted() -> None:
     run = Run()
     own = outside(run, "a")
@@ -1052,8 +1059,18 @@ def test_newcomer_that_is_asked_to_stop_does_not_wait_for_agents_of_a_job_that_i
 def test_agent_of_a_job_that_is_over_ends_with_it_although_no_other_agent_lives() -> None:
     run = Run()
     own = running(run, "a")
+    own.has_lasting_store = True
     run.run(own.close("over"))
     run.falls_silent("a")
     run.falls_silent("own")
     assert join(run, own) == Refusal("closed", "over")
+    assert run.now == 0.0
+
+
+def test_agent_that_finds_a_job_that_is_over_in_the_store_of_a_node_has_come_too_late() -> None:
+    """The node hosts it for others that still leave, or it is this agent's own, and another node has ended the job."""
+    run = Run()
+    newcomer = over(run, "a")
+    newcomer.has_lasting_store = False
+    assert join(run, newcomer) == Refusal("closed", "over")
     assert run.now == 0.0
