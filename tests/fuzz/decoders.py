@@ -13,7 +13,7 @@ from unittest import mock
 
 import msgspec
 
-from resilience.core import budget, cycle, job_budget, membership, restart
+from resilience.core import budget, cycle, job_budget, membership, restart, terms
 from resilience.errors import ConfigurationError, DecodeError, StoreError
 from resilience.facts import encoding, events, tracebacks
 from resilience.facts import interruptions as attribution
@@ -132,6 +132,7 @@ def _store_entries() -> list[Row]:
         ("member in the store", 30, [Member(1, (2, 3), (4, 5))], encoding.reader(Member)),
         ("seat in the store", 30, [Seat(1, 1, 4, 4, 0)], encoding.reader(Seat)),
         ("failure in the store", 30, [failure], job_budget._read),
+        ("settings in the store", 30, [terms.FirstTerms("node", terms.Terms(1, 2, policy="min-healthy"))], terms._read),
     ]
     return [(name, weight, list(map(json, values)), _of_text(decode)) for name, weight, values, decode in rows]
 

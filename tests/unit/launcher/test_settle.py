@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,5 +150,6 @@ def test_restart_policy_of_the_command_is_the_one_that_agents_compare(monkeypatc
     command = parse(["--ft-restart-policy", "min-healthy", "train.py"])
     config, _, _ = settle(command)
     parameters = rendezvous_parameters(config, command, 0)
-    policy: object = launch.connect_rendezvous(parameters, config, command, Any, "node", None, Signals(""))  # type: ignore[arg-type]
+    signals: Any = SimpleNamespace(has_any=None, is_hurried=None, has_arrived=None)
+    policy: object = launch.connect_rendezvous(parameters, config, command, Any, "node", None, signals)  # type: ignore[arg-type]
     assert policy == "min-healthy"

@@ -24,6 +24,7 @@ def signals() -> Iterator[Signals]:
     yield signals
     for name, handler in before.items():
         signal.signal(signal.Signals[name], handler)
+    signal.set_wakeup_fd(-1)  # or the next signal writes into whatever has this descriptor's number then
     close_all([signals._read, signals._write])
 
 
