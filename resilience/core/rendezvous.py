@@ -30,7 +30,7 @@ from resilience.core.agent_protocol import (
 )
 from resilience.core.membership import Around, Arrived, Excluded, Left, Membership, NodeSeat, Nothing
 from resilience.core.rendezvous_log import RendezvousLog
-from resilience.core.restart import Add, CompareSet, Read, Set
+from resilience.core.restart import Add, Check, CompareSet, Read, Set
 from resilience.core.terms import Terms
 from resilience.errors import ConfigurationError, DecodeError, NodeRefused
 from resilience.facts.in_words import count
@@ -501,11 +501,16 @@ class Rendezvous:
     def _is_last(self, expected: int) -> Protocol[bool]:
         """Return True if the job is over, and no other agent needs the job's keys, which are in an outside store.
 
-        Agents are counted as they leave, and the last one reads the log. An agent that is killed before it leaves is
-        never counted. So the last agents wait until one of the others counts, which then leaves later, or all are lost.
-        Meanwhile another agent may delete all keys, so this agent only reads keys that may be missing."""
+        Agents are counted as they leave, and the last ones read the log. The last that an agent writes is a key of its
+        own, so one that finds the keys of all others is the last. An agent that is killed before it leaves has none. So
+        the last agents wait until one of the others counts, which then leaves later, or all are lost. Meanwhile another
+        agent may delete all keys, so this agent only reads keys that may be missing."""
+        if self._is_stranger:
+            return False
         agents = membership.present(self.arrivals, self.arrivals.last)
-        if self._is_stranger or len(agents) - (yield Add("left", 1)) > NEARLY_LAST:
+        missing = len(agents) - (yield Add("left", 1))
+        yield Set(_left_key(self.id), "1")
+        if missing > NEARLY_LAST:
             return False
         if not (yield from self.newest()).closed:
             return False
@@ -518,11 +523,12 @@ class Rendezvous:
             self.arrivals = yield from self._log.read(self.arrivals, int(entries))
             known = self.arrivals
             living = membership.present(known, known.last) - {self.id}
-            if not living and int(left) >= len(agents - lost):
+            # An agent whose end is in the log may still write, until its own key is there.
+            others = sorted((agents | known.gone) - lost - known.lost.keys() - {self.id})
+            if not living and (not others or (yield Check(tuple(map(_left_key, others))))):
                 return len(known.gone - {self.id}) >= expected
             observed_at = yield ReadClock()
-            # An agent whose end is in the log may still write, until it is counted.
-            lives = yield from signs.look(sorted(living or (agents | known.gone) - lost - {self.id}))
+            lives = yield from signs.look(sorted(living) or others)
             if lives or (yield IsInterrupted()):
                 return False
             if lives is None:
@@ -555,6 +561,11 @@ def _closed(next_membership: Membership) -> Refusal:
     if next_membership.error:
         raise ConfigurationError(next_membership.error)
     return Refusal("closed", next_membership.closed)
+
+
+def _left_key(id: str) -> str:
+    """Return the key that an agent writes when it leaves, as the last one."""
+    return f"left/{id}"
 
 
 def _in_words(reason: str) -> str:

@@ -117,7 +117,7 @@ def test_leaving_costs_the_same_for_any_number_and_reads_no_log_while_many_other
         store, handlers = make(count)
         handlers[0].set_closed()
         costs[count] = each_costs(store, handlers, leave)
-        assert each_costs(store, handlers[: -1 - NEARLY_LAST], Handler._await_leaving) == 1
+        assert each_costs(store, handlers[: -1 - NEARLY_LAST], Handler._await_leaving) == 2
     assert costs[200] <= costs[50] <= 8
 
 

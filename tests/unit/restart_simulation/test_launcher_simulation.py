@@ -288,6 +288,10 @@ def test_agent_is_not_declared_lost_by_one_that_stood_still_since_it_looked(seed
     Job(draw(seed)).run()
 
 
+def test_agent_deletes_no_keys_that_one_of_its_cycle_still_needs_though_an_earlier_one_was_counted() -> None:
+    Job(draw(451590)).run()
+
+
 def test_agent_declared_lost_ends_its_workers_although_no_other_agent_ends_its_cycle() -> None:
     job = {"comes": (0.6, 1.4), "terms": Terms(1, 2, join_limit=60.0, last_call=3.0), "node_hosts_store": False}
     for number in range(8, 16):
