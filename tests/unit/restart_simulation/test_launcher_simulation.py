@@ -288,7 +288,7 @@ def test_agent_is_not_declared_lost_by_one_that_stood_still_since_it_looked(seed
     Job(draw(seed)).run()
 
 
-def test_agent_deletes_no_keys_that_one_of_its_cycle_still_needs_though_an_earlier_one_was_counted() -> None:
+def test_agent_deletes_no_keys_that_another_one_needs_though_an_earlier_one_was_counted() -> None:
     Job(draw(451590)).run()
 
 
