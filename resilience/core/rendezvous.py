@@ -30,7 +30,7 @@ from resilience.core.agent_protocol import (
 )
 from resilience.core.membership import Around, Arrived, Excluded, Left, Membership, NodeSeat, Nothing
 from resilience.core.rendezvous_log import RendezvousLog
-from resilience.core.restart import Add, Check, CompareSet, Read, Set
+from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.core.terms import Terms
 from resilience.errors import ConfigurationError, DecodeError, NodeRefused
 from resilience.facts.in_words import count
@@ -525,7 +525,7 @@ class Rendezvous:
             living = membership.present(known, known.last) - {self.id}
             # An agent whose end is in the log may still write, until its own key is there.
             others = sorted((agents | known.gone) - lost - known.lost.keys() - {self.id})
-            if not living and (not others or (yield Check(tuple(map(_left_key, others))))):
+            if not living and None not in (yield Read(tuple(map(_left_key, others)))):
                 return len(known.gone - {self.id}) >= expected
             observed_at = yield ReadClock()
             lives = yield from signs.look(sorted(living) or others)

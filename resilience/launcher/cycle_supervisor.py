@@ -426,7 +426,6 @@ class CycleSupervisor:
         this node's store."""
         if verdict.outcome == "preempted":
             self.signals.ignore_first()  # so that it does not count as a person's second signal
-            self.handler.serves_other_jobs = False
         self._end(self._supervision.over(verdict))
 
     def failed(self, error: Exception) -> None:

@@ -117,7 +117,6 @@ def launch(command: Command) -> int:
             if not signals.has_any():
                 raise
             return signalled_too_early(signals)
-        handler.say, handler.serves_other_jobs = note, True
         cleanup.push(leaving(handler))
         hosts_store = handler.is_host
         if hosts_store and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:

@@ -39,7 +39,6 @@ from resilience.launcher.rendezvous.conf import number, terms_of
 from resilience.launcher.rendezvous.driving import Driver, T
 from resilience.launcher.rendezvous.job_store import meet, rank_of
 from resilience.launcher.rendezvous.key_watch import KeyWatch
-from resilience.launcher.rendezvous.other_jobs import OtherJobs, of_job
 from resilience.launcher.rendezvous.store_news import StoreNews, StoreProcessNews
 from resilience.launcher.rendezvous.stores import StoreProcess
 from resilience.system.environment import node_name
@@ -104,9 +103,7 @@ class Handler(RendezvousHandler):
         self.join: Callable[[NodeSeat], Membership | Refusal] = lambda seat: self.run(self.rendezvous.join(seat))
         # How it stops a job that continues without it, but needs its store.
         self.stop_job: Callable[[], object] = lambda: self.set_closed("the node that hosts the store was asked to stop")
-        self.serves_other_jobs = False  # whether `leave` also waits for jobs with other ids that use this node's store
-        self.say: Callable[[str], object] = lambda line: None  # prints a line at the terminal
-        self._begin()
+        self._agree_on_terms()
 
     # -- torch's interface ------------------------------------------------------------------------
 
@@ -300,13 +297,9 @@ class Handler(RendezvousHandler):
 
     # -- small parts ------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _agree_on_terms(self) -> None:
         """Leave if another agent of the job came first and has other settings. The job continues without this agent,
-        unless it hosts the job's store: then the job cannot start. Otherwise let the store's host know this job.
-
-        Raises: ConfigurationError, StoreError."""
-        store = self._rendezvous_store
-        self._other_jobs = OtherJobs(self.get_run_id(), store.connect, self._is_interrupted, lambda: self.why_cut_off)
+        unless it hosts the job's store: then the job cannot start. Raises: ConfigurationError, StoreError."""
         try:
             self.run(agree(self.node, self.rendezvous.terms))
         except ConfigurationError as error:
@@ -314,8 +307,6 @@ class Handler(RendezvousHandler):
                 self.turn_away(str(error))
             self.leave("its settings are not the job's")
             raise
-        if not self.is_host and store.forget is None:
-            self._other_jobs.add_own()
 
     def _is_seated_or_first(self) -> bool:
         """Return True if this agent has a place in the cycle, or if there was none yet."""
@@ -389,7 +380,7 @@ class Handler(RendezvousHandler):
         return store, AgentHeartbeat(self._connect, self.id, pause, limit, cut, asked, look_after_store)
 
     def _connect(self) -> Any:
-        return of_job(self.get_run_id(), self._rendezvous_store.connect())
+        return dist.PrefixStore(f"resilience/{self.get_run_id()}", self._rendezvous_store.connect())
 
     def _await_leaving(self, expected: int = 0) -> None:
         """If we host the job's store: wait until no agent needs it. If it is in etcd and we are the last agent of a
@@ -407,8 +398,6 @@ class Handler(RendezvousHandler):
                 until = time.monotonic() + self.leave_limit
             left = max(0.0, until - time.monotonic())
             self._patient_driver.run(self.rendezvous.await_leaving(True, expected, left))
-        elif self.serves_other_jobs:
-            self._other_jobs.await_end(self.node, self.leave_limit, self.say)
 
 
 @contextlib.contextmanager
