@@ -43,7 +43,7 @@ LONGEST_PAUSE = 0.1  # seconds that a leader lets entries accumulate before it r
 ASK_EVERY = 10  # looks after which an agent asks for the next membership even without a hint
 NOTICES = "notices"  # counts rare events for waiting agents: a refusal, an exclusion, a loss, a lead given up
 LEAVE_LIMIT = 300.0  # seconds that others may take to leave a job that is over, if their workers end sooner
-NEARLY_LAST = 8  # an agent for which no more others have to leave makes sure that one of them lives; each costs reads
+NEARLY_LAST = 8  # an agent looks for signs of life of the others if so many, or fewer, have not left; each costs reads
 
 
 class Refusal(NamedTuple):
@@ -437,8 +437,12 @@ class Rendezvous:
     def _close_after(self, last: Membership, reason: str) -> Protocol[Membership]:
         """Close the rendezvous unless there is a next cycle. Return what follows the last cycle."""
         newest = yield from self._write(last, Membership(cycle=last.cycle + 1, closed=reason))
-        yield from self._log.append(Nothing())  # wakes agents that look at the log first
+        yield from self.wake()  # agents that look at the log first
         return newest
+
+    def wake(self) -> Protocol[None]:
+        """Wake all agents that wait for the log's next entry."""
+        yield from self._log.append(Nothing())
 
     def _is_stuck(self, newest: Membership) -> Protocol[bool]:
         """Return True if no cycle runs, and too few nodes for one are left besides this node."""

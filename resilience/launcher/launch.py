@@ -231,8 +231,6 @@ def agreed_folder(
     try:
         return run_folder(command, settings, config, handler)
     except ConfigurationError as error:
-        if handler.is_host and config.min_nodes > 1:
-            say(f"{error}. This node exits when the other nodes have read this, after 300 s at most")
         handler.turn_away(str(error))
         raise
 
@@ -312,6 +310,7 @@ def connect_rendezvous(
         is_hurried=signals.is_hurried,
         is_asked_to_stop=signals.has_arrived,
         policy=command.config.restart_policy,
+        say=say,
     )
 
 

@@ -69,7 +69,7 @@ def are_scarce() -> bool:
 
 
 def are_missing(error: BaseException | None) -> bool:
-    """Return True if an operation failed because this process, or the host, could open no more descriptors."""
+    """Return True if the error says that this process, or its host, has no free descriptor."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -112,6 +113,25 @@ def test_attempt_that_is_asked_for_and_taken_ends_all_nodes_with_what_to_do(
         assert f"attempt 4 of job job already has a run folder: {taken}" in said
         assert "Unset RESILIENCE_ATTEMPT" in said
     assert content(tmp_path / "runs") == {"job@4/job.json": b"{}"}
+
+
+def test_signal_while_a_host_waits_for_others_to_read_why_the_job_cannot_start_ends_it(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """No thread is left in a wait on the store that ends: torch prints a stack for it, and may abort the process."""
+    taken = tmp_path / "runs" / "job@4"
+    taken.mkdir(parents=True)
+    (taken / "job.json").write_text("{}")
+    job = launch("", nproc=1, nodes="2", agents=1, RESILIENCE_ATTEMPT="4")
+    announced = "This node exits when the other nodes have read this, after 300 s at most"
+    deadline = time.monotonic() + 120.0
+    while not any(announced in path.read_text() for path in tmp_path.glob("*-0.2")):
+        assert time.monotonic() < deadline, job.job.output()
+        time.sleep(0.01)
+    job.job.signal(0, signal.SIGTERM)
+    assert job.wait() == [2]
+    said = job.output(0, stream=2)
+    assert "Exception raised from" not in said and "terminate called" not in said
 
 
 def test_launch_inside_a_worker_has_a_run_of_its_own(launch: Launch, tmp_path: Path) -> None:

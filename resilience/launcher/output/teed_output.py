@@ -86,7 +86,7 @@ class _Shown:
         return not self.missing or (self._reader is not None and self._reader.has_stood_since(then, began))
 
     def give_up(self) -> list[str]:
-        """Let the remaining threads end. Return a sentence if something is not shown."""
+        """Stop waiting for this stream's reader. Return one sentence if output was not shown, none if all was."""
         if self._reader is None:
             return []
         futures = zip(self._tail_log._log_files.values(), self._tail_log._futs, strict=False)

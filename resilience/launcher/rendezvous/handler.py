@@ -52,10 +52,10 @@ class Handler(RendezvousHandler):
     when the node comes back; rank: its place in the infrastructure's order, None for a deterministic one;
     is_interrupted: polled while waiting; True ends the wait; is_hurried: the same while the others leave this node's
     store, by default is_interrupted; is_asked_to_stop: called in a thread, True once the agent was asked to stop, also
-    while the main thread waits for the store in C++, by default is_interrupted; policy: of restarts. Keys of
-    `--rdzv-conf`: inner, is_host, node, join_timeout 600, last_call_timeout 30, keep_alive_interval 2,
-    keep_alive_max_attempt 4 (seconds, and the number of intervals that an agent may be silent), store_timeout 120
-    (seconds that the host of the job's store waits for it).
+    while the main thread waits for the store in C++, by default is_interrupted; policy: of restarts; say: called with a
+    sentence for the terminal before a long wait. Keys of `--rdzv-conf`: inner, is_host, node, join_timeout 600,
+    last_call_timeout 30, keep_alive_interval 2, keep_alive_max_attempt 4 (seconds, and the number of intervals that an
+    agent may be silent), store_timeout 120 (seconds that the host of the job's store waits for it).
     Raises: ConfigurationError, also if the job's first agent has other settings; StoreError if the job's store cannot
     be hosted or reached; LaunchError."""
 
@@ -71,6 +71,7 @@ class Handler(RendezvousHandler):
         is_hurried: Callable[[], bool] | None = None,
         is_asked_to_stop: Callable[[], bool] | None = None,
         policy: Policy = "any-failed",
+        say: Callable[[str], object] = lambda sentence: None,
     ) -> None:
         self._parameters = parameters
         terms = terms_of(parameters, policy)
@@ -90,7 +91,7 @@ class Handler(RendezvousHandler):
         self._store, self._heartbeat = self._rendezvous_store.answer(begin, terms.join_limit, is_interrupted)
         self._heartbeat.start()
         self._driver = Driver(self._store, is_interrupted, lambda: self.why_cut_off, self.watch)
-        self._is_interrupted = is_interrupted
+        self._is_interrupted, self._say = is_interrupted, say
         self._patient_driver = Driver(self._store, is_hurried or is_interrupted, lambda: self.why_cut_off, self.watch)
         self.leave_limit = LEAVE_LIMIT  # seconds that the others may take to leave a job that is over
         self.job_store: Any = dist.PrefixStore("job", self._store)
@@ -268,10 +269,13 @@ class Handler(RendezvousHandler):
 
     def turn_away(self, reason: str) -> None:
         """End a job that cannot start, with the same reason on all nodes. The agent whose node hosts the job's store
-        waits until as many nodes as the job needs have read the reason, 300 s at most."""
+        says that and waits until as many nodes as the job needs have read the reason, 300 s at most."""
+        others = self.rendezvous.terms.least - 1
+        if self.is_host and others:
+            self._say(f"{reason}. This node exits when the other nodes have read this, after 300 s at most")
         with contextlib.suppress(RendezvousConnectionError):
             self.set_closed(reason)
-        self.leave(reason, self.rendezvous.terms.least - 1)
+        self.leave(reason, others)
 
     def leave(self, reason: str = "", expected: int = 0) -> bool:
         """Leave the rendezvous without closing it for others; return True on success.
@@ -289,7 +293,7 @@ class Handler(RendezvousHandler):
         except (StoreError, OSError):
             return False
         finally:
-            self.watch.close()
+            self.watch.close(ends_store=self.is_host)
             self._heartbeat.stop()
             if self._owns_stores:
                 self._stores.close()
@@ -305,7 +309,7 @@ class Handler(RendezvousHandler):
         except ConfigurationError as error:
             if self.is_host:
                 self.turn_away(str(error))
-            self.leave("its settings are not the job's")
+            self.leave(str(error))
             raise
 
     def _is_seated_or_first(self) -> bool:
@@ -398,6 +402,7 @@ class Handler(RendezvousHandler):
                 until = time.monotonic() + self.leave_limit
             left = max(0.0, until - time.monotonic())
             self._patient_driver.run(self.rendezvous.await_leaving(True, expected, left))
+        self.run(self.rendezvous.wake())  # also this agent, whose wait would otherwise fail with the store
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from resilience.system.open_sockets import shut_down
 DEFAULT_PORT, ETCD_PORT = 29400, 2379  # torch's defaults for an endpoint without a port
 ETCD_KINDS = ("etcd", "etcd-v2")
 KINDS = ("c10d", "static", *ETCD_KINDS)
+CUT_LIMIT = 2.0  # seconds in which a thread ends whose connection has been cut
 LOOK = 0.05  # seconds between two polls for a signal while the store does not answer
 SILENT = "a server listens there, but does not answer"
 
@@ -99,6 +100,7 @@ class RendezvousStore:
             if is_interrupted() or time.monotonic() >= deadline:
                 with contextlib.suppress(OSError):  # no descriptor is left
                     self.cut()
+                thread.join(CUT_LIMIT)  # an error in C++ while the interpreter ends would abort the process
                 raise _unreachable(*self._server, limit, OSError(SILENT), self._why_not_host)
         thread.join()
         if errors:

@@ -11,17 +11,20 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from resilience.errors import LaunchError, StoreError
+from resilience.launcher.rendezvous.job_store import CUT_LIMIT
 from resilience.system import patience
+from resilience.system.open_sockets import Connection
 from resilience.system.store import wait
 
 WAIT_TCP = 86400.0  # seconds of one wait: for each that times out, torch's client prints two lines at the terminal
 WAIT_OTHER = 60.0  # the same for other clients, such as etcd's, which print nothing
 RETRY = 1.0  # minimum seconds between two failures that wake the agent
 INTERRUPT_EVERY = 0.05  # seconds between two polls for a signal; they cost the store nothing
+WOKEN_LIMIT = 0.2  # seconds in which a thread ends whose key has been written
 
 
 class KeyWatch:
@@ -38,6 +41,7 @@ class KeyWatch:
         self._is_closed = threading.Event()
         self._failed_at = float("-inf")
         self._idle: list[queue.SimpleQueue[str]] = []  # order queues of idle threads
+        self._connections: dict[threading.Thread, list[Connection]] = {}  # of each thread with a client
         try:
             self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -87,13 +91,26 @@ class KeyWatch:
             poll.poll(min(INTERRUPT_EVERY, remaining) * 1000)
         return True
 
-    def close(self) -> None:
-        """Stop waiting. A thread inside a wait ends with the process."""
+    def close(self, ends_store: bool = False) -> None:
+        """Stop waiting. A thread inside a wait ends with the process.
+
+        ends_store: the store ends before this process does, so end such threads here. A wait that fails in C++ while
+        the interpreter ends would abort the process."""
         self._is_closed.set()
         with self._lock:
             self._key = ""
             for orders in self._idle:
                 orders.put("")
+        if not ends_store:
+            return
+        with self._lock:
+            waiting = dict(self._connections)
+        _join(waiting, WOKEN_LIMIT)
+        for thread, connections in waiting.items():
+            if thread.is_alive():
+                for connection in connections:
+                    connection.shut_down()
+        _join(waiting, CUT_LIMIT)
 
     def _drain(self) -> None:
         try:
@@ -108,6 +125,10 @@ class KeyWatch:
             try:
                 if client is None:
                     client, connections = patience.connect(self._connect)
+                    with self._lock:
+                        self._connections[threading.current_thread()] = connections
+                    if self._is_closed.is_set():
+                        return
                     chunk = WAIT_TCP if connections else WAIT_OTHER
                 while not wait(client, key, chunk, chunk) and key == self._key:
                     pass
@@ -122,3 +143,10 @@ class KeyWatch:
                 if key == self._key:
                     self._may_exist = True
                     os.write(self._write, b"x")
+
+
+def _join(threads: Iterable[threading.Thread], limit: float) -> None:
+    """Wait until these threads have ended, `limit` seconds at most."""
+    deadline = time.monotonic() + limit
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -36,8 +36,17 @@ def test_agent_with_other_settings_ends_the_job_only_if_it_hosts_the_store(
     monkeypatch.setattr("torch.distributed.PrefixStore", lambda _, inner: inner)
     driver = Driver(store, lambda: False)
     driver.run(agree("other", Terms(1, 3)))
-    parameters: Any = RendezvousParameters("c10d", "here:1", "job", 1, 2)
-    with pytest.raises(ConfigurationError, match="--nnodes is 1:2 on node own, but 1:3 on node other"):
-        Handler(parameters, _NoStores(), "own")  # type: ignore[arg-type]
+    parameters: Any = RendezvousParameters("c10d", "here:1", "job", 2, 2)
+    said: list[str] = []
+    stop = said.__len__  # a signal as soon as the wait for the others has been announced
+    with pytest.raises(ConfigurationError, match="--nnodes is 2:2 on node own, but 1:3 on node other"):
+        Handler(
+            parameters,
+            _NoStores(),
+            "own",
+            is_interrupted=lambda: stop() > 0,
+            say=said.append,  # type: ignore[arg-type]
+        )
+    assert [sentence.endswith("after 300 s at most") for sentence in said] == [True] * is_host
     closed = driver.run(RendezvousLog().newest(Membership())).closed
-    assert closed.startswith("--nnodes is 1:2 on node own") if is_host else closed == ""
+    assert closed.startswith("--nnodes is 2:2 on node own") if is_host else closed == ""

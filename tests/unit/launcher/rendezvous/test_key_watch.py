@@ -49,3 +49,17 @@ def test_one_wait_lasts_a_day_where_torch_prints_two_lines_for_each_that_times_o
     assert watch.wait("key", 60.0, lambda: False)
     assert chunks.get(timeout=60.0) == (86400.0 if has_server else 60.0)
     watch.close()
+
+
+def test_no_thread_is_left_in_a_wait_when_the_store_is_about_to_end() -> None:
+    """A wait that fails in C++ while the interpreter ends aborts the process, and torch prints a stack."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    watch = KeyWatch(lambda: dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False))
+    before = set(threading.enumerate())
+    assert not watch.has("first")
+    assert not watch.wait("second", 0.5, lambda: False)
+    waiting = set(threading.enumerate()) - before
+    assert len(waiting) == 2
+    server.set("first", "1")
+    watch.close(ends_store=True)
+    assert not any(thread.is_alive() for thread in waiting)
