@@ -116,12 +116,17 @@ def launch(command: Command) -> int:
         except StoreError:
             if not signals.has_any():
                 raise
-            return signalled_too_early(signals)
+            return signalled_too_early(signals, "the rendezvous was reached")
         cleanup.push(leaving(handler))
         hosts_store = handler.is_host
         if hosts_store and command.options.on_sigterm == "leave" and config.min_nodes < config.max_nodes:
             note("this node hosts the job's store: SIGTERM to it stops the whole job")
-        folder, launched = agreed_folder(command, settings, config, handler)
+        try:
+            folder, launched = agreed_folder(command, settings, config, handler)
+        except StoreError:
+            if not signals.has_any():
+                raise
+            return signalled_too_early(signals, "the nodes had agreed on a run folder")
         restarts_all = command.config.restart_policy == "any-failed"
         console = Console(command.config.log_level, folder, None, restarts_all, is_quiet, hosts_store)
         reporter = NodeEvents(folder, launched.job_id, name, launched.attempt, console)
@@ -215,10 +220,10 @@ def warn_of_few_descriptors(workers: int) -> None:
         note(f"a restart may fail: {error.strerror or error}")
 
 
-def signalled_too_early(signals: Signals) -> int:
-    """Return the exit status of an agent that a signal reached before the rendezvous; say so."""
+def signalled_too_early(signals: Signals, moment: str) -> int:
+    """Return the exit status of an agent that a signal reached before this moment of its start; say so."""
     (number, *_) = signals.take()
-    say(f"{signal.Signals(number).name} arrived before the rendezvous was reached")
+    say(f"{signal.Signals(number).name} arrived before {moment}")
     return 128 + number
 
 

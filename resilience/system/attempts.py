@@ -124,7 +124,8 @@ def agree(
         allocator = str(execute(CompareSet(f"{key}/allocator/{start}/{turn}", process), store))
         if allocator == process:
             break
-        if execute(Await(key, ALLOCATION_LIMIT), store):
+        # One wait, because torch prints two lines for each that times out.
+        if execute(Await(key, ALLOCATION_LIMIT), store, ALLOCATION_LIMIT):
             return _published(store, key)
         absent = allocator
     if absent:

@@ -80,6 +80,24 @@ def test_signal_ends_the_start_of_an_agent_whose_store_is_silent(
     assert f"{number.name} arrived before the rendezvous was reached" in job.output(0, 2)
 
 
+def test_signal_ends_an_agent_that_agrees_on_a_run_folder_in_a_store_that_falls_silent(launch: Launch) -> None:
+    job = launch(WAIT, nodes="2", agents=1)
+    job.await_arrival("node0")
+    keys = job.rendezvous()
+    keys.delete_key("job/launch")  # so that the second node waits for the first one's folder
+    before = keys.num_keys()
+    second = job.more()
+    await_true(lambda: keys.num_keys() > before)  # it counts
+    store = store_of(job.job.pids[0])
+    stop(job.job.pids[0], store.pid)  # an agent continues its own store
+    second.job.signal(0, signal.SIGTERM)
+    assert second.wait() == [128 + signal.SIGTERM]
+    assert "SIGTERM arrived before the " in second.output(0, 2)
+    store.kill()
+    job.job.signal(0, signal.SIGKILL)
+    assert job.wait() == [-signal.SIGKILL]
+
+
 def test_silent_store_at_the_start_is_given_up_after_the_join_timeout(launch: Launch, silent: socket.socket) -> None:
     job = start_at(launch, silent, "is_host=0,join_timeout=1")
     assert job.wait() == [1]

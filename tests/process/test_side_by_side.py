@@ -65,7 +65,7 @@ def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") 
         monitors = LocalElasticAgent._monitor_workers
 
         def monitors_and_says_so(self: Any, *args: Any) -> Any:
-            (Path(os.environ["PLACE"]) / "monitors.0").touch()
+            (Path(os.environ["PLACE"]) / f"monitors.{os.getpid()}").touch()
             return monitors(self, *args)
 
         LocalElasticAgent._monitor_workers = monitors_and_says_so  # a signal before that is another case
@@ -87,6 +87,7 @@ class Launched(NamedTuple):
 
     job: Job
     place: Path
+    launcher: str
 
     def wait(self) -> int | None:
         """Wait for the only agent. Return its exit status."""
@@ -102,6 +103,17 @@ class Launched(NamedTuple):
         path = self.place / f"{name}.{rank}"
         self.job.await_sign_file(path, 90.0)
         return path.read_text()
+
+    def send(self, number: signal.Signals, agent: int = 0) -> None:
+        """Send an agent a signal that its workers get. torchrun loses one that comes while it starts a worker, though
+        the worker may run already."""
+        self.await_monitoring(agent)
+        self.job.signal(agent, number)
+
+    def await_monitoring(self, agent: int = 0) -> None:
+        """Wait until an agent of torchrun watches its workers. Ours may get a signal at any time."""
+        if self.launcher == "torchrun":
+            self.said("monitors", self.job.pids[agent])
 
     @property
     def shown(self) -> str:
@@ -154,7 +166,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
             stdout=stdout,
             cwd=cwd,
         )
-        return Launched(job, place)
+        return Launched(job, place, launcher)
 
     return begin
 
@@ -549,7 +561,7 @@ def test_sigterm_whose_workers_end_with_0_is_143_and_1_under_torchrun(launch: La
     for launcher in LAUNCHERS:
         job = launch(launcher, script)
         job.said("up")
-        job.job.signal(0, signal.SIGTERM)
+        job.send(signal.SIGTERM)
         statuses[launcher] = job.wait()
     assert statuses == {"torchrun": 1, "ours": 143}
     assert "preempted cleanly" in job.errors
@@ -563,7 +575,7 @@ def test_sigterm_to_all_agents_is_a_preemption_and_a_failure_under_torchrun(laun
         for rank in range(2):
             job.said("up 0", rank)
         for number in (1, 0):
-            job.job.signal(number, signal.SIGTERM)
+            job.send(signal.SIGTERM, number)
         assert job.wait_all() == [143 if launcher == "ours" else 1] * 2
         assert not list(job.place.glob("up 1.*"))
     assert {record.event.outcome for record in job.job.of(events.JobEnded)} == {"preempted"}
@@ -578,7 +590,7 @@ def test_sigterm_to_the_store_host_is_a_preemption_but_a_failure_under_torchrun(
         job = launch(launcher, script, "--nnodes", "1:2", "--max-restarts", "1", *meeting("job"), agents=2)
         for rank in range(2):
             job.said("up 0", rank)
-        job.job.signal(0, signal.SIGTERM)
+        job.send(signal.SIGTERM)
         assert job.wait_all() == [143 if launcher == "ours" else 1] * 2
         assert not list(job.place.glob("up 1.*"))
     assert "this node hosts the job's store: SIGTERM to it stops the whole job" in job.errors
@@ -590,6 +602,7 @@ def test_sigterm_to_a_worker_and_its_agent_is_a_preemption_and_a_failure_under_t
         script = "say(f'up {restarts}', str(os.getpid()))\nawait_file('never')"
         job = launch(launcher, script, "--max-restarts", "1")
         worker, agent = int(job.said("up 0")), job.job.pids[0]
+        job.await_monitoring()
         stop(agent)  # so that it finds both
         for pid in (worker, agent):
             os.kill(pid, signal.SIGTERM)
@@ -610,7 +623,7 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(launch
     for launcher in LAUNCHERS:
         job = launch(launcher, script, "--shutdown-timeout", "1")
         worker = int(job.said("up"))
-        job.job.signal(0, signal.SIGTERM)
+        job.send(signal.SIGTERM)
         statuses[launcher] = job.wait()
         job.said("SIGTERM")
         assert not psutil.pid_exists(worker)
@@ -635,11 +648,9 @@ def test_signal_to_the_agent_is_forwarded_so_its_handler_in_a_worker_runs(launch
     statuses = {}
     for launcher in LAUNCHERS:
         job = launch(launcher, script, "--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", nproc=2)
-        ready = "monitors" if launcher == "torchrun" else "up"
         for rank in range(2):
             job.said("up", rank)
-        job.said(ready)
-        job.job.signal(0, signal.Signals[name])
+        job.send(signal.Signals[name])
         statuses[launcher] = job.wait()
         assert sorted(path.name for path in job.place.glob("saved *")) == [f"saved {name}.0", f"saved {name}.1"]
     assert statuses == {"torchrun": 1, "ours": 128 + signal.Signals[name]}
@@ -650,7 +661,7 @@ def test_signal_to_the_agent_is_forwarded_so_its_handler_in_a_worker_runs(launch
 def test_forwarded_signal_without_a_handler_ends_the_workers_and_is_no_failure(launch: Launch, name: str) -> None:
     job = launch("ours", "say('up')\nawait_file('never')", "--signals-to-handle", "SIGINT,SIGUSR1")
     job.said("up")
-    job.job.signal(0, signal.Signals[name])
+    job.send(signal.Signals[name])
     assert job.wait() == 128 + signal.Signals[name]
     (ended,) = [record.event for record in job.job.of(events.WorkerExited)]
     assert (ended.signal, ended.expected) == (name, True)
@@ -671,11 +682,10 @@ def test_second_ctrl_c_kills_workers_that_survive_a_third_under_torchrun(launch:
     statuses = {}
     for launcher in LAUNCHERS:
         job = launch(launcher, script, "--shutdown-timeout", "600")
-        job.said("up")
-        heard = ("monitors", "SIGINT", "SIGTERM") if launcher == "torchrun" else ("up", "SIGINT")
+        heard = ("up", "SIGINT", "SIGTERM") if launcher == "torchrun" else ("up", "SIGINT")
         for name in heard:
             job.said(name)
-            job.job.signal(0, signal.SIGINT)
+            job.send(signal.SIGINT)
         statuses[launcher] = job.wait()
         if launcher == "torchrun":
             job.said("orphaned")
