@@ -153,7 +153,7 @@ def launcher_flags(timeouts: Timeouts) -> str:
 
 def progress(activity: str) -> Progress | None:
     """Return a function that draws a progress bar; None if stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return None
 
     def draw(name: str, done: int, total: int) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from resilience.cli.arguments import Parser
 from resilience.errors import ConfigurationError
-from resilience.system.render import say
+from resilience.system.render import complain, say
 
 VERBS = {
     "run": "run a job like torchrun, and replace ranks that die or hang",
@@ -122,8 +122,7 @@ def _discard_stdout() -> None:
 
 
 def _unwritten(verb: str, reason: str) -> int:
-    if sys.stderr is not None:
-        say(f"resilience {verb}: cannot write to stdout: {reason}; redirect it to a file or a terminal", sys.stderr)
+    complain(f"resilience {verb}: cannot write to stdout: {reason}; redirect it to a file or a terminal")
     return UNWRITTEN
 
 
@@ -133,7 +132,7 @@ def _printed(text: str, status: int) -> int:
 
 
 def _wrong(message: str) -> int:
-    say(message, sys.stderr)
+    complain(message)
     return WRONG_USE
 
 

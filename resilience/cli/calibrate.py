@@ -10,7 +10,6 @@ import math
 import os
 import re
 import stat
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.deadlines import parse_name
 from resilience.system import files, timeouts_file
-from resilience.system.render import cut, say, say_json, show, width_of_terminal
+from resilience.system.render import complain, cut, say, say_json, show, width_of_terminal
 
 ALL_RATED, NO_SUCH_SECTION, SOME_PROVISIONAL, SOME_INSUFFICIENT = 0, 1, 3, 4  # exit statuses
 DEFAULT_FORMAT = "resilience"
@@ -142,10 +141,10 @@ def run(arguments: argparse.Namespace) -> int:
     observed = timings.read(runs, frozenset(arguments.section), progress("reading"))
     _check_plot(arguments.plot, arguments.out, observed)
     for note in (*observed.notes, *unlike(observed.runs)):
-        say(f"resilience calibrate: {note}", sys.stderr)
+        complain(f"resilience calibrate: {note}")
     if observed.unmatched:
         for name in observed.unmatched:
-            say(f"resilience calibrate: no run has a section {name!r} (--section)", sys.stderr)
+            complain(f"resilience calibrate: no run has a section {name!r} (--section)")
         return NO_SUCH_SECTION
     if arguments.backtest:
         return calibrate_backtest.run(observed.runs, target, arguments.n, arguments.json)
@@ -157,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say_json(encoding.to_json_page(timeouts))
     elif arguments.format == "torchelastic":
-        say(f"resilience calibrate: {NO_FLAGS}", sys.stderr)
+        complain(f"resilience calibrate: {NO_FLAGS}")
     elif arguments.format != DEFAULT_FORMAT:
         say(launcher_flags(timeouts))
     else:

@@ -4,20 +4,19 @@ For commands whose output has no place for it: a restart, spans, rows of a query
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from resilience.history.completeness import Completeness
 from resilience.history.history import History
 from resilience.run_folder.load import Reader, incomplete_in_words
 from resilience.run_folder.merge import history_of
-from resilience.system.render import say
+from resilience.system.render import complain
 
 
 def say_incomplete(folder: Path, completeness: Completeness) -> None:
     """Write the line if records are missing."""
-    if not completeness.is_whole and sys.stderr is not None:  # else it is closed
-        say(f"{folder} is {incomplete_in_words(completeness)}", sys.stderr)
+    if not completeness.is_whole:
+        complain(f"{folder} is {incomplete_in_words(completeness)}")
 
 
 def checked_history(folder: Path) -> History:

@@ -55,7 +55,7 @@ class RepeatedFault(msgspec.Struct, frozen=True):
 
 def known_runs(folders: Iterable[Path]) -> Iterator[KnownRun]:
     """Yield the runs of these folders with their incidents. No content of a folder raises."""
-    folders = list(folders)
+    folders = [folder.absolute() for folder in folders]  # "." has no name
     names = Counter(folder.name for folder in folders)
     for folder in folders:
         name = folder.name if names[folder.name] == 1 else str(folder)

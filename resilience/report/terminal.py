@@ -112,8 +112,10 @@ def _rest(total: int) -> Iterator[Line]:
 
 def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
     functions = ", ".join(condensed.functions)
-    name = condensed.job_id + (f", attempt {condensed.attempt}" if condensed.attempt else "")
-    yield (("Run ", "bold"), (name, "bold cyan"), (f"  {cut(functions, width - 6 - len(name))}", "dim"))
+    attempt = f", attempt {condensed.attempt}" if condensed.attempt else ""
+    name = cut(condensed.job_id, width - len("Run ") - len(attempt)) + attempt
+    left = width - len("Run ") - len(name) - 2
+    yield (("Run ", "bold"), (name, "bold cyan"), (f"  {cut(functions, left)}" if left > 1 else "", "dim"))
     if as_of := as_of_in_words(condensed, now_ns):
         yield from field("as of", as_of, width, "bold yellow", indent=2)
     recorded_s = None

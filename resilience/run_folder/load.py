@@ -197,7 +197,7 @@ def runs_in(root: Path) -> list[Path]:
         return []
     except OSError as error:
         raise ConfigurationError(f"{root} {_words(error)}") from error
-    times = {path: at for path in runs if (at := _changed_ns(path)) is not None}
+    times = {path: at for path in runs if (at := _created_ns(path)) is not None}
     return sorted(times, key=lambda path: (times[path], path.name), reverse=True)
 
 
@@ -235,12 +235,14 @@ def is_run(folder: Path) -> bool:
         return False
 
 
-def _changed_ns(path: Path) -> int | None:
-    """Return when a folder was changed, UTC; None if it cannot be found, for instance because it was just deleted."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
+def _created_ns(path: Path) -> int | None:
+    """Return when a run was created, UTC; without its job.json, when its folder was changed. A page that is written
+    into a folder later does not make it the newest. None if it cannot be found, for instance because it was just
+    deleted."""
+    for created in (path / JOB_FILE, path):
+        with contextlib.suppress(OSError):
+            return created.stat().st_mtime_ns
+    return None
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
     lines = content.split(b"\n")
     is_whole = not lines[-1]
     records: list[Record] = []
-    bad = 0
+    bad, newer = 0, list[int]()  # numbers of lines
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
@@ -297,12 +299,13 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
                 missing.append(Missing(name, f"not a record: {_words(error)}", number))
             continue
         if record.schema > SCHEMA:
-            missing.append(
-                Missing(name, f"schema {record.schema} is newer than {SCHEMA}; only known fields were read", number)
-            )
+            newer.append(number)
         records.append(record)
     if bad > NOTED:
         missing.append(Missing(name, f"not records: {count(bad - NOTED, 'more line')}"))
+    if newer:
+        of = f"{count(len(newer), 'record')} of a newer schema than {SCHEMA}; only known fields were read"
+        missing.append(Missing(name, of, newer[0]))
     return records, bad
 
 

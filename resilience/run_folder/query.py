@@ -19,7 +19,9 @@ The last four are views of the run's history, as in the report, on one clock."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -141,14 +143,16 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
         raise ConfigurationError(
             "--sql needs DuckDB, which is not installed: pip install 'torch-resilience[analysis]'"
         ) from None
-    folder = folder.absolute()  # the paths of its files begin with its name; those in "." do not
-    with tempfile.TemporaryDirectory(prefix="resilience-sql-") as temporary:
+    with _temporary_folder() as name:
+        temporary = Path(name)
+        link = temporary / "run"  # DuckDB accepts no path that is not UTF-8
+        link.symlink_to(folder.absolute())
+        history, completeness = _records_read(folder, sql)
         with contextlib.closing(duckdb.connect()) as connection:
-            connection.execute(f"SET memory_limit = '{MEMORY}'")
-            connection.execute(f"SET temp_directory = {_quoted(temporary)}")
-            history, completeness = _records_read(folder, sql)
-            bad = _define(connection, folder, Path(temporary), history, completeness)
             try:
+                connection.execute(f"SET memory_limit = '{MEMORY}'")
+                connection.execute(f"SET temp_directory = {_quoted(str(temporary))}")
+                bad = _define(connection, link, temporary, history, completeness)
                 result = connection.execute(sql)
                 if result is None:
                     raise ConfigurationError(
@@ -159,6 +163,31 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
             except duckdb.Error as error:
                 views = "; ".join(f"{name}({', '.join(columns)})" for name, columns in VIEWS.items())
                 raise ConfigurationError(f"--sql: {str(error).strip()}\nThe views are: {views}") from None
+
+
+@contextlib.contextmanager
+def _full_disk_explained() -> Iterator[None]:
+    """Raises: ConfigurationError if the disk of the temporary files is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _unwritable(error) from error
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Create a folder for the tables of a query. Raises: ConfigurationError."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="resilience-sql-")
+    except OSError as error:
+        raise _unwritable(error) from error
+
+
+def _unwritable(error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"--sql cannot write its tables in the folder for temporary files: {error.strerror}; free space, or set TMPDIR"
+    )
 
 
 def _rows(result: Any) -> Iterator[tuple[Any, ...]]:
@@ -228,11 +257,16 @@ def _define(connection: Any, folder: Path, temporary: Path, history: History, co
 
 def _objects(files: Iterable[Path]) -> str:
     """Return a table of JSON objects, one per line, NULL for a line that is none."""
-    names = [_quoted(str(path)) for path in files if path.stat().st_size]
+    names = [_quoted(_only(path)) for path in files if path.stat().st_size]
     if not names:
         return "(SELECT NULL::JSON AS json, NULL::VARCHAR AS filename WHERE false)"
     lines = f"read_ndjson_objects([{', '.join(names)}], ignore_errors = true, filename = true)"  # of any JSON type
     return f"(SELECT CASE json_type(json) WHEN 'OBJECT' THEN json END AS json, filename FROM {lines})"
+
+
+def _only(path: Path) -> str:
+    """Return a pattern that matches this path alone: DuckDB takes each path for a pattern."""
+    return re.sub(r"([*?[])", r"[\1]", str(path))
 
 
 def _quoted(text: str) -> str:
@@ -244,10 +278,9 @@ def _shape(kinds: dict[str, Any]) -> str:
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    encode = encoding.to_json
-    with path.open("wb") as file:
+    with _full_disk_explained(), path.open("wb") as file:
         for row in rows:
-            file.write(encode(row) + b"\n")
+            file.write(encoding.to_json(row) + b"\n")
 
 
 def _text_of(folder: Path) -> Iterator[dict[str, Any]]:

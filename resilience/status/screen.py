@@ -46,7 +46,12 @@ _NAMES = {
 
 def is_possible() -> bool:
     """Return True if stdin and stdout are a terminal that supports drawing."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return (
+        sys.stdin is not None
+        and sys.stdin.isatty()
+        and sys.stdout.isatty()
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )
 
 
 def keys_of(text: str) -> list[str]:

@@ -50,6 +50,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
     out.write(printable(text) + "\n")
 
 
+def complain(text: str) -> None:
+    """Write a text to stderr, unless that is closed. (For `say`, no stream means stdout.)"""
+    if sys.stderr is not None:
+        say(text, sys.stderr)
+
+
 def say_json(data: bytes | str, stream: TextIO | None = None) -> None:
     """Write JSON, newlines included. Terminal control characters become JSON escapes."""
     out = sys.stdout if stream is None else stream

@@ -29,6 +29,20 @@ def test_output_that_cannot_be_written_is_one_line_on_stderr(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", ["report nosuch --json", "nosuch", "calibrate nosuch --json"])
+def test_error_is_not_written_into_the_result_if_stderr_is_closed(arguments: str, tmp_path: Path) -> None:
+    command = f"'{sys.executable}' -m resilience.cli {arguments} 2>&-"
+    result = subprocess.run(command, shell=True, stdout=subprocess.PIPE, check=False, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, b"")
+
+
+def test_status_needs_no_stdin(tmp_path: Path) -> None:
+    folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
+    command = f"'{sys.executable}' -m resilience.cli status --watch '{folder}' <&-"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in result.stderr and result.stdout
+
+
 @pytest.mark.parametrize("arguments", ["report RUN --html FILE", "trace RUN -o FILE"])
 def test_result_is_written_to_its_file_though_stdout_is_closed(arguments: str, tmp_path: Path) -> None:
     folder, file = job([Fault("kill", 1, 0)]).write(tmp_path / "run"), tmp_path / "result"

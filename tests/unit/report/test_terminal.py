@@ -65,6 +65,13 @@ def test_every_line_fits(make: Callable[..., Path], kind: Kind, width: int) -> N
     assert max(len(line) for line in lines) <= width
 
 
+def test_long_name_of_a_job_is_cut(tmp_path: Path) -> None:
+    folder = job([Fault("kill", 1, 0)], job_id="j" * 120).write(tmp_path / "run")
+    lines = lines_of(folder, WIDTH)
+    assert max(len(line) for line in lines) <= WIDTH
+    assert lines[0].startswith("Run jjjjjj")
+
+
 @pytest.mark.parametrize("kind", get_args(launch_streams.Kind))
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_every_line_of_a_launched_job_fits(kind: launch_streams.Kind, width: int, tmp_path: Path) -> None:
@@ -521,7 +528,10 @@ def test_monitor_that_the_launcher_lost_is_an_incident_beside_a_later_hang_of_an
 
 def test_newest_run_is_the_default(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     for number, name in enumerate(("old", "new")):
-        os.utime(make(name, [Fault("kill", number + 1, 0)]), (1000 + number, 1000 + number))
+        folder = make(name, [Fault("kill", number + 1, 0)])
+        for path in (folder, folder / "job.json"):
+            if path.exists():
+                os.utime(path, (1000 + number, 1000 + number))
     assert main(["report"]) == 0
     assert "Process died on rank 2" in capsys.readouterr().out
 

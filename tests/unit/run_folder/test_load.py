@@ -225,6 +225,24 @@ def test_newer_schema_is_read_as_far_as_known_and_reported(run: Path) -> None:
     assert (missing.line, "newer" in missing.what) == (1, True)
 
 
+def test_records_of_a_newer_schema_are_one_note_for_each_file(run: Path) -> None:
+    path = records_of(run, 0)
+    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":2,"more":3'))
+    (missing,) = load(run).missing
+    number = path.read_bytes().count(b"\n")
+    assert (missing.line, missing.what.split(";")[0]) == (1, f"{number} records of a newer schema than 1")
+
+
+def test_page_that_is_written_into_a_run_does_not_make_it_the_newest(tmp_path: Path) -> None:
+    for number, name in enumerate(("old", "new")):
+        (tmp_path / name / "records").mkdir(parents=True)
+        (tmp_path / name / "job.json").touch()
+        os.utime(tmp_path / name / "job.json", (1000 + number, 1000 + number))
+    (tmp_path / "old" / "report.html").touch()
+    os.utime(tmp_path / "old", (2000, 2000))
+    assert [path.name for path in runs_in(tmp_path)] == ["new", "old"]
+
+
 def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     for number, name in enumerate(("a", "b", "c")):
         (tmp_path / name / "records").mkdir(parents=True)

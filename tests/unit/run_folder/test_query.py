@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from resilience.run_folder.query import VIEWS, run_query
 from resilience.telemetry.durations import Header, Recorder
-from tests.support import launch_streams
+from tests.support import disks, launch_streams
 from tests.support.lines import AT, SECOND, log_line, record_line, write
 from tests.support.nested_streams import nested
 from tests.support.record_streams import Fault, job
@@ -260,3 +261,22 @@ def test_rework_of_a_rank_is_null_where_it_is_unknown(tmp_path: Path) -> None:
 SLOWEST = """SELECT incident, phase, max(s) FROM (
     SELECT incident, phase, node, rank, sum(duration_s) AS s FROM phases GROUP BY ALL) GROUP BY ALL"""
 LOST = " + ".join(f"coalesce({cause}_s, 0)" for cause in CAUSES)  # rework may be unknown
+
+
+@pytest.mark.parametrize("name", ["sweep[1]", "a*", "what?", os.fsdecode(b"caf\xe9")])
+def test_path_of_a_run_is_no_pattern_and_may_be_no_utf_8(tmp_path: Path, name: str) -> None:
+    folder = job([Fault("kill", 1, 0)], world=2).write(tmp_path / name)
+    for other in ("sweep1", "ab", "whatx"):
+        job([Fault("kill", 1, 0)], world=3).write(tmp_path / other)
+    assert answers(folder, "SELECT count(*) FROM records") == [(len(load(folder).records),)]
+    assert answers(folder, "SELECT DISTINCT file FROM records WHERE initial_rank = 1") == [("records/node-1.jsonl",)]
+
+
+def test_full_disk_of_temporary_files_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with disks.mounted(tmp_path / "small", "size=16k") as small:
+        (small / "full").write_bytes(bytes(16 * 1024))
+        monkeypatch.setattr("tempfile.tempdir", str(small))
+        assert main(["logs", str(run), "--sql", "SELECT * FROM logs"]) == 2
+    assert "--sql cannot write its tables in the folder for temporary files: No space left" in capsys.readouterr().err
