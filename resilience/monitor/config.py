@@ -266,7 +266,8 @@ class FaultToleranceConfig:
 
     @property
     def given(self) -> set[str]:
-        """Return the names of the settings that were set explicitly, or that differ from their default."""
+        """Return the names of the settings that were set explicitly, or that differ from their default. In a copy by
+        `dataclasses.replace` all settings count as set that differ from their default, and no others."""
         different = {name for name, field in FIELDS.items() if getattr(self, name) != _default(field)}
         names: set[str] = different | vars(self)["_given"]
         return names
@@ -386,9 +387,7 @@ def from_limits(limits: Limits) -> FaultToleranceConfig:
     """Return the settings that yield these limits in `to_limits`, and their rule in `rule_of`; the others have their
     default."""
     rule = limits.rule
-    return FaultToleranceConfig(
-        initial_rank_heartbeat_timeout=limits.initial_heartbeat.hard,
-        rank_heartbeat_timeout=limits.heartbeat.hard,
+    config = FaultToleranceConfig(
         rank_section_timeouts={name: limit.hard for name, limit in limits.sections.items()},
         rank_out_of_section_timeout=limits.out_of_section.hard,
         step_timeout=limits.step.hard,
@@ -402,6 +401,11 @@ def from_limits(limits: Limits) -> FaultToleranceConfig:
         hang_first_limit=None if rule is None else rule.first,
         hang_least_limit=None if rule is None else rule.least,
     )
+    heartbeats = (limits.initial_heartbeat.hard, limits.heartbeat.hard)
+    for (setting, name), hard in zip(HEARTBEATS.items(), heartbeats, strict=True):
+        if name not in limits.defaults or hard != getattr(config, setting):
+            setattr(config, setting, hard)
+    return config
 
 
 # -- flags ---------------------------------------------------------------------------------------

@@ -52,8 +52,9 @@ def hint_at(unknown: Iterable[str], names: Iterable[str]) -> str:
 
 
 def names_unknown(kind: type[T]) -> type[T]:
-    """Return the dataclass; its constructor raises ConfigurationTypeError for a keyword that is no field. It must have
-    a method `from_kwargs`, which ignores these."""
+    """Return the dataclass; its constructor raises ConfigurationTypeError for a keyword that is no field, and sets each
+    given field again, so that the dataclass can tell it from a default. It must have a method `from_kwargs`, which
+    ignores unknown keywords."""
     construct: Callable[..., None] = kind.__init__
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
 
@@ -68,6 +69,10 @@ def names_unknown(kind: type[T]) -> type[T]:
                 unknown=unknown,
             )
         construct(self, *values, **settings)
+        given = (*names[: len(values)], *settings)
+        if len(given) < len(names):  # else a copy, as of `dataclasses.replace`, which passes defaults too
+            for name in given:
+                setattr(self, name, getattr(self, name))
 
     kind.__init__ = constructor  # type: ignore[method-assign,assignment]
     return kind

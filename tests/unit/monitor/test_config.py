@@ -118,7 +118,26 @@ def test_limit_of_heartbeats_counts_as_set_only_if_somebody_has_set_it(tmp_path:
     assert to_limits(from_flags("--ft-rank-heartbeat-timeout=2700")).defaults == both[:1]
     assert to_limits(from_flags(f"--ft-cfg-path={path}")).defaults == both[:1]
     assert to_limits(FaultToleranceConfig(rank_heartbeat_timeout=9.0)).defaults == both[:1]
+    assert to_limits(FaultToleranceConfig(rank_heartbeat_timeout=2700.0)).defaults == both[:1]
+    assert to_limits(FaultToleranceConfig(5.0, 3600.0)).defaults == both[1:]
     assert to_limits(FaultToleranceConfig.from_kwargs(initial_rank_heartbeat_timeout=None)).defaults == both[1:]
+
+
+def test_keyword_of_the_constructor_counts_as_set_in_each_form_of_the_settings(tmp_path: Path) -> None:
+    settings = {"rank_heartbeat_timeout": 2700.0, "safety_factor": 5.0}
+    config = FaultToleranceConfig(**settings)  # type: ignore[arg-type]
+    assert config.given == set(settings)
+    assert config == FaultToleranceConfig.from_kwargs(**settings) != FaultToleranceConfig()
+    config.to_yaml_file(tmp_path / "limits.yaml")
+    assert FaultToleranceConfig.from_yaml_file(tmp_path / "limits.yaml") == config
+    assert from_limits(to_limits(config)).given >= {"rank_heartbeat_timeout"}
+
+
+def test_default_does_not_count_as_set_in_a_copy_that_replaces_another_setting() -> None:
+    """It would switch off the rule for silences."""
+    copied = dataclasses.replace(FaultToleranceConfig(), step_timeout=9.0)
+    assert copied.given == {"step_timeout"}
+    assert FaultToleranceConfig(**dataclasses.asdict(copied)).given == {"step_timeout"}
 
 
 def test_copy_is_set_apart_from_its_original() -> None:
@@ -462,7 +481,8 @@ def test_settings_of_limits_are_those_that_the_limits_were_made_from() -> None:
         {"detect_hangs": True, "hang_first_limit": 1800.0, "hang_least_limit": 90.0},
         {"detect_hangs": False, "hang_first_limit": None, "hang_least_limit": None},
     )
-    for settings, rule in itertools.product(({}, chosen), rules):
+    set_to_defaults = {"rank_heartbeat_timeout": 2700.0, "initial_rank_heartbeat_timeout": 3600.0}
+    for settings, rule in itertools.product(({}, chosen, set_to_defaults), rules):
         config = FaultToleranceConfig(**settings | rule)
         limits = msgspec.structs.replace(to_limits(config), rule=rule_of(config, Settings()))
         assert from_limits(limits) == config
