@@ -3,7 +3,9 @@
 They are in a file that all ranks read without communication, so all must come to the same answer. Limits of another
 workload or another number of ranks are refused. A limit that is too short would end each start that uses it. So limits
 are on trial in a start until each of its sections has ended once on each rank and the ranks have met: rank 0 notes the
-start in the file, and later starts refuse the limits as long as that note is there."""
+start in the file, and later starts refuse the limits as long as that note is there.
+
+The rank is silent meanwhile, so it does without the file if the disk does not answer."""
 
 from __future__ import annotations
 
@@ -13,14 +15,19 @@ from typing import Any
 import msgspec
 
 from resilience.calibration.differences import differences, serious
+from resilience.core.limits import SHORTEST
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.configuration import Configuration
 from resilience.system import files
+from resilience.system.background import READ_LIMIT, Writer
 from resilience.system.environment import Settings, launched_folder
 from resilience.telemetry.recording import configuration_of
 
 FILE = "resilience-timeouts.json"
+WRITE_LIMIT = SHORTEST / 4  # seconds: no calculated limit is exceeded meanwhile, nor by this and the fit together
+
+_disk = Writer()
 
 
 class StoredLimits(msgspec.Struct, frozen=True):
@@ -53,7 +60,7 @@ class LimitsFile:
         if self.path is None:
             return None
         try:
-            content = self.path.read_bytes()
+            content = _disk.ask(self.path.read_bytes, READ_LIMIT)
         except FileNotFoundError:
             return None
         stored = encoding.from_json(content, StoredLimits)
@@ -62,12 +69,18 @@ class LimitsFile:
             raise ConfigurationError(f"they are those of another run: {mismatch}; set exp_dir to a folder of its own")
         if stored.on_trial_in not in ("", self._start):
             raise ConfigurationError(
-                "the last start that used them ended before all its sections had been timed, so they may be too short; "
-                "they are calculated again"
+                "the start that used them last has not timed all its sections, so they may be too short; they are "
+                "calculated again"
             )
         return stored.limits
 
     def write(self, limits: dict[str, Any], is_on_trial: bool) -> bool:
-        """Replace the file. Return True if that worked."""
+        """Replace the file. Return True if that worked; if the disk is slow, it may still work later."""
         stored = StoredLimits(limits, self._configuration, self._start if is_on_trial else "")
-        return self.path is not None and files.replace(self.path, encoding.to_json_page(stored))
+        path = self.path
+        if path is None:
+            return False
+        try:
+            return _disk.ask(lambda: files.replace(path, encoding.to_json_page(stored)), WRITE_LIMIT)
+        except OSError:
+            return False

@@ -5,10 +5,15 @@ folder. The histograms are added up over ranks, so that all ranks compute the sa
 single ranks, so the requested probability is for one duration of one rank; a rate needs as many occurrences as there.
 Occurrences that a limit ended are missing, because a rank does not know the verdicts of incidents, and so are the last
 seconds: a monitor writes every 15 s. The first occurrences after a start are left out: they are slower, and
-`core.watch` does not apply these limits to them."""
+`core.watch` does not apply these limits to them.
+
+The rank is silent while it reads, and the disk may not answer. So it reads the newest runs only, and contributes
+nothing if that takes too long."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -17,19 +22,24 @@ from resilience.calibration.differences import differences, serious
 from resilience.calibration.episodes import LargestDurations
 from resilience.calibration.fitting import MONTH, Pool, fit_pool, trial_probability
 from resilience.calibration.tails import quantile
+from resilience.core.limits import SHORTEST
 from resilience.errors import DecodeError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import OUT_OF_SECTION, section_of
 from resilience.facts.identity import attempt_of
 from resilience.system import files, rank_reductions
+from resilience.system.background import Writer
 from resilience.system.environment import Settings, launched_folder
 from resilience.telemetry.durations import Durations, Series, read_histograms
 from resilience.telemetry.timings import LARGEST_BUCKET, upper_bound
 
 MOST_RUNS = 5  # the newest
+READ_LIMIT = SHORTEST / 2  # seconds: no calculated limit is exceeded meanwhile, nor while other ranks wait for this one
 _BETWEEN = "\0"  # separates run and deadline in a name that ranks exchange; occurs in neither
 _WHOLE_RUN = "\0"  # in place of a deadline: the run's milliseconds, in bucket 0
 _RANKS = "\0ranks"  # in place of a deadline: the number of ranks that exchange, in bucket 0
+
+_reader = Writer()  # one thread, however often the disk does not answer
 
 
 def limits(
@@ -90,32 +100,54 @@ def _begun(run: str) -> tuple[int, str]:
 
 
 def _own_histograms(rank: int) -> list[Durations]:
-    """Return this rank's histograms, of this run and of earlier ones with its configuration, oldest first."""
+    """Return this rank's histograms, of this run and of earlier ones with its configuration. [] if they cannot be read
+    in time."""
     settings = Settings.from_environment()
-    if settings.job_id is None:
-        return []
-    states = []
-    for path in files.matching(Path(settings.run_dir), f"*/timings/*-{rank}.hist"):
-        try:
-            state = read_histograms(path)
-        except (OSError, DecodeError):
-            continue
-        if state.header.rank == rank:
-            states.append(state)
-    folder = launched_folder()
     job_id = settings.job_id
-    own_states = [
-        state
-        for state in states
-        if (attempt_of(state.header.run, job_id) is not None if folder is None else state.header.run == folder.name)
-    ]
-    newest = max(own_states, key=lambda state: state.began_at, default=None)
-    if newest is None:
+    if job_id is None:
         return []
-    alike = [state for state in states if _is_like(newest.header.configuration, state.header.configuration)]
-    alike.sort(key=lambda state: state.began_at)
-    runs = list(dict.fromkeys(state.header.run for state in alike))[-MOST_RUNS:]
-    return [state for state in alike if state.header.run in runs]
+    deadline = time.monotonic() + READ_LIMIT
+    try:
+        return _reader.ask(lambda: _read(Path(settings.run_dir), job_id, rank, deadline), READ_LIMIT)
+    except OSError:
+        return []
+
+
+def _read(run_dir: Path, job_id: str, rank: int, deadline: float) -> list[Durations]:
+    """Raises: TimeoutError if it is not done at `deadline`."""
+    own_folder = launched_folder()
+
+    def is_own(run: str) -> bool:
+        return attempt_of(run, job_id) is not None if own_folder is None else run == own_folder.name
+
+    def read(folder: Path) -> list[Durations]:
+        states = []
+        for path in files.matching(folder, f"*-{rank}.hist"):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            with contextlib.suppress(OSError, DecodeError):
+                states.append(read_histograms(path))
+        return [state for state in states if state.header.rank == rank]
+
+    newest_first = sorted(files.matching(run_dir, "*/timings"), key=_changed_ns, reverse=True)
+    own = next(filter(None, (read(folder) for folder in newest_first if is_own(folder.parent.name))), None)
+    if own is None:
+        return []
+    configuration = max(own, key=lambda state: state.began_at).header.configuration
+    runs: list[list[Durations]] = []
+    for folder in newest_first:
+        alike = [state for state in read(folder) if _is_like(configuration, state.header.configuration)]
+        if alike:
+            runs.append(alike)
+        if len(runs) == MOST_RUNS:
+            break
+    return [state for alike in runs for state in alike]
+
+
+def _changed_ns(folder: Path) -> int:
+    """Return when a file in a folder was last replaced; a monitor does that while its run lasts."""
+    signature = files.signature(folder)
+    return 0 if signature is None else signature[2]
 
 
 def _is_like(ours: Configuration, other: Configuration) -> bool:

@@ -190,6 +190,24 @@ def test_limit_fitted_in_a_job_leaves_a_slow_first_step_out_and_is_enforced(
     assert record.event.allowed_s == fitted
 
 
+def test_rank_that_calculates_its_limits_does_not_wait_for_a_disk_that_does_not_answer(
+    one: Node, tmp_path: Path
+) -> None:
+    """The disk's files are named pipes that nobody writes to: to open one takes for ever."""
+    for run in ("yesterday", "today"):
+        (tmp_path / "runs" / run / "timings").mkdir(parents=True)
+        os.mkfifo(tmp_path / "runs" / run / "timings" / "host-0.hist")
+    code = (
+        "client.start_section('train'); time.sleep(0.01); client.end_section('train')\n"
+        "client.calculate_and_set_section_timeouts(calc_out_of_section=False, method='fit')\n"
+        "print(client.section_timeouts.section['train'], flush=True); input()"
+    )
+    env = {"RESILIENCE_RUN_DIR": str(tmp_path / "runs"), "RESILIENCE_JOB_ID": "today"}
+    worker = one.start(BEGIN + code, limits(rank_out_of_section_timeout=30.0), **env)
+    assert await_line(worker) == "1.0"  # of the compatible rule
+    assert one.said(messages.Found) == []
+
+
 def test_monitor_that_replaces_a_lost_one_enforces_a_calculated_limit_beside_many_others(one: Node) -> None:
     """The limits take more than half of a message."""
     code = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.identity import Job
+from resilience.integrations import stored_limits
 from resilience.integrations.stored_limits import LimitsFile
+from resilience.system.background import Writer
 from resilience.telemetry.recording import write_job
 
 
@@ -26,3 +30,31 @@ def test_limits_of_a_cycle_with_another_number_of_ranks_are_refused(
     assert LimitsFile(tmp_path, 16).read() == {"step": 1.0}
     with pytest.raises(ConfigurationError, match="world size '16' before, '8' now"):
         LimitsFile(tmp_path, 8).read()
+
+
+@pytest.fixture
+def silent_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that does not answer before the event is set."""
+    answers = threading.Event()
+    disk = Writer()
+    monkeypatch.setattr(stored_limits, "_disk", disk)
+    monkeypatch.setattr(stored_limits, "READ_LIMIT", 0.1)
+    monkeypatch.setattr(stored_limits, "WRITE_LIMIT", 0.1)
+    yield answers
+    answers.set()
+    disk.end()
+
+
+def test_start_does_without_stored_limits_if_the_disk_does_not_answer(
+    tmp_path: Path, silent_disk: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"{}" if silent_disk.wait(10.0) else b"")
+    with pytest.raises(OSError, match="does not answer"):
+        LimitsFile(tmp_path, 1).read()
+
+
+def test_step_does_not_wait_for_limits_to_be_stored_on_a_disk_that_does_not_answer(
+    tmp_path: Path, silent_disk: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_limits.files, "replace", lambda path, content: silent_disk.wait(10.0) or True)
+    assert not LimitsFile(tmp_path, 1).write({"step": 1.0}, is_on_trial=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from resilience.calibration.fitting import Pool, Timeout
 from resilience.facts.configuration import Configuration
 from resilience.monitor import refit
-from resilience.telemetry.durations import Header, Recorder
+from resilience.telemetry.durations import Durations, Header, Recorder
 
 
 def record(
@@ -84,6 +85,48 @@ def test_runs_of_another_configuration_do_not_count(runs: Path) -> None:
     record(runs, "yesterday", 0.0, script="other.py")
     record(runs, "today", 1e6)
     assert refit.limits(None, 1, 0, pytest.fail) == {}
+
+
+def test_newest_runs_of_a_configuration_are_read_and_older_ones_are_not(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"day{number}" for number in range(refit.MOST_RUNS + 2)]
+    for number, name in enumerate([*names, "today"]):
+        record(runs, name, float(number), n=1)
+        os.utime(runs / name / "timings", (1e6 + number, 1e6 + number))
+    read: set[str] = set()
+    read_histograms = refit.read_histograms
+    monkeypatch.setattr(refit, "read_histograms", lambda path: read.add(path.parts[-3]) or read_histograms(path))
+    refit.limits(None, 1, 0, pytest.fail)
+    assert read == {"today", *names[-refit.MOST_RUNS + 1 :]}
+
+
+def test_reading_of_many_runs_on_a_slow_disk_ends_with_its_time(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it any longer."""
+    record(runs, "today", 0.0, n=1)
+    for number in range(20):
+        record(runs, f"day{number}", 0.0, n=1, script="other.py")
+    monkeypatch.setattr(refit, "time", SlowDisk)
+    read_histograms, read = refit.read_histograms, []
+
+    def slow(path: Path) -> Durations:
+        read.append(path)
+        SlowDisk.now += refit.READ_LIMIT / 3
+        return read_histograms(path)
+
+    monkeypatch.setattr(refit, "read_histograms", slow)
+    assert refit.limits(None, 1, 0, pytest.fail) == {}
+    assert len(read) == 4
+
+
+class SlowDisk:
+    """The time that a slow disk lets pass."""
+
+    now = 0.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.now
 
 
 def test_without_a_run_folder_there_is_nothing_to_fit(runs: Path) -> None:
