@@ -8,7 +8,9 @@ the finished-flag file, which shows a script that there is nothing left to resum
 A limit is calculated only once its durations are as long as they will get. The setup's limit needs a setup that loaded
 a checkpoint. The limits of heartbeats and of the time between sections need a checkpoint, a validation and the turn of
 an epoch, as far as the job has them. Until then the configured limits apply. A rank without the launcher's monitor is
-watched only within a Wrapper's call; then no rank calculates limits."""
+watched only within a Wrapper's call; then no rank calculates limits.
+
+A process has one monitor. So one training is watched at a time: the one that began last."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import Any, ClassVar
 
 from resilience.errors import ConfigurationError, RankMonitorClientError
 from resilience.integrations import simulated
@@ -40,6 +42,8 @@ class Watching:
     limit is calculated that holds outside of sections: nothing observed before is as long.
     Raises: ConfigurationError."""
 
+    _begun: ClassVar[Watching | None] = None  # in this process
+
     def __init__(
         self,
         autoresume: bool,
@@ -55,7 +59,7 @@ class Watching:
         self._calculates = calculate_timeouts
         self._reports_its_end = reports_its_end
         self._fault = simulated.parsed(simulated_fault_params)
-        self._folder = folder
+        self._folder = folder  # None: the default folder of each training
         self._file: LimitsFile | None = None  # of limits, once the training has begun
         self._logger = logging.getLogger(logger_name)
         self._rank = 0
@@ -94,10 +98,15 @@ class Watching:
     # -- beginning and end ----------------------------------------------------------------------
 
     def begin(self, folder: str | Path, rank: int, world_size: int) -> None:
-        """Attach to the monitor, and begin the setup. folder: default folder for stored limits.
+        """Attach to the monitor, and begin the setup. Another training of this process is then no longer watched.
 
+        folder: default folder for stored limits.
         Raises: ConfigurationError if the finished flag has no path, or the rank of a simulated fault does not exist."""
         self.end()
+        if (other := Watching._begun) is not None:
+            if other._first_step is not None and other._rank == 0:
+                other._logger.warning("this training is no longer watched: another one of its process has begun")
+            other.end()
         if self._autoresume and environment.finished_flag_file() is None:
             raise ConfigurationError(
                 "autoresume=True and FAULT_TOL_FINISHED_FLAG_FILE is not set; set it to a file that the job script "
@@ -106,19 +115,20 @@ class Watching:
         if self._fault is not None:
             self._timer = simulated.schedule(self._fault, rank, world_size)
         self._forget()
-        self._has_begun = True
+        self._has_begun, Watching._begun = True, self
         self._rank = rank
-        self._folder = self._folder or folder
         if environment.monitor_socket() is None:
             self._warn_without_launcher()
         else:
-            self._attach(world_size)
+            self._attach(self._folder or folder, world_size)
         self.open(SETUP)
 
     def end(self) -> None:
         """Leave the monitor: no limit applies from now on. Sections that are still open have not run to their end. A
         second call does nothing."""
         self._has_begun = False
+        if Watching._begun is self:
+            Watching._begun = None
         self.is_resumed = False
         if self._timer is not None:
             self._timer.cancel()
@@ -163,11 +173,11 @@ class Watching:
         if self._rank == 0:
             self._logger.warning("%s: the script was not started by `resilience run`", missing)
 
-    def _attach(self, world_size: int) -> None:
+    def _attach(self, folder: str | Path, world_size: int) -> None:
         new_client = RankMonitorClient()
         try:
-            if self._calculates and self._folder is not None:
-                self._file = LimitsFile(self._folder, world_size)
+            if self._calculates:
+                self._file = LimitsFile(folder, world_size)
                 self._load_limits(new_client, self._file)
             new_client.init_workload_monitoring()
         except RankMonitorClientError as error:
@@ -323,7 +333,9 @@ class Watching:
         if self._rank == 0 and self._file is not None:
             state, path = monitor_client.state_dict(), self._file.path
             if not self._file.write(state, is_on_trial=self._has_trial):
-                self._logger.warning("calculated limits are not stored for the next start: %s cannot be written", path)
+                self._logger.warning(
+                    "calculated limits are not stored for the next start: %s cannot be written now", path
+                )
 
     def _load_limits(self, monitor_client: RankMonitorClient, file: LimitsFile) -> None:
         try:

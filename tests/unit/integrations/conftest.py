@@ -17,6 +17,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/nowhere")
     monkeypatch.delenv("FAULT_TOL_FINISHED_FLAG_FILE", raising=False)
     monkeypatch.setattr(watching, "RankMonitorClient", FakeClient)
+    monkeypatch.setattr(watching.Watching, "_begun", None)  # of an earlier test
     monkeypatch.setattr(watching.client, "step", lambda number: FakeClient.told.append(f"step {number}"))
     yield FakeClient.told
     FakeClient.clear()

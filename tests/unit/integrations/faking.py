@@ -10,7 +10,7 @@ from resilience.errors import RankMonitorClientError
 
 class FakeClient:
     """Stands in for RankMonitorClient. `made` are those of a test, in order; `told` is what all of them heard: `+step`
-    when a section is opened, `-step` when it is closed, `!step` when it is discarded."""
+    when a section is opened, `-step` when it is closed, `!step` when it is discarded. They share one link."""
 
     made: ClassVar[list[FakeClient]] = []
     told: ClassVar[list[str]] = []
@@ -39,7 +39,9 @@ class FakeClient:
 
     def shutdown_workload_monitoring(self) -> None:
         assert not self.sections
-        self.is_initialized = False
+        for each in self.made:
+            each.is_initialized = False
+            each.sections.clear()
         self.told.append("shutdown")
 
     def send_heartbeat(self) -> None:
@@ -48,9 +50,9 @@ class FakeClient:
 
     def start_section(self, name: str) -> None:
         assert self.is_initialized
-        if name in self.refuses:
-            raise RankMonitorClientError("it is open already")
         assert name not in self.sections
+        if name in self.refuses or any(name in each.sections for each in self.made):
+            raise RankMonitorClientError("it is open already")
         self.sections.add(name)
         self.told.append(f"+{name}")
 

@@ -184,6 +184,17 @@ def test_trainer_that_only_predicts_is_not_watched(
     assert told[4:6] == ["init", "+setup"]
 
 
+def test_each_of_two_trainers_is_watched_while_it_trains(told: list[str], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no"}
+    callbacks = [FaultToleranceCallback(autoresume=False, calculate_timeouts=False) for _ in range(2)]
+    trainers = [trainer(tmp_path / str(number), [callbacks[number]], **options) for number in range(2)]
+    for each in reversed(trainers):
+        told.clear()
+        each.train()
+        assert told[told.index("step 0") - 1] == "-setup" and told[-1] == "shutdown"
+        assert told.count("+step") == told.count("-step") == 2
+
+
 class Stop(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop = state.global_step == 3

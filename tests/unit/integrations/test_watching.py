@@ -149,6 +149,32 @@ def test_training_begun_again_is_a_new_one(told: list[str], tmp_path: Path) -> N
     assert told[-4:] == ["!step", "shutdown", "init", "+setup"]
 
 
+def test_training_that_begins_while_another_one_is_set_up_has_the_monitor_to_itself(
+    told: list[str], tmp_path: Path
+) -> None:
+    """Else the first one's setup would last, and end at its limit, while the second one trains."""
+    first, second = made(tmp_path), made(tmp_path)
+    first.begin(tmp_path, 0, 1)
+    second.begin(tmp_path, 0, 1)
+    assert told == ["init", "+setup", "!setup", "shutdown", "init", "+setup"]
+    assert (first.has_begun, second.has_begun) == (False, True)
+    first.begin(tmp_path, 0, 1)
+    steps(first)
+    first.complete()
+    assert told[-1] == "shutdown"
+    assert not second.has_begun
+
+
+def test_training_that_loses_its_monitor_to_another_one_says_so(
+    told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = begun(tmp_path), made(tmp_path)
+    steps(first, 1)
+    second.begin(tmp_path, 0, 1)
+    assert "this training is no longer watched: another one of its process has begun" in caplog.text
+    assert not first.is_initialized and second.is_initialized
+
+
 def test_without_launcher_nothing_is_watched_and_nothing_fails(
     told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -469,6 +495,17 @@ def test_folder_in_an_object_store_keeps_nothing(
     one.begin("s3://bucket/run", 0, 1)
     steps(one)
     assert "not stored" in caplog.text and not list(tmp_path.iterdir())
+
+
+def test_limits_are_in_the_default_folder_of_each_training(told: list[str], tmp_path: Path) -> None:
+    one = Watching(False, True, None, None, "test")
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        one.begin(folder, 0, 1)
+        one.close(SETUP)
+        assert not is_used()
+        steps(one)
+        one.complete()
+        assert (folder / FILE).exists()
 
 
 def test_only_rank_0_keeps(told: list[str], tmp_path: Path) -> None:
