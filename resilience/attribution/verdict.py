@@ -410,9 +410,16 @@ def _exonerated(
             reasons["had completed"].append(rank)
         elif waits(evidence, rank):
             reasons["waited in a collective for another rank"].append(rank)
-        elif verdict.what != "store_lost" and (guilty or symptoms) and rank != evidence.first:
+        elif verdict.what == "store_lost" or rank == evidence.first:
+            continue
+        elif guilty or (symptoms and _is_located(evidence, rank)):
             reasons[WITHIN_LIMITS].append(rank)
     return tuple(Exonerated(tuple(ranks), reason) for reason, ranks in reasons.items())
+
+
+def _is_located(evidence: Evidence, rank: int) -> bool:
+    """Return True if anything shows where a rank was. Otherwise the others may have waited for it."""
+    return rank in evidence.stacks or rank in evidence.hangs or rank in evidence.collectives
 
 
 def _blind(evidence: Evidence, fired: tuple[int, ...]) -> tuple[Blind, ...]:

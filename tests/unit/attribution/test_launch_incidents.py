@@ -548,6 +548,13 @@ def test_nobody_is_blamed_where_all_wait_in_a_collective_or_nothing_was_seen() -
         assert incident.verdict.culprits == ()
 
 
+def test_rank_whose_place_is_not_known_is_not_cleared_of_a_hang_that_no_rank_is_blamed_for() -> None:
+    waits = events.WorkerSeen("in_collective", WAITS)
+    (incident,) = fold(waited(launched([Fault("hang", 2)], nodes=2), {1: waits, 3: waits}))
+    assert incident.verdict.culprits == incident.verdict.candidates == ()
+    assert {rank for group in incident.verdict.exonerated for rank in group.ranks} == {1, 2, 3}
+
+
 def test_node_of_which_the_agent_is_gone_is_lost_though_its_monitors_have_ended_its_workers() -> None:
     told = launched([Fault("node", 2)], nodes=2)
     (lost,) = fold(told.records)
