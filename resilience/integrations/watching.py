@@ -144,7 +144,7 @@ class Watching:
         """End a training that ended normally. Limits are calculated a last time and then no longer apply: a program's
         work after its training is unlike all work before. A collective."""
         if self._has_begun:
-            link = connect.current()
+            link = connect.latest()
             self._is_stopping = link is not None and not link.page.is_wanted()
             self._on_trial.clear()
             self._calculate(is_last=True)

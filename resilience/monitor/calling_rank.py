@@ -45,6 +45,7 @@ class CallingRank:
                 messages.Introduced()
                 | messages.Attached()
                 | messages.Armed()
+                | messages.EndedMonitoring()
                 | messages.Progressed()
                 | messages.RankRequest()
                 | messages.NewLimits()

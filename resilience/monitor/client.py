@@ -22,6 +22,7 @@ from resilience.telemetry import progress
 _page: RankSide | None = None  # page for signs of life
 _launcher_link: connect.WorkerLink | None = None  # link to the launcher's monitor
 _has_looked_for_link = False  # True once a link was looked for
+_checks_for_stop = False  # the program asks whether the job is to stop
 _outer_sections: tuple[str, ...] = ()  # the program opened them before a Wrapper's call, at the launcher's monitor
 _is_announced_before = False  # the program announced heartbeats before a Wrapper's call
 _was_interrupted = False  # an interruption ended what the program had announced
@@ -51,7 +52,8 @@ def deactivate() -> None:
         _announce(_launcher_link)
     connect.wrapper_page = None
     _page = None if _launcher_link is None else _launcher_link.page
-    collective_calls.note_in(_page)
+    link = connect.latest()
+    collective_calls.note_in(None if link is None else link.page)
 
 
 def function_interrupted() -> None:
@@ -104,6 +106,8 @@ def _link_changed(link: connect.WorkerLink | None) -> None:
     global _page, _launcher_link, _has_looked_for_link, _outer_sections, _is_announced_before
     _outer_sections, _is_announced_before = (), False  # of another page
     _launcher_link, _has_looked_for_link = link, True
+    if link is not None and _checks_for_stop:
+        link.page.is_stop_requested()  # the monitor does not know that yet
     if connect.wrapper_page is None:
         _page = None if link is None else link.page
     elif link is not None and not link.is_armed:
@@ -121,7 +125,7 @@ def _progress() -> dict[str, object]:
 
 progress.shown = _progress
 connect.on_change = _link_changed
-if connect.current() is not None:  # a client attached before this module was imported
+if connect.latest() is not None:  # a client attached before this module was imported, and may have ended that
     _link_changed(connect.current())
 
 
@@ -140,8 +144,8 @@ def _attached_page() -> RankSide | None:
 
 def _forked() -> None:
     """Reset a forked child. A rank's child is not a rank; the child of a process that starts ranks may become one."""
-    global _has_looked_for_link, _launcher_link
-    _launcher_link = None
+    global _has_looked_for_link, _launcher_link, _checks_for_stop
+    _launcher_link, _checks_for_stop = None, False
     _has_looked_for_link = environment.monitor_socket() is not None
 
 
@@ -154,10 +158,12 @@ def stop_requested() -> bool:
 
     The first call in the main thread takes over SIGTERM if no handler is set: if a scheduler signals all processes of a
     node, the rank then has time for a checkpoint. A SIGTERM to this rank alone ends it a second later, as a failure.
-    Without the launcher always False."""
-    if _launcher_link is None:
+    Without the launcher always False. Also works once a client has ended the monitoring."""
+    global _checks_for_stop
+    _checks_for_stop = True
+    if connect.latest() is None:
         _attached_page()
-    link = _launcher_link
+    link = connect.latest()
     if link is None:
         return False
     if not _takes_sigterm:
@@ -180,7 +186,7 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     """Let the agent find out whether it was signalled too. SIGTERM ends this process if the job stops anyway, if this
     process is being ended, or if no one listens. If the agent has sent this signal and the page does not show that yet,
     the monitor sends another one."""
-    link = _launcher_link
+    link = connect.latest()
     if link is not None and link.page.is_wanted() and link.request("Stop", f"SIGTERM to rank {link.rank}"):
         return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -30,12 +30,12 @@ ATTACH_LIMIT = 10.0  # seconds; a monitor that has just been restarted answers l
 
 
 class WorkerLink:
-    """The worker's end: `page` for signs of life, `send` for messages. Once closed, messages are dropped.
+    """The worker's end: `page` for signs of life, `send` for messages.
 
     rank, world_size, limits: as the monitor knows them. client_limits: those of `limits` that clients calculate, as all
     clients of this process have set them. is_armed: the worker has announced heartbeats, so its limits
-    apply whatever it does. is_open: messages are sent. is_closed: this process has ended the monitoring; a forked child
-    has not."""
+    apply whatever it does. is_open: its clients may use it. is_ended: this process has ended the monitoring; a forked
+    child has not."""
 
     def __init__(self, page: RankSide, channel: Channel, welcome: messages.Welcome) -> None:
         self.page = page
@@ -47,7 +47,7 @@ class WorkerLink:
         self.is_armed = False
         self.is_paused = False
         self.is_open = True
-        self.is_closed = False
+        self.is_ended = False
         self.dropped = 0
         self._has_progressed = False
         self._reporting: Callable[[str], None] | None = None  # what the page calls once a sign has been awaited
@@ -55,7 +55,7 @@ class WorkerLink:
 
     def send(self, message: messages.FromRank) -> bool:
         """Send without blocking. Return True if the message was sent."""
-        is_sent = self.is_open and self.channel.send(messages.encode(message))
+        is_sent = self.channel.send(messages.encode(message))
         self.dropped += not is_sent
         return is_sent
 
@@ -152,20 +152,22 @@ class WorkerLink:
         self.page.set_seat(Seat(self.rank, self.rank, self.world_size, self.world_size, ENTRY))
         self.page.doing(Doing.FUNCTION)
 
-    def close(self) -> None:
-        """Close the link: no limit applies any more. The end of this process is still noticed. The main thread also
-        releases the page, whose mutex it has locked."""
-        global _link
+    def end(self) -> None:
+        """End the monitoring: no limit applies any more, and no client uses this link. The connection stays: the
+        monitor sees where this process is and how it ends, and shows it that the job is asked to stop."""
         if self.is_open:
-            self.is_open, self.is_closed = False, True
+            self.is_open, self.is_ended = False, True
             self.pause()
-            collective_calls.note_in(wrapper_page)
-            self.channel.hang_up()
-            if threading.current_thread() is threading.main_thread():
-                self.page.close()
+            self.page.end_monitoring()
+            self.send(messages.EndedMonitoring())
         if _link is self:
-            _link = None
             on_change(None)
+
+    def close(self) -> None:
+        """Close the connection. The main thread also releases the page, whose mutex it has locked."""
+        self.channel.hang_up()
+        if threading.current_thread() is threading.main_thread():
+            self.page.close()
 
     def forget(self) -> None:
         """Drop the link in a forked child: it belongs to the parent."""
@@ -187,7 +189,12 @@ on_change: Callable[[WorkerLink | None], None] = _ignore  # `monitor.client` set
 
 
 def current() -> WorkerLink | None:
-    """Return this process's link, None if there is none."""
+    """Return this process's link, None if there is none, or if a client has ended the monitoring."""
+    return None if _link is None or _link.is_ended else _link
+
+
+def latest() -> WorkerLink | None:
+    """Return this process's link, also if a client has ended the monitoring. None if there was never one."""
     return _link
 
 
@@ -207,7 +214,7 @@ def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> WorkerLink:
             raise MonitorError("this thread attaches to the rank monitor already; a signal handler cannot wait for it")
         _is_attaching = True
         try:
-            return _link or _new_link(path, limit)
+            return current() or _new_link(path, limit)
         finally:
             _is_attaching = False
 
@@ -221,7 +228,9 @@ def _new_link(path: str | None, limit: float) -> WorkerLink:
             "there is no rank monitor: neither RESILIENCE_MONITOR_SOCKET nor FT_RANK_MONITOR_IPC_SOCKET is "
             "set; start the script by `resilience run`, or set the second one to a RankMonitorServer's path"
         )
-    _link = _attach(path, time.monotonic() + limit)
+    ended, _link = _link, _attach(path, time.monotonic() + limit)
+    if ended is not None:
+        ended.close()
     _note_the_end(_link)
     on_change(_link)
     return _link
@@ -340,7 +349,7 @@ def _program_ends() -> None:
     """An exception here would leave the program's threads unjoined."""
     global _is_over
     _is_over, link = True, _link
-    if link is not None and link.is_open:
+    if link is not None:
         link.page.ends(exit_status.noted())
 
 

@@ -258,7 +258,7 @@ def shortest(limit: Limit) -> float | None:
 
 def _coming_exit(view: PageView) -> Exit | None:
     """Return how a process will end whose program has failed; its interpreter still shuts down. None for others."""
-    status = view.exit_status if view.doing is Doing.ENDING else None
+    status = view.exit_status
     if not status:
         return None
     return Exit(code=status) if status > 0 else Exit(signal=processes.signal_name(-status))

@@ -79,6 +79,10 @@ class Armed(msgspec.Struct, frozen=True, tag="armed"):
     at: float | None
 
 
+class EndedMonitoring(msgspec.Struct, frozen=True, tag="ended"):
+    """A client has ended the monitoring of this program: read the page."""
+
+
 class Progressed(msgspec.Struct, frozen=True, tag="progressed"):
     """The rank's first sign of progress, or its first step. at: monotonic seconds."""
 
@@ -322,6 +326,7 @@ FromRank = (
     Begin
     | Emitted
     | LeftCall
+    | EndedMonitoring
     | HostStore
     | Introduced
     | Attached

@@ -30,7 +30,7 @@ from resilience.facts.deadlines import NAME_BYTES, recorded_name
 from resilience.facts.encoding import text
 from resilience.facts.seats import Seat
 
-MAGIC = 0x52_45_53_49_4C_08  # "RESIL", layout 8
+MAGIC = 0x52_45_53_49_4C_09  # "RESIL", layout 9
 NOTE = 32 * 1024  # bytes at most in the monitor's note for its successor
 NAMES = 128  # different names of sections, hooks and collectives
 SECTIONS = 64  # open at the same time
@@ -53,7 +53,8 @@ _MUTEX = 24  # 16 words: a pthread_mutex_t has 40 bytes on x86-64, 48 on aarch64
 _STORE_DUE, _RAN, _COLLECTIVES_FROM = 40, 41, 42
 _NOTE_BYTES = 43  # in the monitor's note; 0: there is none
 _EXIT_STATUS = 44  # + 1, of a program whose interpreter shuts down; 0: unknown
-_OPEN = 45
+_IS_ENDED = 45  # a client has ended the monitoring
+_OPEN = 46
 _OPEN_WORDS = 2  # name, entered at
 _RING = _OPEN + _OPEN_WORDS * SECTIONS
 _RING_WORDS = 3  # name, duration, when
@@ -328,12 +329,12 @@ class RankSide:
         words[_SEQUENCE] += 1
 
     def ends(self, status: int | None = None) -> None:
-        """Store that a watched program is over and its interpreter shuts down: no sign of life is due any more.
+        """Store that a program is over and its interpreter shuts down: no sign of life is due any more.
 
         status: the exit status with which the process will end, or the negative number of a signal; None if it is
         unknown."""
-        if self._words[_DOING_NOW] == _DOING_NUMBER[Doing.FUNCTION]:
-            self._words[_EXIT_STATUS] = 0 if status is None else status + 1
+        self._words[_EXIT_STATUS] = 0 if status is None else status + 1
+        if self._words[_DOING_NOW] == _DOING_NUMBER[Doing.FUNCTION]:  # else no limit applies, now as before
             self.doing(Doing.ENDING)
 
     def asks_store(self, allowed: float) -> None:
@@ -475,6 +476,10 @@ class RankSide:
     def leave_call(self, call: int) -> None:
         """Note that this rank has left a call. Without a goodbye, its monitor has to represent it."""
         self._words[_LEFT] = call + 1
+
+    def end_monitoring(self) -> None:
+        """Note that a client has ended the monitoring of a worker: another process may be watched in its place."""
+        self._words[_IS_ENDED] = 1
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -653,6 +658,11 @@ class MonitorSide:
             left_call=words[_LEFT] - 1 if words[_LEFT] else None,
             exit_status=words[_EXIT_STATUS] - 1 if words[_EXIT_STATUS] else None,
         )
+
+    @property
+    def is_monitoring_ended(self) -> bool:
+        """Return True if a client of the program has ended the monitoring."""
+        return self._words[_IS_ENDED] != 0
 
     @property
     def are_names_full(self) -> bool:

@@ -132,8 +132,8 @@ class RankMonitorClient:
             warnings.warn("the rank's monitor does not read: the first heartbeat has no limit", stacklevel=2)
 
     def shutdown_workload_monitoring(self) -> None:
-        """Leave the monitor: no limit applies any more. The end of the process is still noticed. No effect if this
-        client is not initialized."""
+        """Leave the monitor: no limit applies any more. Where the process is, how it ends and that the job is asked to
+        stop is still known. No effect if this client is not initialized."""
         link = self._link
         if link is None:
             return
@@ -142,7 +142,7 @@ class RankMonitorClient:
             wrapper_page.leave_copies()
             wrapper_page.forget_signs()
         link.page.leave_all()
-        link.close()
+        link.end()
 
     # -- signs of life --------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class RankMonitorClient:
     def _page(self) -> RankSide:
         """Return where signs of life are stored, whether a monitor reads them or not."""
         link = self._link
-        if link is None or link.is_closed:
+        if link is None or link.is_ended:
             raise self._not_ready()
         return link.page
 
@@ -355,7 +355,7 @@ class RankMonitorClient:
         return self._link
 
     def _not_ready(self) -> RankMonitorClientError:
-        is_ended = self._link is not None and self._link.is_closed
+        is_ended = self._link is not None and self._link.is_ended
         reason = ": another client of this process has ended the monitoring" if is_ended else ""
         return RankMonitorClientError(f"this client is not initialized{reason}; call init_workload_monitoring() first")
 

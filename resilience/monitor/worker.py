@@ -168,8 +168,13 @@ class WorkerMonitor:
 
     @property
     def is_attached(self) -> bool:
-        """Return True if a program is attached, or is about to be."""
-        return self.monitor.channel is not None or bool(self._applicants)
+        """Return True if a program is attached and has not left, or if one is about to be attached."""
+        return self._is_held or bool(self._applicants)
+
+    @property
+    def _is_held(self) -> bool:
+        """Return True if a program is attached and has not ended the monitoring."""
+        return self.monitor.channel is not None and not self.monitor.page.is_monitoring_ended
 
     @property
     def shown(self) -> Shown:
@@ -246,7 +251,7 @@ class WorkerMonitor:
             return "too many connections"
         if not processes.is_descendant(peer.pid, self.pid):
             return f"process {peer.pid} does not belong to worker {self.pid}"
-        if self.monitor.channel is not None and peer.pid != self.pid:
+        if self._is_held and peer.pid != self.pid:
             assert self._link is not None
             return f"process {self._link.pid} of this worker is already attached"
         return ""
@@ -350,6 +355,8 @@ class WorkerMonitor:
                 monitor.emit(events.WorkerProgressed(sign, max(0.0, at - self._began), step, ago))
             case messages.Armed(at):
                 self._link_changed(heartbeats_from=at)
+            case messages.EndedMonitoring():
+                pass  # the page shows it too; this message has `heard` called
             case messages.NewLimits(limits):
                 monitor.limit(limits)
                 self._link_changed(limits=limits)

@@ -72,6 +72,7 @@ def _messages() -> list[Row]:
     of_rank: list[messages.FromRank] = [
         messages.Begin(corpus.ORIGIN, b"/runs", "prefix/", corpus.LIMITS, restart.WaitLimits(), 30.0, 1.0),
         messages.LeftCall(), messages.HostStore(2), messages.Introduced(1, 4), messages.Attached(True),
+        messages.EndedMonitoring(),
         messages.Armed(3.0), messages.Progressed("step", 12.5, 40), messages.RankRequest("Continue", "why"), limits,
         *(messages.Emitted(record) for record in records[:200]),
     ]  # fmt: skip

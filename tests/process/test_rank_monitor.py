@@ -387,6 +387,27 @@ def test_program_that_a_worker_starts_is_watched_and_the_first_alone(one: Node) 
     one.wait_until(lambda: (seen := processes.state(link.pid)) is None or seen.state == "Z")  # killed with its starter
 
 
+def test_program_that_a_worker_starts_is_watched_once_the_worker_has_left_its_monitor(one: Node) -> None:
+    child = "import resilience; resilience.step(3); input()"
+    code = (
+        "import subprocess, sys; from resilience.fault_tolerance import RankMonitorClient\n"
+        "client = RankMonitorClient(); client.init_workload_monitoring(); client.shutdown_workload_monitoring()\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}]); print(child.pid, flush=True); child.wait()"
+    )
+    pid = int(await_line(one.start(code)))
+    one.hear(messages.Connected, lambda message: message.link.pid == pid)
+
+
+def test_client_that_has_left_stays_so_when_the_program_sends_its_first_step(one: Node) -> None:
+    code = (
+        "from resilience.fault_tolerance import RankMonitorClient\n"
+        "client = RankMonitorClient(); client.init_workload_monitoring(); client.shutdown_workload_monitoring()\n"
+        "import resilience; resilience.step(1)\n"
+        "from resilience.monitor import connect; print(connect.current(), flush=True); input()"
+    )
+    assert await_line(one.start(code)) == "None"
+
+
 def test_worker_that_becomes_another_program_is_still_watched(one: Node) -> None:
     again = "import resilience; resilience.step(1); print('here', flush=True); input()"
     code = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.monitor import messages
-from tests.process.watched import Node, node
+from tests.process.watched import Node, await_line, node
 from tests.support.stops import stop
 
 LOOKS = """
@@ -72,6 +72,32 @@ while not resilience.stop_requested():
     time.sleep(0.005)
 print("asked", flush=True)
 """
+
+
+LEAVES = """
+import resilience, time
+from resilience.fault_tolerance import RankMonitorClient
+client = RankMonitorClient()
+client.init_workload_monitoring()
+resilience.stop_requested()
+client.shutdown_workload_monitoring()
+print("left", flush=True)
+"""
+
+
+def test_worker_that_has_left_its_monitor_hears_that_the_job_stops(one: Node) -> None:
+    worker = one.start(LEAVES + WAITS)
+    assert await_line(worker) == "left"
+    one.monitors.request_stop()
+    assert one.hear(messages.WillStop).is_heard
+    assert worker.communicate(timeout=240)[0] == "asked\n"
+
+
+def test_sigterm_to_a_worker_that_has_left_its_monitor_is_passed_on_to_the_agent(one: Node) -> None:
+    worker = one.start(LEAVES + WAITS)
+    assert await_line(worker) == "left"
+    os.kill(worker.pid, signal.SIGTERM)
+    assert one.hear(messages.Requested).action == "Stop"
 
 
 def test_stop_that_comes_before_its_worker_is_watched_is_kept(one: Node) -> None:

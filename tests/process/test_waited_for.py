@@ -169,6 +169,34 @@ def test_rank_whose_program_ended_while_the_others_wait_for_it_is_judged_by_its_
     assert "hang" not in verdict and "rank 1" in verdict
 
 
+LEAVES_AND_EXITS_SLOWLY = """
+import threading
+import torch, torch.distributed as dist
+from resilience.fault_tolerance import RankMonitorClient
+dist.init_process_group("gloo")
+client = RankMonitorClient()
+client.init_workload_monitoring()
+try:
+    for step in range(6):
+        client.send_heartbeat()
+        if (rank, step) == (1, 4):
+            threading.Thread(target=await_file, args=("never",)).start()  # the interpreter joins it before it ends
+            raise ValueError("bad")
+        dist.all_reduce(torch.ones(4))
+finally:
+    client.shutdown_workload_monitoring()
+"""
+
+
+def test_rank_that_left_its_monitor_and_raised_is_named_if_its_process_does_not_end(
+    launch: Callable[..., Launched],
+) -> None:
+    limit = ("--ft-rank-heartbeat-timeout", "4", "--max-restarts", "0")
+    job = launch(LEAVES_AND_EXITS_SLOWLY, *limit, nproc=2, SLOW_ANSWERS="evidence")
+    assert job.wait(180) == [1], job.job.output()
+    assert judged(only_incident(job)).sentence == "rank 1 failed first (ValueError: bad)"
+
+
 BUSY_AFTER_THE_END = """
 import torch, torch.distributed as dist, resilience
 from tests.process.waited_for import hang, spin

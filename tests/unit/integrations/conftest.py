@@ -27,4 +27,4 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def stop_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher was asked to stop the job, and the monitor's page shows that."""
     page = SimpleNamespace(is_wanted=lambda: False)
-    monkeypatch.setattr(watching.connect, "current", lambda: SimpleNamespace(page=page))
+    monkeypatch.setattr(watching.connect, "latest", lambda: SimpleNamespace(page=page))

@@ -32,6 +32,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         ("_page", None),
         ("_launcher_link", None),
         ("_has_looked_for_link", False),
+        ("_checks_for_stop", False),
     ):
         monkeypatch.setattr(client, name, value)
     monkeypatch.setattr(connect, "_link", None)
@@ -200,19 +201,41 @@ def test_program_that_announces_heartbeats_within_a_wrapper_is_watched_from_then
     assert launchers.read().doing is Doing.FUNCTION
 
 
-def test_closed_link_leaves_nothing_to_be_weighed_and_is_not_looked_for_again(
+def test_ended_link_leaves_nothing_to_be_weighed_and_is_not_looked_for_again(
     linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, monitor, line = linked
     monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/nowhere")
-    link.close()
-    link.close()
+    link.end()
+    link.end()
     assert (connect.current(), monitor.read().doing) == (None, Doing.OUTSIDE)
     client.step(1)
     assert monitor.read().step is None
-    assert not link.send(messages.Armed(0.0))
-    with pytest.raises(ConnectionResetError):
-        heard(line)
+    assert heard(line) == [messages.EndedMonitoring()]
+
+
+@pytest.fixture
+def sigterm_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_takes_sigterm", True)
+
+
+@pytest.mark.usefixtures("sigterm_taken")
+def test_stop_of_the_job_is_seen_after_a_client_has_left(linked: Linked) -> None:
+    link, monitor, _ = linked
+    link.end()
+    assert not client.stop_requested()
+    assert monitor.request_stop()
+    assert client.stop_requested()
+
+
+@pytest.mark.usefixtures("sigterm_taken")
+def test_page_of_a_later_client_shows_that_the_program_checks_for_a_stop(linked: Linked) -> None:
+    client.stop_requested()
+    page, (ours, theirs) = Page.create(), pair()
+    connect.on_change(connect.WorkerLink(RankSide(page), ours, messages.Welcome(1, 4, Limits())))
+    assert MonitorSide(page).request_stop()
+    ours.close()
+    theirs.close()
 
 
 def test_section_that_was_opened_before_a_wrapper_is_closed_where_it_was_opened(linked: Linked) -> None:
@@ -304,12 +327,14 @@ def test_client_that_shuts_down_within_a_wrapper_leaves_no_limit_there_either(
 
 
 def test_collectives_stay_on_the_wrappers_page_if_a_client_shuts_down(
-    wrapped: tuple[RankMonitorClient, MonitorSide], monkeypatch: pytest.MonkeyPatch
+    linked: Linked, wrapped: tuple[RankMonitorClient, MonitorSide], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[object] = []
     monkeypatch.setattr(collective_calls, "note_in", noted.append)
     wrapped[0].shutdown_workload_monitoring()
-    assert noted and set(noted) == {connect.wrapper_page}
+    assert set(noted) <= {connect.wrapper_page}
+    client.deactivate()
+    assert noted[-1] is linked[0].page  # the monitor may ask which ones this rank has entered
 
 
 def test_client_closes_no_section_that_the_program_has_opened_itself_in_a_wrapper(

@@ -230,6 +230,14 @@ def test_exit_status_of_a_program_that_is_over_is_shown(status: int) -> None:
     assert (view.doing, view.exit_status) == (Doing.ENDING, status)
 
 
+def test_exit_status_of_a_program_that_has_left_its_monitor_is_shown_and_no_limit_applies() -> None:
+    rank, monitor = both_sides()
+    rank.doing(Doing.OUTSIDE)
+    rank.ends(3)
+    view = monitor.read()
+    assert (view.doing, view.exit_status) == (Doing.OUTSIDE, 3)
+
+
 def test_leave_all_leaves_nothing_open() -> None:
     rank, monitor = both_sides()
     rank.enter("step")
