@@ -8,9 +8,11 @@ processes that a rank has started may be its program, such as those of `torch.mu
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 from resilience.errors import ResilienceError
@@ -19,9 +21,13 @@ from resilience.monitor.page import RankSide
 from resilience.system import collective_calls, environment, processes
 from resilience.telemetry import progress
 
+LOOK_AGAIN = 60.0  # seconds after a first attempt to attach that failed; twice as many after each further one
+LOOK_LIMIT = 1.0  # seconds that a further attempt takes: the program has no gain from waiting
+
 _page: RankSide | None = None  # page for signs of life
 _launcher_link: connect.WorkerLink | None = None  # link to the launcher's monitor
-_has_looked_for_link = False  # True once a link was looked for
+_look_at = -math.inf  # when the next sign of life looks for a link; inf once there was one
+_failed_looks = 0  # attempts to attach that failed
 _checks_for_stop = False  # the program asks whether the job is to stop
 _outer_sections: tuple[str, ...] = ()  # the program opened them before a Wrapper's call, at the launcher's monitor
 _is_announced_before = False  # the program announced heartbeats before a Wrapper's call
@@ -103,9 +109,9 @@ def _announce(link: connect.WorkerLink) -> None:
 
 
 def _link_changed(link: connect.WorkerLink | None) -> None:
-    global _page, _launcher_link, _has_looked_for_link, _outer_sections, _is_announced_before
+    global _page, _launcher_link, _look_at, _outer_sections, _is_announced_before
     _outer_sections, _is_announced_before = (), False  # of another page
-    _launcher_link, _has_looked_for_link = link, True
+    _launcher_link, _look_at = link, math.inf
     if link is not None and _checks_for_stop:
         link.page.is_stop_requested()  # the monitor does not know that yet
     if connect.wrapper_page is None:
@@ -130,23 +136,35 @@ if connect.latest() is not None:  # a client attached before this module was imp
 
 
 def _attached_page() -> RankSide | None:
-    """Attach to the launcher's monitor, if there is one. Tries once; never disturbs the training."""
-    global _has_looked_for_link
-    if not _has_looked_for_link:
-        _has_looked_for_link = True
-        if environment.monitor_socket() is not None and not processes.is_daemonic():
-            try:
-                connect.attach()
-            except (ResilienceError, OSError):  # the launcher shows the rank as not monitored
-                _has_looked_for_link = not connect.is_attaching()  # this is a signal handler: how that ends is open
+    """Attach to the launcher's monitor, if there is one. An attempt that fails is repeated by a later sign of life: the
+    monitor may have been stopped or overloaded, or this process without a descriptor. Never disturbs the training."""
+    global _look_at, _failed_looks
+    if time.monotonic() < _look_at:
+        return _page
+    _look_at = math.inf
+    if environment.monitor_socket() is None or processes.is_daemonic():
+        return _page
+    try:
+        if _failed_looks:
+            connect.attach(limit=LOOK_LIMIT, turn_limit=LOOK_LIMIT)
+        else:
+            connect.attach()
+    except (ResilienceError, OSError):  # a monitor that has accepted the connection records that it was given up
+        pass
+    finally:
+        if connect.is_attaching():  # this is a signal handler: how the attempt of its thread ends is open
+            _look_at = -math.inf
+        elif connect.latest() is None:
+            _look_at = time.monotonic() + LOOK_AGAIN * 2.0**_failed_looks
+            _failed_looks += 1
     return _page
 
 
 def _forked() -> None:
     """Reset a forked child. A rank's child is not a rank; the child of a process that starts ranks may become one."""
-    global _has_looked_for_link, _launcher_link, _checks_for_stop
-    _launcher_link, _checks_for_stop = None, False
-    _has_looked_for_link = environment.monitor_socket() is not None
+    global _look_at, _failed_looks, _launcher_link, _checks_for_stop
+    _launcher_link, _failed_looks, _checks_for_stop = None, 0, False
+    _look_at = -math.inf if environment.monitor_socket() is None else math.inf
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -203,23 +203,24 @@ def is_attaching() -> bool:
     return _is_attaching
 
 
-def attach(path: str | None = None, limit: float = ATTACH_LIMIT) -> WorkerLink:
+def attach(path: str | None = None, limit: float = ATTACH_LIMIT, turn_limit: float = TURN_LIMIT) -> WorkerLink:
     """Return this process's link to its monitor: the existing one, or a new one.
 
-    path: of the monitor's socket, by default from the environment. Raises: MonitorError, also in a signal handler that
-    interrupts this function."""
+    path: of the monitor's socket, by default from the environment. limit: seconds for the monitor's answer. turn_limit:
+    seconds more while it watches another process, as a monitor without an agent may. Raises: MonitorError, also in a
+    signal handler that interrupts this function."""
     global _is_attaching
     with _lock:
         if _is_attaching:
             raise MonitorError("this thread attaches to the rank monitor already; a signal handler cannot wait for it")
         _is_attaching = True
         try:
-            return current() or _new_link(path, limit)
+            return current() or _new_link(path, limit, turn_limit)
         finally:
             _is_attaching = False
 
 
-def _new_link(path: str | None, limit: float) -> WorkerLink:
+def _new_link(path: str | None, limit: float, turn_limit: float) -> WorkerLink:
     """Attach, and return the link. Belongs to the thread that holds the lock."""
     global _link
     path = path or environment.monitor_socket()
@@ -228,7 +229,7 @@ def _new_link(path: str | None, limit: float) -> WorkerLink:
             "there is no rank monitor: neither RESILIENCE_MONITOR_SOCKET nor FT_RANK_MONITOR_IPC_SOCKET is "
             "set; start the script by `resilience run`, or set the second one to a RankMonitorServer's path"
         )
-    ended, _link = _link, _attach(path, time.monotonic() + limit)
+    ended, _link = _link, _attach(path, time.monotonic() + limit, turn_limit)
     if ended is not None:
         ended.close()
     _note_the_end(_link)
@@ -236,7 +237,7 @@ def _new_link(path: str | None, limit: float) -> WorkerLink:
     return _link
 
 
-def _attach(path: str, deadline: float) -> WorkerLink:
+def _attach(path: str, deadline: float, turn_limit: float) -> WorkerLink:
     try:
         channel = connect(path, max(0.001, deadline - time.monotonic()))
     except OSError as error:
@@ -246,7 +247,7 @@ def _attach(path: str, deadline: float) -> WorkerLink:
             raise MonitorError(
                 f"{path} belongs to user {channel.peer.uid}, this process to {os.geteuid()}; run both as the same user"
             )
-        welcome, page = _await_welcome(channel, path, deadline)
+        welcome, page = _await_welcome(channel, path, deadline, turn_limit)
         side = RankSide(page)
         page.close()  # it stays mapped
         is_main = threading.current_thread() is threading.main_thread()
@@ -265,14 +266,14 @@ def _attach(path: str, deadline: float) -> WorkerLink:
     return link
 
 
-def _await_welcome(channel: Channel, path: str, deadline: float) -> tuple[messages.Welcome, Page]:
+def _await_welcome(channel: Channel, path: str, deadline: float, turn_limit: float) -> tuple[messages.Welcome, Page]:
     """Wait for the monitor's answer."""
     try:
         answer, fds = _receive_answer(channel, path, deadline)
         if isinstance(answer, messages.Introduce):
             close_all(fds)
             channel.send(messages.encode(messages.Introduced(*environment.rank_and_world_size())))
-            answer, fds = _receive_answer(channel, path, time.monotonic() + TURN_LIMIT)
+            answer, fds = _receive_answer(channel, path, time.monotonic() + turn_limit)
     except ChannelClosed as error:
         raise MonitorError(f"the rank monitor at {path} closed the connection") from error
     except DecodeError as error:

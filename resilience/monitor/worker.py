@@ -260,6 +260,8 @@ class WorkerMonitor:
         try:
             received = channel.receive_with_fds(0.0)
         except ChannelClosed:
+            reason = f"process {channel.peer.pid} gave up attaching; it is not watched until it tries again"
+            self.monitor.emit(events.TelemetryDropped("timing", reason, 1))
             self._close_applicant(channel)
             return
         if received is None:

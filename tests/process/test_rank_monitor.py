@@ -398,6 +398,27 @@ def test_program_that_a_worker_starts_is_watched_once_the_worker_has_left_its_mo
     one.hear(messages.Connected, lambda message: message.link.pid == pid)
 
 
+def test_worker_that_had_no_descriptor_left_attaches_at_a_later_sign_of_life(one: Node) -> None:
+    code = (
+        "import resilience, resource; from resilience.monitor import client; client.LOOK_AGAIN = 0.0\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard)); resilience.step(1)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); resilience.step(2); input()"
+    )
+    one.start(code)
+    assert one.await_record(events.WorkerProgressed).event.step == 2
+
+
+def test_monitor_records_that_a_program_gave_up_attaching(one: Node) -> None:
+    code = (
+        "import os, socket; client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "client.connect(os.environ['RESILIENCE_MONITOR_SOCKET']); client.close(); input()"
+    )
+    worker = one.start(code)
+    reason = f"process {worker.pid} gave up attaching; it is not watched until it tries again"
+    one.await_record(events.TelemetryDropped, lambda event: event.reason == reason)
+
+
 def test_client_that_has_left_stays_so_when_the_program_sends_its_first_step(one: Node) -> None:
     code = (
         "from resilience.fault_tolerance import RankMonitorClient\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +33,8 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("_page", None),
         ("_launcher_link", None),
-        ("_has_looked_for_link", False),
+        ("_look_at", -math.inf),
+        ("_failed_looks", 0),
         ("_checks_for_stop", False),
     ):
         monkeypatch.setattr(client, name, value)
@@ -82,6 +85,25 @@ def test_monitor_that_cannot_be_reached_is_tried_once_and_disturbs_nobody(monkey
     assert tried == [1]
 
 
+def test_monitor_that_did_not_answer_is_tried_again_briefly_and_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, tried = [1000.0], []
+
+    def attach(**limits: float) -> connect.WorkerLink:
+        tried.append((now[0] - 1000.0, limits))
+        raise MonitorError("no answer")
+
+    monkeypatch.setenv("RESILIENCE_MONITOR_SOCKET", "/nowhere")
+    monkeypatch.setattr(connect, "attach", attach)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for _ in range(250):
+        client.heartbeat()
+        now[0] += 1.0
+    brief = {"limit": client.LOOK_LIMIT, "turn_limit": client.LOOK_LIMIT}
+    assert tried == [(0.0, {}), (client.LOOK_AGAIN, brief), (3 * client.LOOK_AGAIN, brief)]
+
+
 def test_worker_of_a_data_loader_that_is_not_forked_does_not_attach(monkeypatch: pytest.MonkeyPatch) -> None:
     def attach() -> connect.WorkerLink:
         raise AssertionError
@@ -105,7 +127,7 @@ def test_heartbeat_of_a_signal_handler_while_the_program_attaches_neither_waits_
     link = connect.WorkerLink(RankSide(page), ours, messages.Welcome(rank=0, world_size=1, limits=Limits()))
     attempts = []
 
-    def attach(path: str, deadline: float) -> connect.WorkerLink:
+    def attach(path: str, deadline: float, turn_limit: float) -> connect.WorkerLink:
         attempts.append(path)
         if len(attempts) == 1:
             client.heartbeat()  # as a signal handler of this thread would
