@@ -947,7 +947,10 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
             "out_of_section": (None if seen.open_sections else seen.section_left_at, limits.out_of_section),
         }
         rows |= {name: (at, limit) for name, (at, limit) in signs.items() if at is not None}
-        rows |= {f"section:{s.name}": (s.seen_at, limits.sections.get(s.name, Limit())) for s in seen.open_sections}
+        rows |= {
+            f"section:{section.name}": (max(section.seen_at, seen.since), limits.sections.get(section.name, Limit()))
+            for section in seen.open_sections
+        }
     return rows
 
 

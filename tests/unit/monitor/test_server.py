@@ -806,9 +806,18 @@ class ProgramInWrapper:
         client.activate(RankSide(Page.create()))
         client.function_entered()
 
+    def opened_hours_ago(self, hours: float) -> None:
+        """Let the open sections have been opened earlier."""
+        for name, (slot, entered) in self.page._open.items():
+            self.page._words[slot + 1] = entered - int(hours * 3600e9)
+            self.page._open[name] = slot, entered - int(hours * 3600e9)
+
     def exceeded_in_an_hour(self) -> list[str]:
+        return self.exceeded_in(3600.0)
+
+    def exceeded_in(self, seconds: float) -> list[str]:
         self.monitor._receive()
-        found = exceeded(STRICT, self.monitor._observe(), time.monotonic() + 3600.0)
+        found = exceeded(STRICT, self.monitor._observe(), time.monotonic() + seconds)
         return sorted(finding.limit for finding in found)
 
 
@@ -944,6 +953,28 @@ def test_section_in_which_a_wrapper_is_called_stays_open_over_an_interruption(pr
     assert [entry.name for entry in program.monitor.page.read().open_sections] == ["epoch"]
     client.deactivate()
     program.page.leave("epoch")
+
+
+@pytest.mark.parametrize("is_call_over", [False, True])
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_section_from_before_a_call_has_its_whole_limit_again_after_each_wait_in_the_call(
+    program: ProgramInWrapper, is_call_over: bool, is_interrupted: bool
+) -> None:
+    program.link.arm()
+    program.page.enter("epoch")
+    program.opened_hours_ago(2.5)  # and it has a limit of two hours
+    client.activate(RankSide(Page.create()))
+    if is_interrupted:
+        client.function_entered()
+        client.function_interrupted()
+    client.function_left()  # a spare, or it waits for the others
+    assert "section:epoch" not in program.exceeded_in(0.0)
+    if is_call_over:
+        client.deactivate()
+    else:
+        client.function_entered()
+    assert "section:epoch" not in program.exceeded_in(3600.0)
+    assert "section:epoch" in program.exceeded_in(7201.0)
 
 
 class FindingsReceiver:
