@@ -178,11 +178,12 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     """Watch this worker from now on.
 
-    start_time: of the process, in clock ticks after boot; its pid may belong to another process by now. folder, output:
-    the run folder, and the worker's output files, for the end of its log; paths by `os.fsencode`. drain: the socket of
-    the process that writes these files, empty if the worker does. link: the previous monitor's, with the descriptors of
-    page, channel and dump. is_adopted: the worker connected, no agent assigned it. is_cold: a node of this cycle has
-    not run the job before; its caches may be cold, and all ranks wait for it."""
+    start_time: of the process, in clock ticks after boot, because its pid may belong to another process by now; 0 if it
+    could not be read. folder, output: the run folder, and the worker's output files, for the end of its log; paths by
+    `os.fsencode`. drain: the socket of the process that writes these files, empty if the worker does. link: the
+    previous monitor's, with the descriptors of page, channel and dump. is_adopted: the worker connected, no agent
+    assigned it. is_cold: a node of this cycle has not run the job before; its caches may be cold, and all ranks wait
+    for it."""
 
     worker_pid: int
     start_time: int

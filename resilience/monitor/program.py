@@ -183,16 +183,17 @@ class Program:
             message = messages.decode_for_monitor(data)
         self._newcomers.discard(channel)
         self._selector.unregister(channel)
-        state = processes.state(channel.peer.pid)
-        if isinstance(message, messages.Introduced) and state is not None:
-            self._watch_newcomer(channel, message, state.start_time)
+        if isinstance(message, messages.Introduced) and not channel.is_closed():
+            self._watch_newcomer(channel, message)
         else:
             channel.close()
 
-    def _watch_newcomer(self, channel: Channel, introduced: messages.Introduced, start_time: int) -> None:
+    def _watch_newcomer(self, channel: Channel, introduced: messages.Introduced) -> None:
         """Watch a process that has connected, as soon as the previous one has ended or left."""
         adopt, pid, rank = self._adopt, channel.peer.pid, introduced.rank
         assert adopt is not None
+        state = processes.state(pid)
+        start_time = 0 if state is None else state.start_time
         if not self._is_of_next(channel):
             origin = Origin(
                 adopt.job_id,
@@ -309,8 +310,9 @@ class Program:
 
     def _look_at_agent(self) -> None:
         """Check now if the agent is gone or about to be."""
-        state = None if self._agent is None else self._agent.state()
-        if state is None or state.wait_status is not None:
+        agent = self._agent
+        state = None if agent is None else agent.state()  # None also if it cannot be read
+        if agent is None or agent.has_ended() or (state is not None and state.wait_status is not None):
             self._lose_agent()
 
     def _lose_agent(self) -> None:
@@ -348,14 +350,13 @@ def _print(text: str) -> None:
 def _process(assigned: messages.Assigned) -> Process | None:
     """Return the worker's process, None once it has been reaped."""
     try:
-        process = Process(assigned.worker_pid)
+        process = Process(assigned.worker_pid, start_time=assigned.start_time or None)
     except ProcessLookupError:
         return None
-    state = process.state()
-    if state is not None and state.start_time == assigned.start_time:
-        return process
-    process.close()
-    return None
+    if process.is_reaped():
+        process.close()
+        return None
+    return process
 
 
 def main(arguments: Sequence[str]) -> None:

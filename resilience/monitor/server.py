@@ -329,8 +329,8 @@ class RankMonitor:
             return  # the rank has attached again: the new page's thread reports its death
         # At once: the rank's parent may reap it at any moment.
         status = self.rank.exit_status(EXIT_LIMIT)
-        if status == Exit() and self.rank.state() is not None:
-            return  # it lives: it has executed another program
+        if status == Exit() and not self.rank.has_ended():
+            return  # it lives, as after `exec`; or it ends and /proc cannot be read: then the pidfd reports its end
         self.status = status
         os.write(self._wake_write, b"x")
 

@@ -124,8 +124,11 @@ class Process:
         too many open files."""
         self.pid = pid
         self.pidfd = open_pidfd(pid) if pidfd is None else pidfd
-        present = state(pid) if start_time is None else None
-        self.start_time = start_time if present is None else present.start_time
+        try:
+            self.start_time = identity_of(pid)[1] if start_time is None else start_time
+        except OSError:  # then `state` could never be sure
+            self.close()
+            raise
 
     def send(self, number: int) -> bool:
         """Send a signal. Return True if the process was still there."""
@@ -136,9 +139,19 @@ class Process:
         return True
 
     def state(self) -> ProcessState | None:
-        """Return the state of this process, None once it is reaped, even if its pid is reused."""
+        """Return the state of this process, None once it is reaped, even if its pid is reused, and if it cannot be
+        read. `is_reaped` and `has_ended` tell the two apart."""
         present = state(self.pid)
         return present if present is not None and present.start_time == self.start_time else None
+
+    def is_reaped(self) -> bool:
+        """Return True once this process is reaped, even if its pid is reused; False if that is unknown."""
+        try:
+            return _read_state(self.pid).start_time != self.start_time
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        except OSError:
+            return False
 
     def has_ended(self, wait: float = 0.0) -> bool:
         """Wait at most `wait` seconds for the process to end. Return True if it has."""
@@ -236,11 +249,14 @@ def name(pid: int) -> str:
 
 
 def is_asleep(pid: int) -> bool:
-    """Return True if no thread of a process runs or waits for a processor, and if the process is gone."""
+    """Return True if no thread of a process runs or waits for a processor, and if the process is gone; False if that is
+    unknown, as with too many open files."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:
+        return False
     return not any(_is_runnable(pid, thread) for thread in threads)
 
 
@@ -254,8 +270,10 @@ def exit_sample(pid: int) -> tuple[float, int] | None:
 def _is_runnable(pid: int, thread: str) -> bool:
     try:
         line = Path(f"/proc/{pid}/task/{thread}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except OSError:
+        return True
     return line[line.rindex(b")") :].startswith(b") R")
 
 

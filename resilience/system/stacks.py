@@ -258,10 +258,10 @@ def capture(process: processes.Process, dump: Dump | None, thorough: bool, ask: 
     thorough: the process is about to be ended anyway. So faulthandler may read data that other threads change, and
     py-spy may be started, which may take PY_SPY_LIMIT."""
     state = process.state()
-    if state is None or _is_ending(state):
+    if _is_ending(process, state):
         return ENDED
     is_gil_held = False
-    if state.state in "Tt":
+    if state is not None and state.state in "Tt":
         reason = "the process is stopped and answers no signal"
     elif dump is None:
         reason = "the process has not armed faulthandler"
@@ -270,20 +270,22 @@ def capture(process: processes.Process, dump: Dump | None, thorough: bool, ask: 
         if own_stacks.threads:
             return own_stacks
         state = process.state()
-        if state is None or _is_ending(state):  # it was asleep for that reason
+        if _is_ending(process, state):  # it was asleep for that reason
             return ENDED
         reason, is_gil_held = own_stacks.reason, own_stacks.is_gil_held
         if thorough or is_gil_held:
             if threads := dump.request(process):
                 return Stacks("faulthandler", threads, reason, is_gil_held)
-            reason += f"; faulthandler did not answer within {DUMP_LIMIT:g} s (process state {state.state})"
+            shown = "unknown" if state is None else state.state
+            reason += f"; faulthandler did not answer within {DUMP_LIMIT:g} s (process state {shown})"
     result = _py_spy(process.pid, reason) if thorough else Stacks("none", reason=reason)
     return msgspec.structs.replace(result, is_gil_held=is_gil_held)
 
 
-def _is_ending(state: processes.ProcessState) -> bool:
-    """Return True if the main thread of a process has begun to exit: it holds no GIL and answers nobody."""
-    return state.state in "ZX" or state.wait_status is not None
+def _is_ending(process: processes.Process, state: processes.ProcessState | None) -> bool:
+    """Return True if the main thread of a process has begun to exit: it holds no GIL and answers nobody. state: None if
+    it could not be read."""
+    return process.has_ended() if state is None else state.state in "ZX" or state.wait_status is not None
 
 
 def parse(text: str, main: str = "") -> tuple[ThreadStack, ...]:

@@ -69,7 +69,7 @@ def test_end_of_a_reaped_process_is_learned_or_said_to_be_unknown(what: Callable
         other.tell()
         other.wait()
         assert process.has_ended(LIMIT)
-        assert process.state() is None
+        assert process.state() is None and process.is_reaped()
         release = tuple(int(part) for part in os.uname().release.split(".")[:2])
         assert process.exit_status(0.0) == (expected if release >= (6, 15) else Exit())
 
@@ -170,6 +170,33 @@ def test_process_counts_as_alive_if_too_many_files_are_open_to_see_it() -> None:
 
     with child(body) as other:
         assert other.hear() == [(True, False)] * 2
+
+
+def test_process_is_neither_reaped_nor_asleep_if_too_many_files_are_open_to_see_it() -> None:
+    def body(line: Connection) -> None:
+        parent = Process(os.getppid())
+        files = use_up_descriptors()
+        seen = parent.state(), parent.is_reaped(), parent.has_ended(), processes.is_asleep(parent.pid)
+        os.close(files.pop())
+        line.send(seen)
+
+    with child(body) as other:
+        assert other.hear() == (None, False, False, False)
+
+
+def test_process_is_not_opened_without_its_start_time() -> None:
+    def body(line: Connection) -> None:
+        files = use_up_descriptors()
+        os.close(files.pop())
+        try:
+            Process(os.getppid())
+        except OSError as error:
+            number = error.errno
+        os.close(files.pop())
+        line.send(number)
+
+    with child(body) as other:
+        assert other.hear() == errno.EMFILE
 
 
 def test_state_tells_what_the_process_uses() -> None:

@@ -57,6 +57,18 @@ def test_worker_that_never_attaches_is_watched_for_its_end(one: Node) -> None:
     assert (found.record.interruption, found.record.pid) == (Interruption.TERMINATED, crashing.pid)
 
 
+def test_worker_whose_start_time_the_agent_could_not_read_is_watched(
+    one: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without_descriptors:
+        without_descriptors.setattr(processes, "state", lambda pid: None)
+        worker = one.start(WAIT)
+    await_line(worker)
+    let_on(worker)
+    gone = one.hear(messages.Gone)
+    assert (gone.worker_pid, gone.exit.code, gone.goodbye) == (worker.pid, 0, True)
+
+
 def test_first_sign_of_life_attaches_and_a_stalled_step_is_found(one: Node) -> None:
     code = "import resilience, threading; resilience.step(7); print('here', flush=True); threading.Event().wait()"
     worker = one.start(code)

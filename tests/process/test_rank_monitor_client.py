@@ -6,10 +6,12 @@ import json
 import os
 import queue
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,7 @@ from resilience.facts.limits import Limits
 from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer, WorkloadAction, WorkloadControlRequest
 from resilience.monitor import messages
 from resilience.monitor.config import to_limits
+from resilience.system import processes
 from resilience.telemetry.durations import Header, Recorder
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
@@ -532,6 +535,53 @@ def test_limits_of_a_training_are_calculated_in_one_process_and_end_a_hung_step_
     ]
     # The second process has saved no checkpoint, so its limits are those of the first.
     assert silent == [("section:step", pytest.approx(limits["section_timeouts"]["section"]["step"]))]
+
+
+def take_descriptors(server: RankMonitorServer, folder: Path) -> None:
+    """Let the monitor open no more files, once it watches a worker."""
+    while not any(isinstance(record.event, events.MonitorStarted) for record in Account(folder).records()):
+        time.sleep(0.01)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, hard))
+
+
+def test_rank_that_leaves_a_monitor_without_a_descriptor_lives_on(tmp_path: Path) -> None:
+    code = (
+        f"{BEGIN}print('up', flush=True); input(); client.shutdown_workload_monitoring(); input()\n"
+        "client.init_workload_monitoring(); client.start_section('step'); input()"
+    )
+    with pair(tmp_path, code, rank_section_timeouts={"step": 0.5}) as (server, (worker,)):
+        assert await_line(worker) == "up"
+        usual = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        take_descriptors(server, tmp_path / "run")
+        before = threads(server)
+        let_on(worker)
+        while threads(server) == before:  # one of them waits for the rank's death, which it seems to see
+            time.sleep(0.01)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, usual)
+        let_on(worker)
+        record = server.find(60.0)
+        assert record is not None and record.interruption is Interruption.HARD_TIMEOUT
+        assert server.is_alive()
+
+
+def threads(server: RankMonitorServer) -> int:
+    state = processes.state(server.pid)
+    assert state is not None
+    return state.threads
+
+
+def test_monitor_without_a_descriptor_does_not_take_its_agent_for_dead_when_a_rank_dies(tmp_path: Path) -> None:
+    with pair(tmp_path, f"{BEGIN}print('up', flush=True); input()") as (server, (worker,)):
+        assert await_line(worker) == "up"
+        usual = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        take_descriptors(server, tmp_path / "run")
+        worker.kill()
+        record = server.find(60.0)
+        assert record is not None and record.interruption is Interruption.TERMINATED
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, usual)
+        next_worker = started(tmp_path / "monitor.sock", f"{BEGIN}print('watched', flush=True)")
+        assert next_worker.communicate(timeout=60.0)[0] == "watched\n"
 
 
 def test_stopped_server_is_killed_after_it_was_told_to_end(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.system import stacks
+from resilience.system import processes, stacks
 from resilience.system.processes import Process
 from resilience.system.stacks import Dump
 from tests.process.children import LIMIT, Child, child, hold
@@ -405,6 +405,13 @@ def test_process_without_a_thread_to_ask_writes_no_dump_if_it_may_live_on() -> N
         found = stacks.capture(process, dump, thorough=False, ask=nobody)
         assert os.fstat(dump.fd).st_size == size
     assert (found.method, found.reason) == ("none", "no thread of the process can be asked")
+
+
+def test_process_whose_state_cannot_be_read_has_not_ended_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    with armed(hold) as (other, process, dump):
+        other.hear()
+        monkeypatch.setattr(processes, "state", lambda pid: None)
+        assert take(process, dump, thorough=False).method == "own-thread"
 
 
 def test_missing_py_spy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
