@@ -7,6 +7,7 @@ dies, the monitor ends its worker."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -24,11 +25,12 @@ from resilience.monitor.config import FaultToleranceConfig, rule_of, to_limits
 from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest
 from resilience.monitor.starting import MonitorProcess
 from resilience.system import environment
-from resilience.system.channel import ChannelClosed, close_all, listen
+from resilience.system.channel import ChannelClosed, close_all, connect, listen
 
 START_LIMIT = 30.0  # seconds for the program to start; it needs 0.2
 END_LIMIT = 5.0  # seconds for it to close its files
 LOOK_EVERY = 1.0  # seconds
+CONNECT_LIMIT = 1.0  # seconds; a monitor that runs takes a connection at once, or its queue is full
 MOST_UNREAD = 256  # records, and requests, that are kept until the caller asks for them
 
 
@@ -45,7 +47,7 @@ class RankMonitorServer:
         settings = environment.Settings.from_environment()
         limits = limits_of(cfg, settings)  # first: it may be wrong
         self._path = Path(ipc_socket_path)
-        self._listener: socket.socket = listen(self._path)
+        self._listener = _listen(self._path)
         self._findings: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)
         self._requests: deque[tuple[int, WorkloadControlRequest]] = deque(maxlen=MOST_UNREAD)
         self._kill_at: float | None = None  # once it was asked to end
@@ -179,3 +181,31 @@ class RankMonitorServer:
     def _remove_socket(self) -> None:
         self._listener.close()
         self._path.unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    """Return a socket that listens at `path`, in place of one that a killed launch has left there. Raises: OSError."""
+    try:
+        return listen(path)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+    if not _is_left_behind(path):
+        raise OSError(
+            errno.EADDRINUSE,
+            "a monitor listens there, or another file is there; give each rank its own path, or remove the file",
+        )
+    path.unlink(missing_ok=True)
+    return listen(path)
+
+
+def _is_left_behind(path: Path) -> bool:
+    """Return True for the socket of a process that is gone. To connect to another file is refused, too."""
+    if path.is_socket():
+        try:
+            connect(str(path), CONNECT_LIMIT).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # its queue is full
+            pass
+    return False

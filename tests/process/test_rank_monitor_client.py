@@ -608,6 +608,39 @@ def test_server_that_cannot_be_started_leaves_nothing(
     RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path).close()
 
 
+def test_server_takes_the_place_of_one_that_was_killed_with_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    owner = (
+        "import os, sys; from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer\n"
+        "server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), *sys.argv[1:2], folder=sys.argv[2])\n"
+        "os.kill(server.pid, 9); server.join(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", owner, str(path), str(tmp_path / "killed")], cwd=ROOT, timeout=120.0)
+    assert path.is_socket()
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path / "run")
+    worker = started(path, f"{BEGIN}print('watched', flush=True)")
+    assert worker.communicate(timeout=120.0)[0] == "watched\n"
+    server.close()
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_server_leaves_a_path_alone_that_is_in_use_and_says_what_to_do(tmp_path: Path, is_file: bool) -> None:
+    path = tmp_path / "s"
+    first = None
+    if is_file:
+        path.write_text("kept")
+    else:
+        first = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path / "run")
+    with pytest.raises(MonitorError, match="give each rank its own path, or remove the file"):
+        RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path / "second")
+    if first is None:
+        assert path.read_text() == "kept"
+    else:
+        worker = started(path, f"{BEGIN}print('watched', flush=True)")
+        assert worker.communicate(timeout=120.0)[0] == "watched\n"
+        first.close()
+
+
 def test_server_that_is_killed_says_so(tmp_path: Path) -> None:
     server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), folder=tmp_path)
     os.kill(server.pid, signal.SIGKILL)
