@@ -49,7 +49,7 @@ class Program:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._agent: Process | None = None
         self._agent_lost_at: float | None = None
-        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque(maxlen=OUTBOX)
+        self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()  # the descriptors are its own
         self._worker: WorkerMonitor | None = None
         self._watched_rank: int | None = None  # by the last worker, which has shown what follows
         self._shown_silences = Shown()
@@ -224,12 +224,16 @@ class Program:
         if len(data) > self._agent_channel.limit:  # it would block all later messages forever
             _print(f"a message of {len(data)} bytes is too long and was dropped")
             return
-        self._outbox.append((data, tuple(fds)))
+        if not self._outbox and self._agent_channel.send(data, fds):
+            return
+        if len(self._outbox) == OUTBOX:
+            close_all(self._outbox.popleft()[1])
+        self._outbox.append((data, tuple(map(os.dup, fds))))  # the caller may close its own before the agent reads
         self._flush()
 
     def _flush(self) -> None:
         while self._outbox and self._agent_channel.send(*self._outbox[0]):
-            self._outbox.popleft()
+            close_all(self._outbox.popleft()[1])
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
         with contextlib.suppress(KeyError):  # the channel is gone
             self._selector.modify(self._agent_channel, wanted, self._on_agent_message)

@@ -1,0 +1,83 @@
+"""What the monitor's program says to an agent that reads late."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.facts.interruptions import Exit
+from resilience.monitor import messages
+from resilience.monitor.program import OUTBOX, Program
+from resilience.system.channel import listen, pair
+
+CONNECTED = messages.Connected(2, messages.Attachment(2, is_locked=True))
+
+
+class LateAgent:
+    """An agent that has not read for long, so its channel is full, and its monitor."""
+
+    def __init__(self, folder: Path) -> None:
+        self.channel, line = pair()
+        self.program = Program(line, listen(folder / "socket"))
+        while not self.program._outbox:
+            self.program.tell(messages.Gone(1, Exit(), goodbye=True))
+
+    def read(self) -> list[tuple[messages.ToAgent, list[int]]]:
+        """Return all messages up to the answer of a probe, with their descriptors."""
+        self.channel.send(messages.encode(messages.ProbeMonitor(7)))
+        monitor = threading.Thread(target=self.program.run)
+        monitor.start()
+        read: list[tuple[messages.ToAgent, list[int]]] = []
+        try:
+            deadline = time.monotonic() + 30.0
+            while messages.Alive(7) not in [message for message, _ in read[-1:]]:
+                received = self.channel.receive_with_fds(1.0)
+                if received is not None:
+                    read.append((messages.decode_for_agent(received[0]), received[1]))
+                assert time.monotonic() < deadline, f"no answer; the last of {len(read)} messages: {read[-1:]}"
+        finally:
+            self.channel.send(messages.encode(messages.Leave()))
+            monitor.join()
+        return read
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[LateAgent]:
+    agent = LateAgent(tmp_path)
+    yield agent
+    agent.channel.close()
+    agent.program._agent_channel.close()
+    agent.program._listener.close()
+
+
+@pytest.mark.parametrize("is_number_reused", [False, True])
+def test_late_agent_gets_the_files_of_a_program_that_has_left_meanwhile(
+    agent: LateAgent, tmp_path: Path, is_number_reused: bool
+) -> None:
+    (tmp_path / "page").write_text("the page")
+    fd = os.open(tmp_path / "page", os.O_RDONLY)
+    agent.program.tell(CONNECTED, [fd])
+    os.close(fd)
+    others = [os.open(os.devnull, os.O_RDONLY)] if is_number_reused else []
+    assert others in ([], [fd])
+    ((message, fds),) = [(message, fds) for message, fds in agent.read() if fds]
+    assert (message, os.read(fds[0], 100)) == (CONNECTED, b"the page")
+    for each in (*others, *fds):
+        os.close(each)
+
+
+def test_message_with_files_that_no_agent_reads_keeps_no_file_open(agent: LateAgent) -> None:
+    before = os.listdir("/proc/self/fd")
+    fd = os.open(os.devnull, os.O_RDONLY)
+    agent.program.tell(CONNECTED, [fd])
+    os.close(fd)
+    for number in range(OUTBOX):
+        agent.program.tell(messages.Alive(-number))
+    assert os.listdir("/proc/self/fd") == before
+    read = [message for message, _ in agent.read()]
+    assert CONNECTED not in read and messages.Alive(1 - OUTBOX) in read
