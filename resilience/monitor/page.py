@@ -445,10 +445,10 @@ class RankSide:
         """Hold the mutex. Its release by the kernel shows this process's death. Main thread."""
         page = self._page
         assert page is not None
-        _Mutex(page).lock()
         # It must stay mapped to the very end, beyond the interpreter's: the kernel's list of the locks that a thread
-        # holds runs through it.
+        # holds runs through it. First, because a signal handler may raise once the lock is held.
         _python.Py_IncRef(ctypes.py_object(page.memory))
+        _Mutex(page).lock()
         self._words[_IS_LOCKED] = 1
 
     def close(self) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import os
 import signal
 import subprocess
 import sys
 from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts.seats import Seat
 from resilience.monitor import client
 from resilience.monitor import page as page_module
-from resilience.monitor.page import MonitorSide, Page, RankSide
+from resilience.monitor.page import SIZE, MonitorSide, Page, RankSide
 from tests.process.children import LIMIT, child, hear, hold
 
 SEQUENCE = 1  # the word that is odd while a state is being written
@@ -126,6 +129,57 @@ def test_death_is_told_to_every_monitor_in_turn(page: Page) -> None:
         rank.wait()
     assert MonitorSide(page).wait_for_death(LIMIT)
     assert MonitorSide(Page.attach(page.fd)).wait_for_death(LIMIT)
+
+
+def test_exception_at_any_point_of_the_lock_leaves_the_process_able_to_attach_again() -> None:
+    """Such as a signal handler's. The thread's list of locks must not run through memory that is no longer mapped."""
+
+    class Interrupt(BaseException):
+        pass
+
+    def attach() -> None:
+        page = Page.create()
+        rank = RankSide(page)
+        page.close()
+        rank.lock_life()
+
+    def interrupted_at(point: int) -> bool:
+        points = itertools.count()
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            if frame.f_code.co_filename != page_module.__file__:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and is_locking(frame) and next(points) == point:
+                raise Interrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            attach()
+        except Interrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    def is_locking(frame: FrameType | None) -> bool:
+        return frame is not None and (frame.f_code is RankSide.lock_life.__code__ or is_locking(frame.f_back))
+
+    def body(line: Connection) -> None:
+        written = []
+        for point in itertools.count():
+            if not interrupted_at(point):
+                break
+            others = mmap.mmap(-1, SIZE)  # takes the page's place if that was unmapped
+            attach()
+            if any(others[:]):
+                written.append(point)
+        line.send((point, written))
+
+    with child(body) as rank:
+        points, written = rank.hear()
+        assert points > 20 and written == []
 
 
 # -- children of the rank ------------------------------------------------------------------------------
