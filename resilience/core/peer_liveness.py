@@ -10,14 +10,18 @@ import msgspec
 from resilience.core.restart import Add, CompareSet, Protocol, Read, Set
 
 Seconds = float
+TOGETHER = 32  # nodes after a silent one that are watched at the same time
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """What is known about another node: its counter and the time of its last observed change."""
+    """What is known about another node: its counter and the time of its last observed change.
+
+    has_risen: the counter was seen to change. Before that, the time is that of the first look."""
 
     node: str
     count: int
     changed_at: Seconds
+    has_risen: bool = False
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -30,7 +34,7 @@ class Liveness(msgspec.Struct, frozen=True):
 def weigh(peer: Peer, count: int, now: Seconds, allowed: Seconds) -> Liveness:
     """Return what follows from a look at a peer's counter."""
     if count != peer.count:
-        return Liveness(Peer(peer.node, count, now))
+        return Liveness(Peer(peer.node, count, now, has_risen=True))
     silent_for = now - peer.changed_at
     return Liveness(peer, silent_for if silent_for >= allowed else None)
 
@@ -48,27 +52,54 @@ def take_place(node: str) -> Protocol[int]:
     return int(place)
 
 
-class Neighbour(msgspec.Struct, frozen=True):
-    """The next node of the ring, "" if there is no other one.
+class Ring(msgspec.Struct, frozen=True):
+    """What a node knows of the others: their names, by place, and those that it watches."""
 
-    places: of the ring when it was read; 0 if an empty place was skipped, which may be taken later."""
-
-    node: str = ""
-    places: int = 0
+    names: dict[int, str] = {}
+    watched: dict[str, Peer] = {}
 
 
-def next_node(place: int, known: Neighbour | None = None) -> Protocol[Neighbour]:
-    """Return the node that the node at `place` watches: the next one in the ring, so each node has exactly one watcher.
+class SilentNode(msgspec.Struct, frozen=True):
+    """A watched node that has been silent for longer than allowed."""
 
-    known: what an earlier call returned. Names are read again only if the ring may have changed."""
+    node: str
+    silent_for: Seconds
+
+
+def look(place: int, known: Ring, now: Seconds, allowed: Seconds) -> Protocol[tuple[Ring, tuple[SilentNode, ...]]]:
+    """Look at the nodes that the node at `place` watches. Return the new state, and those that are silent.
+
+    It watches the next node of the ring. A silent node watches nobody, so its watcher also watches the node after it.
+    Nodes of one rack may be lost together: after a silent node, it also watches the nodes that follow, up to the first
+    one whose counter it has seen rise, but at most TOGETHER of them at once."""
     places = yield Add(COUNT_KEY, 0)
-    if known is not None and places == known.places:
-        return known
+    names, watched = dict(known.names), {}
+    silent: list[SilentNode] = []
+    uncertain = 1  # nodes that may still be watched before it is known whether the last one lives
     for step in range(1, places):
-        (name,) = yield Read((_name_key((place - 1 + step) % places + 1),))
-        if name is not None:
-            return Neighbour(str(name), places if step == 1 else 0)
-    return Neighbour("", places if places == 1 else 0)
+        at = (place - 1 + step) % places + 1
+        if at not in names:
+            (name,) = yield Read((_name_key(at),))
+            if name is None:
+                continue  # an empty place, which may be taken later
+            names[at] = str(name)
+        node = names[at]
+        count = yield Add(beat_key(node), 0)
+        liveness = weigh(known.watched.get(node, Peer(node, count, now)), count, now, allowed)
+        watched[node] = liveness.peer
+        if liveness.silent_for is not None:
+            silent.append(SilentNode(node, liveness.silent_for))
+            uncertain = TOGETHER
+            continue
+        uncertain -= 1
+        if liveness.peer.has_risen or not uncertain:
+            break
+    return Ring(names, watched), tuple(silent)
+
+
+def beat_key(node: str) -> str:
+    """Return the key of the counter that a node raises."""
+    return f"nodes/{node}/beat"
 
 
 def _place_key(node: str) -> str:

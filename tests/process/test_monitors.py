@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
-from resilience.inprocess._runtime.supervision import BEATS
+from resilience.inprocess._runtime.supervision import BEATS, alone_key
 from resilience.system import processes
 from tests.process.jobs import FAST, RESULT
 from tests.support.ranks import Job, free_port
@@ -95,6 +95,96 @@ def test_stopped_monitor_of_a_node_does_not_make_the_node_look_lost(start: Start
     (job.folder / "go").touch()
     assert [rank.value for rank in job.wait()] == [0] * 4
     assert not job.of(events.NodeFellSilent) and not job.of(events.RankInterrupted)
+
+
+def store_of(job: Job, port: int) -> dist.Store:
+    """Connect to the store of a call's keys."""
+    return dist.PrefixStore("resilience/none/0/0/", dist.TCPStore("127.0.0.1", port, wait_for_workers=False))
+
+
+def start_on_nodes(
+    start: Start, world_size: int, target: str = WAIT_FOR_SIGN, **more: object
+) -> tuple[Job, dist.Store]:
+    """Start ranks that each are alone on a node. Return the job, and its store once each has entered its function."""
+    port = free_port()
+    job = start(
+        world_size,
+        target,
+        env={"MASTER_PORT": str(port)},
+        env_of=lambda rank: {"RESILIENCE_NODE": f"node{rank}"},
+        **more,
+    )
+    for rank in range(world_size):
+        job.await_record(events.StageStarted, rank=rank, where=lambda event: event.stage == "run")
+    return job, store_of(job, port)
+
+
+def await_beats(store: dist.Store, key: str, timeouts: float) -> None:
+    """Wait until a counter has risen for some times heartbeat_timeout."""
+    until, late = store.add(key, 0) + timeouts * BEATS, time.monotonic() + 120
+    while store.add(key, 0) < until:
+        assert time.monotonic() < late, f"{key} stands still"
+        time.sleep(0.05)
+
+
+def lose(job: Job, *ranks: int) -> None:
+    """Kill ranks and their monitors at once."""
+    monitors = [job.monitor_pid(rank) for rank in ranks]
+    stop(*monitors)
+    for monitor in monitors:
+        os.kill(monitor, signal.SIGKILL)
+    for rank in ranks:
+        job.signal(rank, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["at once", "one after another"])
+def test_lost_nodes_that_are_neighbours_are_all_excluded(start: Start, how: str) -> None:
+    job, store = start_on_nodes(start, 3, options={"heartbeat_timeout": 4.0, "monitor_process_interval": 0.1})
+    ring = [int(store.get(f"nodes/name/{place}").decode().partition("@")[0][-1]) for place in (1, 2, 3)]
+    first = ring[ring.index(0) - 2]  # node 0 watches it, and it watches the other one
+    second = 3 - first
+    if how == "at once":
+        lose(job, first, second)
+    else:
+        lose(job, first)
+        job.await_record(events.RankStoodInFor, rank=0, where=lambda event: event.initial_rank == first)
+        lose(job, second)
+    for rank in (first, second):
+        record = job.await_record(
+            events.RankStoodInFor, rank=0, where=lambda event, rank=rank: event.initial_rank == rank
+        )
+        assert record.event.result == "excluded"
+    del store
+    (job.folder / "go").touch()
+    assert job.wait_ranks()[0].value == (1 if how == "at once" else 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_rank_whose_nodes_only_monitor_is_lost_goes_on(start: Start, number: int) -> None:
+    job, store = start_on_nodes(start, 2, options={"heartbeat_timeout": 3.0, "monitor_process_interval": 0.1})
+    monitor = job.monitor_pid(1)
+    try:
+        stop(monitor) if number == signal.SIGSTOP else os.kill(monitor, number)
+        await_beats(store, f"nodes/node0@{processes.pid_namespace()}/beat", 2.5)  # node 0 watches node 1
+        del store
+        (job.folder / "go").touch()
+        assert [rank.value for rank in job.wait_ranks()] == [0, 0]
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(monitor, signal.SIGCONT)
+    assert not job.of(events.NodeFellSilent)
+
+
+def test_rank_that_dies_after_its_nodes_only_monitor_is_excluded(start: Start) -> None:
+    job, store = start_on_nodes(start, 2, options={"heartbeat_timeout": 3.0, "monitor_process_interval": 0.1})
+    os.kill(job.monitor_pid(1), signal.SIGKILL)
+    await_beats(store, alone_key(1), 1.5)
+    job.signal(1, signal.SIGKILL)
+    record = job.await_record(events.RankStoodInFor, rank=0, where=lambda event: event.initial_rank == 1)
+    assert record.event.result == "excluded"
+    del store
+    (job.folder / "go").touch()
+    assert job.wait_ranks()[0].value == 1
 
 
 def test_rank_that_dies_together_with_its_monitor_is_excluded_by_its_neighbour(start: Start) -> None:  # F24

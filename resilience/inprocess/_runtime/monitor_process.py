@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from resilience.inprocess.wrap import Wrapper
 
 StartMethod = Literal["forked", "executed"]
+LISTEN = 0.5  # seconds between two checks whether a monitor that starts has ended
 LEAVE_LIMIT = 1.0  # seconds that a call's end waits for its monitor; a monitor that hosts a store may run for longer
 
 # (pid, start time) of monitors that a call's end did not wait for, each with True if its rank completed the call
@@ -85,6 +86,7 @@ class Handle:
         self.dropped = 0
         self._channel = channel
         self._is_ready = threading.Event()
+        self._has_hung_up = False
         self.error = ""  # why the monitor could not create the store
 
     @property
@@ -112,6 +114,7 @@ class Handle:
         try:
             data = self._channel.receive(wait)
         except ChannelClosed:
+            self._has_hung_up = True
             return False
         if data is not None:
             self._handle(data)
@@ -166,17 +169,36 @@ class Handle:
         self._channel.hang_up()
         _leaving.append((self._identity, False))
 
-    def await_ready(self, limit: float) -> None:
-        """Wait until the monitor hosts the wrapper's store; `error` then says if it cannot. Raises: MonitorError."""
+    @property
+    def is_stopped(self) -> bool:
+        """Return True if the monitor was stopped by a signal or a debugger."""
+        state = processes.state(self.pid)
+        return state is not None and state.state in ("T", "t")
+
+    def await_ready(self, limit: float, is_heard: bool = False) -> None:
+        """Wait until the monitor is connected to the wrapper's store, or hosts it; `error` then says if it cannot.
+
+        is_heard: another thread listens in `is_alive`. If the monitor ends, that thread notices it, and the rank
+        continues without it. Raises: MonitorError."""
         deadline = time.monotonic() + limit
         while not self._is_ready.is_set():
-            if time.monotonic() > deadline:
-                raise MonitorError(f"monitor process {self.pid} was not ready within {limit:g} s")
-            if not self.is_alive(0.5):
+            if self._has_hung_up and is_heard:
+                return
+            if self._has_hung_up:
                 raise MonitorError(
                     f"monitor process {self.pid} ended before it was ready; its messages go to "
                     "monitor_process_logfile, if that is set"
                 )
+            if time.monotonic() > deadline:
+                raise MonitorError(
+                    f"monitor process {self.pid} was not connected to the wrapper's store within {limit:g} s "
+                    "(barrier_timeout). A monitor that is a fresh process imports torch first, perhaps from a slow "
+                    "file system: raise barrier_timeout if that may take longer"
+                )
+            if is_heard:
+                self._is_ready.wait(LISTEN)
+            else:
+                self.is_alive(LISTEN)
 
 
 def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Handle:

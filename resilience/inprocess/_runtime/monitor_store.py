@@ -263,7 +263,10 @@ class MonitorStore:
 
         try:
             connection = self._connect(self._call_begin.waits.barrier, failed)
-            ended, _ = self._drive_stand_in(record, dist.PrefixStore(self._call_begin.prefix, connection))
+            store = dist.PrefixStore(self._call_begin.prefix, connection)
+            ended, _ = self._drive_stand_in(record, store)
+            if ended.result != "failed":  # else a node that watches this rank later would stand in for it again
+                execute(Set(finished_key(record.rank), "1"), store)
         except Exception as error:  # the edge of the thread
             ended = _failed_stand_in(record, began, error)
         self._emit(ended)

@@ -37,6 +37,7 @@ from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import launcher_check, supervision, unstarted
 from resilience.inprocess._runtime.job_description import endpoint, job_of, launch_in, new_job_id
 from resilience.inprocess._runtime.joining import join
+from resilience.inprocess._runtime.lone_rank import LoneRank
 from resilience.inprocess._runtime.monitor_process import Handle, await_earlier, start
 from resilience.inprocess._runtime.monitor_store import publish_server
 from resilience.inprocess._runtime.progress import forget_request, request_tick
@@ -101,6 +102,7 @@ class Session:
         self.page: RankSide
         self._ticker = threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
         self._own_file: RecordFile | None = None  # once the monitor is lost
+        self._lone: LoneRank
         # Read once: each iteration sets the variables, and the function may change them.
         self._base_host = LauncherRendezvous.from_environment().server_host
         self._base: Any = None
@@ -151,13 +153,17 @@ class Session:
 
     def _connect(self, wrapper: Wrapper, state: State) -> None:
         """Connect to the store, which this monitor or another one hosts, and start to listen to the monitor."""
+        limit = wrapper.barrier_timeout.total_seconds()
         if state.initial_rank == 0:
-            self._monitor.await_ready(READY_LIMIT)
+            self._monitor.await_ready(limit)
             if self._monitor.error:
                 _raise_factory_error(wrapper, self._notice, self._monitor.error)
-        limit = wrapper.barrier_timeout.total_seconds()
         self._base, rank_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit, is_rank=True)
         self._watch_base, watcher_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
+        # A clone: in an iteration, the variables that the factory reads name the store of that iteration.
+        once_more = partial(patience.connect, lambda: self._base.clone())
+        heartbeat_timeout = wrapper.heartbeat_timeout.total_seconds()
+        self._lone = LoneRank(once_more, self._prefix, state.initial_rank, heartbeat_timeout, self._closing)
         asks, answered = self.page.asks_store, self.page.store_answered
         self._patience = Patience(self._base, rank_sockets, limit, self._interval, asks, answered)
         self.watch_patience = Patience(self._watch_base, watcher_sockets, limit, self._interval)
@@ -296,6 +302,8 @@ class Session:
         """Remove everything of the call from this process."""
         self.leave()
         self._closing.set()
+        if hasattr(self, "_lone"):  # else the call has not begun
+            self._lone.end()
         self.page.doing(Doing.OUTSIDE)  # the monitor does not watch what follows the call
         client.deactivate()
         log.configure(None, None)
@@ -425,9 +433,12 @@ class Session:
             self.page.ran()
             request_tick(self.page)
             self._check_patience()
+            if self._monitor.is_stopped:
+                self._lone.start()
         if not self._closing.is_set():
             self._monitor_lost()
         while not self._closing.wait(self._interval):
+            self._lone.start()
             self._check_patience()
 
     def _check_patience(self) -> None:

@@ -2,9 +2,10 @@
 
 The monitors of a node have one leader: the holder of the lock on a folder that only this user can enter. The
 kernel frees the lock when the holder dies. The leader raises its node's counter in the store, watches the counter
-of the next node in a ring, and checks that the processes of its own node are alive. It also stands in for ranks
-whose own monitor is gone: those of a lost node, or a rank that died together with its monitor. In steady state it
-does at most one store operation per node and second, with the default heartbeat_timeout.
+of the next node in a ring (and of those after it while it is silent), and checks that the processes of its own node are
+alive. It also stands in for ranks whose own monitor is gone: those of a lost node, or a rank that died together with
+its monitor. In steady state it does at most one store operation per node and second, with the default
+heartbeat_timeout. A rank of a silent node that shows by itself that it lives (`lone_rank`) is left alone.
 
 A leader may be stopped, or wait for the store in vain, and keep the lock. So each round of the leader also sets the
 folder's modification time. If that does not change, another monitor of the node does the leader's rounds until it
@@ -29,7 +30,7 @@ import msgspec
 import torch.distributed as dist
 
 from resilience.core import restart
-from resilience.core.peer_liveness import Neighbour, Peer, next_node, take_place, weigh
+from resilience.core.peer_liveness import Peer, Ring, beat_key, look, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ResilienceError, error_in_words
 from resilience.facts import encoding, events
@@ -81,8 +82,8 @@ class Supervisor:
         self._checked_at = 0.0
         self._done = threading.Event()
         self._store: Any = None  # connected while this monitor acts for the node
-        self._peer: Peer | None = None
-        self._neighbour: Neighbour | None = None
+        self._ring = Ring()
+        self._alone: dict[int, Peer] = {}  # ranks of silent nodes that show by themselves that they live
         self._known_members: dict[str, list[Member]] = {}
         # A third: time for another monitor to act before the other nodes count this one as silent. But a leader that
         # acts in each interval is not idle.
@@ -166,37 +167,36 @@ class Supervisor:
 
     def _check_neighbours(self) -> None:
         for member in self._known_members.get(self._group, []):
-            if self._has_died(member):
+            if self._has_died(member) and not self._is_settled(member.initial_rank):
                 self._represent_lost(
                     self._node, member, Interruption.TERMINATED, "rank and monitor died together", None
                 )
         if time.monotonic() >= self._next_beat_at:
             self._next_beat_at = time.monotonic() + self._beat_every
-            execute(Add(f"nodes/{self._group}/beat", 1), self._store)
+            execute(Add(beat_key(self._group), 1), self._store)
             self._members(self._group)
-            self._neighbour = drive(next_node(self._place, self._neighbour), self._store)
-            if self._neighbour.node:
-                self._check_node(self._neighbour.node)
+            self._check_ring()
 
     def _has_died(self, member: Member) -> bool:
         """Return True if both processes of a member of this group have ended. All of a group share a pid namespace."""
         return not processes.is_alive(member.rank) and not processes.is_alive(member.monitor)
 
-    def _check_node(self, group: str) -> None:
-        count = execute(Add(f"nodes/{group}/beat", 0), self._store)
+    def _check_ring(self) -> None:
         now = time.monotonic()
         if now - self._checked_at > self._pause_limit:
-            self._peer = None  # this process or the store was paused: so may be the peer, without a fault
+            # This process or the store was paused: so may be the peers, without a fault.
+            self._ring, self._alone = Ring(self._ring.names), {}
         self._checked_at = now
-        if self._peer is None or self._peer.node != group:
-            self._peer = Peer(group, count, now)
-        verdict = weigh(self._peer, count, now, self._limit)
-        self._peer = verdict.peer
-        if verdict.silent_for is not None:
-            self._represent_node(group, verdict.silent_for)
+        self._ring, silent = drive(look(self._place, self._ring, now, self._limit), self._store)
+        for peer in silent:
+            self._represent_node(peer.node, peer.silent_for, now)
 
-    def _represent_node(self, group: str, silent_for: float) -> None:
-        members = [member for member in self._members(group) if member.initial_rank not in self._represented]
+    def _represent_node(self, group: str, silent_for: float, now: float) -> None:
+        members = [
+            member
+            for member in self._members(group)
+            if not self._is_settled(member.initial_rank) and not self._is_alive_alone(member.initial_rank, now)
+        ]
         if not members:
             return
         ranks = tuple(member.initial_rank for member in members)
@@ -205,6 +205,19 @@ class Supervisor:
             self._emit(events.NodeFellSilent(name, self._limit, silent_for, ranks))
         for member in members:
             self._represent_lost(name, member, Interruption.UNRESPONSIVE, f"node {name} fell silent", silent_for)
+
+    def _is_settled(self, rank: int) -> bool:
+        """Return True if a rank needs no stand-in from this monitor: it has one, or its end is on record."""
+        if rank not in self._represented and execute(restart.Check((finished_key(rank),)), self._store):
+            self._represented.add(rank)
+        return rank in self._represented
+
+    def _is_alive_alone(self, rank: int, now: float) -> bool:
+        """Return True if a rank of a silent node has lost its monitor and shows by itself that it lives."""
+        count = execute(Add(alone_key(rank), 0), self._store)
+        verdict = weigh(self._alone.get(rank, Peer(str(rank), count, now)), count, now, self._limit)
+        self._alone[rank] = verdict.peer
+        return count > 0 and verdict.silent_for is None
 
     def _members(self, group: str) -> list[Member]:
         """Return the ranks registered in a group. Reads them again only if there are more."""
@@ -220,11 +233,6 @@ class Supervisor:
     def _represent_lost(
         self, node: str, member: Member, kind: Interruption, message: str, silent_for: float | None
     ) -> None:
-        if member.initial_rank in self._represented:
-            return
-        if execute(restart.Check((finished_key(member.initial_rank),)), self._store):
-            self._represented.add(member.initial_rank)  # it left cleanly
-            return
         (text,) = execute(Read((restart.seat_key(member.initial_rank),)), self._store)
         seat = None if text is None else encoding.from_json(text, Seat)
         record = InterruptionRecord(
@@ -341,8 +349,13 @@ def depart(store: StoreLike, member: Member) -> None:
 
 
 def finished_key(initial_rank: int) -> str:
-    """Return the key that exists once a rank has left the call cleanly."""
+    """Return the key that exists once a rank's end is on record: it needs no stand-in any more."""
     return f"finished/{initial_rank}"
+
+
+def alone_key(initial_rank: int) -> str:
+    """Return the key of the counter that a rank raises once its monitor is gone."""
+    return f"alone/{initial_rank}"
 
 
 def entry_of(initial_rank: int, rank_pid: int, monitor_pid: int) -> Member:

@@ -7,8 +7,10 @@ import random
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from resilience.core.peer_liveness import COUNT_KEY, next_node, take_place
+from resilience.core.peer_liveness import COUNT_KEY, TOGETHER, Ring, beat_key, look, take_place
 from resilience.core.restart import Add, CompareSet, Read, Set
+
+ALLOWED = 30.0  # seconds of silence
 
 
 class Store:
@@ -69,23 +71,28 @@ def judge_ring(nodes: list[str], seed: int) -> None:
     given = take_places_together(store, nodes, seed)
     places = {node: store.run(take_place(node)) for node in nodes}  # each node's leader, at the latest
     assert all(given[node] <= {places[node]} for node in nodes)
-    watched = [store.run(next_node(places[node])).node for node in nodes]
-    assert sorted(watched) == (sorted(nodes) if len(nodes) > 1 else [""])
-    assert all(name != node for name, node in zip(watched, nodes, strict=True))
+    watched = [watched_by(store, places[node]) for node in nodes]
+    assert sorted(watched) == (sorted([node] for node in nodes) if len(nodes) > 1 else [[]])
+    assert all([node] != names for names, node in zip(watched, nodes, strict=True))
+
+
+def watched_by(store: Store, place: int, known: Ring = Ring()) -> list[str]:  # noqa: B008  immutable
+    ring, _ = store.run(look(place, known, 0.0, ALLOWED))
+    return list(ring.watched)
 
 
 def test_single_node_watches_nobody() -> None:
     store = Store()
-    assert store.run(next_node(store.run(take_place("a")))).node == ""
+    assert watched_by(store, store.run(take_place("a"))) == []
     assert store.values[COUNT_KEY] == "1"
 
 
-def test_neighbour_that_is_known_costs_one_operation() -> None:
+def test_look_at_a_known_node_costs_two_operations() -> None:
     store = Store()
     places = [store.run(take_place(node)) for node in ("a", "b")]
-    known = store.run(next_node(places[0]))
-    operations = list(iterate(next_node(places[0], known), store))
-    assert (known.node, operations) == ("b", [Add(COUNT_KEY, 0)])
+    known, _ = store.run(look(places[0], Ring(), 0.0, ALLOWED))
+    operations = list(iterate(look(places[0], known, 1.0, ALLOWED), store))
+    assert operations == [Add(COUNT_KEY, 0), Add(beat_key("b"), 0)]
 
 
 def test_node_that_takes_its_place_late_becomes_the_neighbour() -> None:
@@ -93,10 +100,67 @@ def test_node_that_takes_its_place_late_becomes_the_neighbour() -> None:
     places = [store.run(take_place(node)) for node in ("a", "b")]
     late = take_place("c")
     name = next(operation for operation in iterate(late, store) if isinstance(operation, Set))  # not yet performed
-    known = store.run(next_node(places[1]))
-    assert known.node == "a"
+    known, _ = store.run(look(places[1], Ring(), 0.0, ALLOWED))
+    assert list(known.watched) == ["a"]
     store.perform(name)
-    assert store.run(next_node(places[1], known)).node == "c"
+    assert watched_by(store, places[1], known) == ["c"]
+
+
+def silences(size: int, ends: dict[int, float], until: float) -> dict[int, float]:
+    """Let the first node of a ring look once a second. Return when each node was first found silent, by its number.
+
+    ends: when a node stops to raise its counter, by its number; the others go on."""
+    store = Store()
+    for number in range(size):
+        store.run(take_place(f"node-{number}"))
+    found: dict[int, float] = {}
+    ring, now = Ring(), 0.0
+    while now < until:
+        for number in range(size):
+            if now < ends.get(number, until):
+                store.perform(Add(beat_key(f"node-{number}"), 1))
+        ring, silent = store.run(look(1, ring, now, ALLOWED))
+        for node in silent:
+            found.setdefault(int(node.node.removeprefix("node-")), now)
+        now += 1.0
+    return found
+
+
+def test_nodes_lost_one_after_another_are_all_found_silent() -> None:
+    ends = {1: 10.0, 2: 100.0, 3: 200.0}
+    found = silences(5, ends, until=300.0)
+    assert found.keys() == ends.keys()
+    assert all(found[number] - end <= ALLOWED + 2 for number, end in ends.items())
+
+
+def test_nodes_of_a_rack_lost_at_once_are_found_in_twice_the_time_of_one() -> None:
+    lost = range(1, TOGETHER + 2)
+    found = silences(TOGETHER + 10, dict.fromkeys(lost, 10.0), until=200.0)
+    assert list(found) == list(lost)
+    assert max(found.values()) - 10.0 <= 2 * ALLOWED + 3
+
+
+def test_node_that_is_the_last_of_its_ring_watches_nobody_twice() -> None:
+    assert list(silences(4, dict.fromkeys((1, 2, 3), 10.0), until=200.0)) == [1, 2, 3]
+
+
+def test_node_that_is_heard_again_is_watched_alone() -> None:
+    store = Store()
+    for node in ("a", "b", "c"):
+        store.run(take_place(node))
+    ring, _ = store.run(look(1, Ring(), 0.0, ALLOWED))
+    ring, silent = store.run(look(1, ring, ALLOWED, ALLOWED))
+    assert ([node.node for node in silent], list(ring.watched)) == (["b"], ["b", "c"])
+    store.perform(Add(beat_key("b"), 1))
+    ring, silent = store.run(look(1, ring, ALLOWED + 1, ALLOWED))
+    assert (silent, list(ring.watched)) == ((), ["b"])
+
+
+def test_watched_nodes_stay_few_while_their_neighbours_live() -> None:
+    store = Store()
+    for number in range(100):
+        store.run(take_place(f"node-{number}"))
+    assert watched_by(store, 1) == ["node-1"]
 
 
 def iterate(protocol: Generator[Any, Any, Any], store: Store) -> Iterator[Any]:

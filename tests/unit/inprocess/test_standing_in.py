@@ -14,6 +14,7 @@ from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.inprocess._runtime import monitor_store
 from resilience.inprocess._runtime.monitor_store import MonitorStore
+from resilience.inprocess._runtime.supervision import finished_key
 from resilience.inprocess.store import Notice
 
 RECORD = InterruptionRecord(rank=0, interruption=Interruption.TERMINATED, message="by schedule")
@@ -41,6 +42,12 @@ def represent(factory: Callable[[], Any]) -> list[Any]:
     )
     receiver._represent(RECORD)
     return emitted
+
+
+def test_rank_that_was_stood_in_for_needs_no_other_stand_in(clock: Any) -> None:
+    store = dist.HashStore()
+    assert results(represent(lambda: store)) == [("excluded", "")]
+    assert dist.PrefixStore("test/", store).check([finished_key(RECORD.rank)])
 
 
 def results(emitted: list[Any]) -> list[tuple[str, str]]:

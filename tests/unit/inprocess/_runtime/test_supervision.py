@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.core.peer_liveness import take_place
-from resilience.core.restart import Add
+from resilience.core.peer_liveness import beat_key, take_place
+from resilience.core.restart import Add, Set
 from resilience.facts import encoding, events
 from resilience.inprocess._runtime import supervision
-from resilience.inprocess._runtime.supervision import Member, Supervisor, announce, entry_of
+from resilience.inprocess._runtime.supervision import Member, Supervisor, alone_key, announce, entry_of, finished_key
 from resilience.system import private, processes
 from resilience.system.store import drive, execute
 from resilience.telemetry import exporters
@@ -133,6 +133,64 @@ def test_pid_namespace_that_falls_silent_is_represented_by_another_one_of_its_no
         (1, "here", "node here fell silent")
     ]
     assert [event.silent_node for event in emitted if isinstance(event, events.NodeFellSilent)] == ["here"]
+
+
+OTHER = "4026532999-boot"  # a pid namespace
+ALONE = "4026532998-boot"
+
+
+def watch(store: Any, monkeypatch: pytest.MonkeyPatch, seconds: int, every_second: Any) -> tuple[list[int], list[Any]]:
+    """Let the leader of `here` look once a second. Return the ranks that it represents, and its events."""
+    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds, time_ns=time.time_ns)
+    monkeypatch.setattr(supervision, "time", clock)
+    monkeypatch.setattr(supervision, "threading", in_this_thread())
+    represented: list[int] = []
+    emitted: list[Any] = []
+    supervisor = leading(store, lambda record: represented.append(record.rank), emitted.append)
+    for second in range(seconds):
+        clock.seconds = float(second)
+        every_second(second)
+        supervisor._check_neighbours()
+    return represented, emitted
+
+
+def silent_ranks(emitted: list[Any]) -> list[tuple[int, ...]]:
+    return [event.ranks for event in emitted if isinstance(event, events.NodeFellSilent)]
+
+
+def ring_of_three() -> dist.Store:
+    """Return a store in which rank 0 is `here`, which watches rank 1; the node of rank 2 comes after that."""
+    store = dist.HashStore()
+    announce(store, "here", entry_of(0, os.getpid(), os.getpid()))
+    announce(store, "next", Member(1, GONE, GONE, ALONE))
+    announce(store, "last", Member(2, GONE, GONE, OTHER))
+    return store
+
+
+def test_node_after_one_that_left_cleanly_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ring_of_three()
+    execute(Set(finished_key(1), "1"), store)
+    represented, emitted = watch(store, monkeypatch, 120, lambda second: None)
+    assert (represented, silent_ranks(emitted)) == ([2], [(2,)])
+
+
+def test_rank_without_a_monitor_is_represented_once_it_is_silent_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, last = ring_of_three(), 200
+
+    def live(second: int) -> None:
+        execute(Add(beat_key(f"last@{OTHER}"), 1), store)
+        if second < last:
+            execute(Add(alone_key(1), 1), store)
+
+    assert watch(store, monkeypatch, last, live) == ([], [])
+    represented, emitted = watch(store, monkeypatch, 100, lambda second: live(last))
+    assert (represented, silent_ranks(emitted)) == ([1], [(1,)])
+
+
+def test_node_after_one_without_a_monitor_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ring_of_three()
+    represented, emitted = watch(store, monkeypatch, 120, lambda second: execute(Add(alone_key(1), 1), store))
+    assert (represented, silent_ranks(emitted)) == ([2], [(2,)])
 
 
 class HungDisk:
