@@ -85,8 +85,9 @@ class Wrapper:
         terminated, and killed `termination_grace_time` later; also the limit of each hook. Under `resilience run` with
         the policy any-failed (its default) the rank is killed at once.
     heartbeat_timeout: silence of a whole node after which its ranks count as lost.
-    barrier_timeout: how long ranks wait for each other in a restart. completion_timeout: how long a rank that has
-        returned waits for the others to return; then all restart, even if the others still work.
+    barrier_timeout: how long ranks wait for each other in a restart, and for their monitors at the start.
+    completion_timeout: how long a rank that has returned waits for the others to return; then all restart, even if the
+        others still work.
     last_call_wait: longest wait for the records of other ranks after a fault.
     monitor_process_logfile: absolute path for the monitor's own messages. "{rank}" becomes the initial rank; a format
         is possible, such as "{rank:04d}".

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess._runtime import monitor_store
 from resilience.inprocess.store import TCPStore
 from tests.support import signs
 
@@ -82,7 +85,7 @@ def rank_0_changes_the_address() -> str:
 
 
 def monitor_finds_no_store(barrier: float) -> None:
-    """Wait in the function. The monitor of rank 1 never gets an answer from the store's host."""
+    """Wait in vain: the monitor of rank 1 never gets an answer from the store's host."""
     rank_pid = os.getpid()
 
     def factory(**kwargs: Any) -> dist.Store:
@@ -100,11 +103,40 @@ def monitor_finds_no_store(barrier: float) -> None:
         barrier_timeout=longest,
     )
     def train() -> None:
-        signs.show("entered", int(os.environ["RANK"]))
-        while True:
-            time.sleep(0.1)
+        pass
 
     train()
+
+
+def monitor_connects_late(
+    fails: int = 0, is_held: bool = False, heartbeat: float = 30.0, first_limit: float = 60.0
+) -> int:
+    """Wait in the function until the test lets it go. Answers the iteration.
+
+    fails: how many connections of rank 1's monitor fail first. is_held: its first one waits for the test.
+    first_limit: seconds for which it tries again."""
+    monitor_store.FIRST_LIMIT = first_limit  # the monitor is forked
+    rank_pid, is_rank_1 = os.getpid(), os.environ["RANK"] == "1"
+    tries = itertools.count()
+
+    def factory(**kwargs: Any) -> dist.Store:
+        if os.getpid() != rank_pid and is_rank_1:
+            number = next(tries)
+            if is_held and number == 0:
+                signs.hold("connects", 1)
+            if number < fails:
+                raise RuntimeError("connection reset by peer")
+        return TCPStore(**kwargs)
+
+    @Wrapper(store_factory=factory, heartbeat_timeout=timedelta(seconds=heartbeat))
+    def train(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        signs.show("entered", int(os.environ["RANK"]))
+        while not Path("train.go").exists():  # in Python, so that a restart can interrupt it
+            time.sleep(0.01)
+        return call.iteration
+
+    return train()
 
 
 def some_meet_by_url(port: int) -> int:

@@ -749,19 +749,19 @@ def train_on_a_frozen_disk() -> float:
     return value
 
 
-def end_before_the_monitor_runs(kind: str) -> Any:
-    """Rank 1 completes or is killed before its monitor, a fresh process, has been set up."""
+def die_before_the_monitor_runs() -> Any:
+    """Rank 1 is killed while it waits for its monitor, a fresh process, which is not set up before that."""
+    from resilience.inprocess._runtime.monitor_process import Handle
     from tests.process import late_filter
 
     if os.environ["RANK"] == "1":
         os.environ[late_filter.AWAITED] = str(os.getpid())
+        Handle.await_ready = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     end = threading.Event()
     threading.Thread(target=end.wait, args=(120,), name="user-thread", daemon=True).start()
 
     @Wrapper(rank_filter=late_filter.LateFilter())
     def work(call: CallWrapper | None = None) -> str:
-        if kind == "killed" and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
         return "done"
 
     try:

@@ -230,9 +230,7 @@ def test_monitor_that_finds_no_store_outlives_a_stopped_job_by_no_more_than_a_ba
 ) -> None:
     """It ends at once if the store that its rank used is gone, for then no rank waits for it."""
     job = start(2, "tests.process.hosted:monitor_finds_no_store", barrier=barrier)
-    for rank in (0, 1):
-        job.await_sign("entered", rank)
-    host = job.monitor_pid(0)
+    host, _ = (job.monitor_pid(rank) for rank in (0, 1))  # both calls have begun
     for rank in (0, 1):
         job.signal(rank, signal.SIGKILL)
     if is_host_lost:

@@ -271,18 +271,52 @@ def test_process_with_threads_gets_an_executed_monitor_and_is_told_why(start: St
     assert Interruption.EXCEPTION in job.kinds(0)[1]
 
 
-@pytest.mark.parametrize("kind", ["completes", "killed"])
-def test_monitor_that_runs_only_after_its_rank_has_ended_records_and_represents_it(start: Start, kind: str) -> None:
-    job = start(2, "tests.process.jobs:end_before_the_monitor_runs", kind=kind)
-    ranks = job.wait()
-    assert [rank.value for rank in ranks] == ["done", "done" if kind == "completes" else None]
+def test_monitor_that_runs_only_after_its_rank_has_died_records_and_represents_it(start: Start) -> None:
+    job = start(2, "tests.process.jobs:die_before_the_monitor_runs")
+    assert [rank.value for rank in job.wait()] == ["done", None]
     job.await_record(events.MonitorEnded, rank=1)
     (exited,) = job.of(events.RankExited, rank=1)
-    assert exited.event.goodbye is (kind == "completes")
-    if kind == "completes":
-        assert [record.event.outcome for record in job.of(events.CallEnded, rank=1)] == ["completed"]
-    else:
-        assert Interruption.TERMINATED in job.kinds(0)[1]
+    assert not exited.event.goodbye
+    assert [record.interruption for record in job.interruptions() if record.rank == 1] == [Interruption.TERMINATED]
+
+
+def test_monitor_whose_first_connection_fails_connects_again(start: Start) -> None:
+    job = start(2, "tests.process.hosted:monitor_connects_late", fails=1)
+    job.await_sign("entered", 1)
+    job.signal(1, signal.SIGKILL)
+    record = job.await_record(events.RankStoodInFor, rank=1, role="monitor")
+    assert (record.event.initial_rank, record.event.result) == (1, "excluded")
+    job.let_on("train")
+    assert job.wait()[0].value == 1
+
+
+def test_rank_whose_monitor_never_connects_is_ended_with_the_reason(start: Start) -> None:
+    job = start(2, "tests.process.hosted:monitor_connects_late", fails=1000, first_limit=1.0, heartbeat=2.0)
+    job.let_on("train")
+    ranks = job.wait_ranks()
+    assert (ranks[0].value, ranks[1].type) == (0, "MonitorError"), ranks
+    assert "connection reset by peer" in ranks[1].error
+
+
+def test_node_is_not_looked_for_before_its_monitor_has_connected(start: Start) -> None:
+    port, limit = free_port(), 3.0
+    job = start(
+        2,
+        "tests.process.hosted:monitor_connects_late",
+        env={"MASTER_PORT": str(port)},
+        env_of=lambda rank: {"RESILIENCE_NODE": f"node{rank}"},
+        is_held=True,
+        heartbeat=limit,
+    )
+    job.await_sign("connects", 1)
+    job.monitor_pid(0)
+    store = store_of(job, port)
+    await_beats(store, f"nodes/node0@{processes.pid_namespace()}/beat", 2.5)
+    del store
+    job.let_on("connects")
+    job.let_on("train")
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    assert not job.of(events.NodeFellSilent)
 
 
 def test_hook_that_an_executed_monitor_cannot_get_is_refused_clearly(start: Start) -> None:

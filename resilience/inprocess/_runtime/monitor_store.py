@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -61,11 +61,13 @@ from resilience.telemetry.restart_lines import RestartLine
 LOOKS = 100  # consecutive checks, LOOK_EVERY seconds apart, that must find no client, unless all are known to have left
 LOOK_EVERY = 0.02
 JOIN_LIMIT = 300.0  # seconds for this call's store to replace an earlier one on the same port
-CONNECT_PAUSE = 0.5  # seconds between two attempts to open a further connection to the store
+FIRST_LIMIT = 15.0  # seconds in which the first connection is tried again; the rank waits for it
+CONNECT_PAUSE = 0.5  # seconds between two attempts to connect to the store
 CONNECT_LIMIT = 5.0  # seconds for a monitor to find the store if its rank is already gone
 MONITORS_LIMIT = 2.0  # seconds that the host waits for the other monitors once all ranks have left
 LEFT_KEY = "left"  # counts the monitors whose ranks' ends are on record
 ASSIGNING = ("rank_assignment", "rank_filter")  # stages in which a rank computes its next seat
+T = TypeVar("T")
 KEPT_SERVERS = 2  # the present iteration's and the previous one's: old clients must be able to leave
 
 
@@ -202,7 +204,8 @@ class MonitorStore:
                     self._base_store, opened = patience.connect(lambda: self._factory(**self._kwargs))
                 execute(Set(serving_key(self._notice), "1"), self._base_store)
             else:
-                self._base_store, opened = join(self._factory, self._kwargs, self._notice, JOIN_LIMIT)
+                join_store = partial(join, self._factory, self._kwargs, self._notice, JOIN_LIMIT)
+                self._base_store, opened = _repeated(join_store, FIRST_LIMIT)
             self._patience = Patience(self._base_store, opened, self._waits.barrier, LOOK_EVERY)
             self._hosting_s = time.monotonic() - began
             self._ready("")
@@ -235,19 +238,9 @@ class MonitorStore:
         self._supervisor.start()
 
     def _connect(self, limit: float, failed: Callable[[Exception], None] = lambda error: None) -> Any:
-        """Return a further connection to the store. Tries again for `limit` seconds: the host of the store may be
-        overloaded for a while, or this process short of descriptors.
-
-        failed: called with the error before each new attempt. Raises: what the factory raises."""
-        deadline = time.monotonic() + limit
-        while True:
-            try:
-                return patience.connect(lambda: connect(self._factory, self._kwargs, self._notice))[0]
-            except Exception as error:  # a user's factory may raise anything
-                if time.monotonic() >= deadline:
-                    raise
-                failed(error)
-            time.sleep(CONNECT_PAUSE)
+        """Return a further connection to the store. `_repeated` has the arguments. Raises: what the factory raises."""
+        further = partial(connect, self._factory, self._kwargs, self._notice)
+        return _repeated(partial(patience.connect, further), limit, failed)[0]
 
     def _represent(self, record: InterruptionRecord) -> None:
         """Stand in for a rank whose own monitor is gone. Runs in its own thread, and returns once the stand-in has
@@ -435,6 +428,24 @@ class MonitorStore:
         while ports and looks < LOOKS and time.monotonic() < deadline and not self._have_all_left():
             looks = 0 if open_sockets.has_foreign_clients(ports) else looks + 1
             time.sleep(LOOK_EVERY)
+
+
+def _repeated(
+    connect_once: Callable[[], T], limit: float, failed: Callable[[Exception], None] = lambda error: None
+) -> T:
+    """Connect to the store. Tries again for `limit` seconds: the host of the store may be overloaded for a while, or
+    this process short of descriptors.
+
+    failed: called with the error before each new attempt. Raises: what the factory raises."""
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            return connect_once()
+        except Exception as error:  # a user's factory may raise anything
+            if time.monotonic() >= deadline:
+                raise
+            failed(error)
+        time.sleep(CONNECT_PAUSE)
 
 
 def _failed_stand_in(record: InterruptionRecord, began: float, error: Exception) -> events.RankStoodInFor:

@@ -72,8 +72,6 @@ if TYPE_CHECKING:
     from resilience.inprocess.state import State
     from resilience.inprocess.wrap import Wrapper
 
-READY_LIMIT = 120.0  # seconds for a monitor to host the store; an executed one imports torch first
-
 _launch: Launch | None = None  # of earlier calls: all calls of a process belong to one launch
 _advised: set[str] = set()  # each advice about a monitor is given once, by the first call that has a reason for it
 _open: list[Session] = []  # at most one
@@ -225,10 +223,23 @@ class Session:
             _advised.update(new_advice)
             self.emit(*map(events.ConfigurationAdvised, new_advice))
         self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
-        supervision.announce(self.store, self.node, self._member)
+        try:
+            self._await_monitor(wrapper.barrier_timeout.total_seconds())
+        finally:  # also if this rank ends here: the others then notice it
+            supervision.announce(self.store, self.node, self._member)
         self._announce(function)
         client.activate(self.page)
         log.configure(folder / "logs" / f"{FileOwner(self.node, state.initial_rank).name}.jsonl", self._log_context)
+
+    def _await_monitor(self, limit: float) -> None:
+        """Wait until the monitor is connected to the store. The other nodes must not look for this one before that.
+        If the rank dies meanwhile, its monitor stands in for it. Raises: MonitorError."""
+        self._monitor.await_ready(limit, is_heard=True)
+        if self._monitor.error:
+            raise MonitorError(
+                f"monitor process {self._monitor.pid} could not connect to the wrapper's store, but this process "
+                f"could: {self._monitor.error}"
+            )
 
     @property
     def _root(self) -> Path:
