@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +148,34 @@ def test_program_that_started_and_failed_is_started_again(run: Callable[[str], L
     job = run(program)
     assert job.wait()[0] != 0
     assert len(job.of(events.CycleStarted)) > 1
+
+
+FAILS_ONCE = "import os\nif os.environ['RESILIENCE_CYCLE'] == '0':\n    raise ValueError('a bad batch')\n"
+
+
+def packed(kind: str) -> bytes:
+    """Return a program that fails in cycle 0, in a form that only its content shows."""
+    if kind == "compiled code":
+        return importlib._bootstrap_external._code_to_timestamp_pyc(compile(FAILS_ONCE, "fails_once.py", "exec"))  # type: ignore[attr-defined]
+    file = io.BytesIO(b"#!/usr/bin/env python\n" if kind == "zip with an interpreter" else b"")
+    file.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("__main__.py", FAILS_ONCE)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["zip with an interpreter", *(pytest.param(each, marks=pytest.mark.slow) for each in ("zip", "compiled code"))],
+)
+def test_packed_program_without_an_ending_runs_and_is_started_again_when_it_fails(
+    run: Callable[[str], Launched], tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "programs" / "train").write_bytes(packed(kind))
+    job = run("train")
+    assert job.wait() == [0], job.output(stream=2)
+    assert {record.event.why_cold for record in job.of(events.WorkerStarted)} == {"the script is an archive"}
+    assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
 
 
 # -- a script that reports no step ----------------------------------------------------------------------

@@ -66,7 +66,7 @@ def _why_files(
         return "no module is named"
     if not program_arguments or not os.path.isfile(program_arguments[0]):
         return "the script is not a file"  # a fresh interpreter reports that, or runs the folder
-    if program_arguments[0].endswith((".zip", ".pyz", ".pyc")):
+    if program.is_archive(program_arguments[0]):
         return "the script is an archive"
     folder = os.path.dirname(os.path.realpath(program_arguments[0]))
     return script_variables.why_not(program_arguments[0], folder, environment, reads) or _shadowing(folder, preloaded)

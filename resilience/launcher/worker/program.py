@@ -10,14 +10,14 @@ import importlib
 import os
 import sys
 import warnings
+import zipfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import MAGIC_NUMBER
 
 from resilience.system.background import ASK_LIMIT, asked
 
 LIMIT = ASK_LIMIT  # seconds for a program's files, of which up to 100 are read and parsed
-
-ARCHIVES = (".zip", ".pyz", ".pyc")
 
 
 def why_not(entrypoint: str, arguments: Sequence[str]) -> str:
@@ -35,6 +35,16 @@ def is_python(entrypoint: str, arguments: Sequence[str]) -> bool:
     return entrypoint == sys.executable and list(arguments[:1]) == ["-u"] and len(arguments) >= 2
 
 
+def is_archive(path: str) -> bool:
+    """Return True if the interpreter runs this file as a zip program or as compiled code, not as source text.
+
+    As in the interpreter, the content decides: PEX and shiv make zip programs without an ending, with `#!` in front.
+    Raises: OSError."""
+    with open(path, "rb") as file:
+        is_compiled = path.endswith(".pyc") or file.read(2) == MAGIC_NUMBER[:2]
+        return is_compiled or zipfile.is_zipfile(file)
+
+
 def _why_files_cannot_start(arguments: Sequence[str]) -> str:
     if arguments[1] != "-m":
         return _why_script_cannot_start(arguments[1])
@@ -49,20 +59,21 @@ def has_module(name: str, path: Sequence[str]) -> bool:
 
 def _why_script_cannot_start(path: str) -> str:
     try:
+        if is_archive(path):
+            return ""
         with open(path, "rb") as file:
             source = file.read()
     except FileNotFoundError:
         return f"there is no file {os.path.abspath(path)}"
     except OSError:
         return ""  # it is a folder; or a file server failed and may answer next time
-    if path.endswith(ARCHIVES) or source.startswith(b"PK"):
-        return ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(source, path, "exec", dont_inherit=True)
     except SyntaxError as error:
-        return f"{os.path.abspath(path)}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+        line = f", line {error.lineno}" if error.lineno else ""  # null bytes and unknown encodings have none
+        return f"{os.path.abspath(path)}{line}: {type(error).__name__}: {error.msg}"
     except (ValueError, MemoryError, RecursionError):
         return ""
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,12 @@ def test_other_commands_need_one(arguments: list[str]) -> None:
 
 
 def test_folder_and_archive_need_one(tmp_path: Path) -> None:
-    (tmp_path / "program.pyz").write_text("")
+    with zipfile.ZipFile(tmp_path / "program.pyz", "w") as archive:
+        archive.writestr("__main__.py", "")
+    (tmp_path / "program.pyc").write_text("")
     assert why_not("-u", str(tmp_path)) == "the script is not a file"
     assert why_not("-u", str(tmp_path / "program.pyz")) == "the script is an archive"
+    assert why_not("-u", str(tmp_path / "program.pyc")) == "the script is an archive"
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_ARENA_MAX", "LC_ALL"])

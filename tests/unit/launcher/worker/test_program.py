@@ -62,3 +62,10 @@ def test_error_while_a_programs_files_are_judged_costs_a_cold_start_and_no_launc
     reason = fork_safety.why_not(["-u", str(script)], fork_safety.AT_START)
     assert reason == "the program's files cannot be judged: RecursionError: too deep"
     assert program.why_not(sys.executable, ["-u", str(script)]) == ""
+
+
+def test_error_that_is_in_no_line_of_the_source_is_told_without_a_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("# coding: no-such-encoding\n")
+    reason = program.why_not(sys.executable, ["-u", str(script)])
+    assert reason == f"{script}: SyntaxError: unknown encoding: no-such-encoding"
