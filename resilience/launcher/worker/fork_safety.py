@@ -22,15 +22,35 @@ _ENDINGS = tuple(importlib.machinery.all_suffixes())
 
 
 def why_not(
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
+    workers: Sequence[tuple[Sequence[str], Mapping[str, str]]],
     preloaded: Mapping[str, str] = MappingProxyType({}),
     reads: Collection[str] = (),
 ) -> str:
-    """Return why `python ARGUMENTS` needs a fresh interpreter in this environment; empty if it does not.
+    """Return why one of these workers needs a fresh interpreter; empty if none does. The files of a program are read
+    once for all of its workers.
 
-    preloaded: top-level modules that only the zygote has imported, and their files; reads: variables that these
-    modules have read."""
+    workers: arguments and environment of each, for `python ARGUMENTS`; preloaded: top-level modules that only the
+    zygote has imported, and their files; reads: variables that these modules have read."""
+    environments: dict[tuple[str, ...], list[Mapping[str, str]]] = {}  # of the workers, by program
+    for arguments, environment in workers:
+        reason = _why_command(arguments, environment)
+        if reason:
+            return reason
+        names_module = list(arguments[1:2]) == ["-m"]
+        environments.setdefault(tuple(arguments[1 : 3 if names_module else 2]), []).append(environment)
+    try:
+        return asked(
+            lambda: next(filter(None, (_why_files(*each, preloaded, reads) for each in environments.items())), ""),
+            program.LIMIT,
+        )
+    except OSError as error:
+        return f"the program's files cannot be read: {error.strerror}"
+    except Exception as error:  # whatever a parser or a finder of modules raises: a fresh interpreter may differ
+        return f"the program's files cannot be judged: {error_in_words(error)}"
+
+
+def _why_command(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return why `python ARGUMENTS` needs a fresh interpreter in this environment, whatever its files are."""
     changed = sorted(
         name
         for name in {*environment, *AT_START}
@@ -41,35 +61,28 @@ def why_not(
     options = options_of(sys.orig_argv)
     if options:
         return f"the agent's own interpreter has the option {options[0]}"
-    if list(arguments[:1]) != ["-u"]:
-        return "the command is not torchrun's call of the interpreter"
-    try:
-        return asked(lambda: _why_files(list(arguments[1:]), environment, preloaded, reads), program.LIMIT)
-    except OSError as error:
-        return f"the program's files cannot be read: {error.strerror}"
-    except Exception as error:  # whatever a parser or a finder of modules raises: a fresh interpreter may differ
-        return f"the program's files cannot be judged: {error_in_words(error)}"
+    return "" if list(arguments[:1]) == ["-u"] else "the command is not torchrun's call of the interpreter"
 
 
 def _why_files(
     program_arguments: Sequence[str],
-    environment: Mapping[str, str],
+    environments: Collection[Mapping[str, str]],
     preloaded: Mapping[str, str],
     reads: Collection[str],
 ) -> str:
     """Return why the files of this program need a fresh interpreter; empty if they do not. Raises: OSError."""
-    if program_arguments[:1] == ["-m"] and len(program_arguments) > 1:
+    if program_arguments[:1] == ("-m",) and len(program_arguments) > 1:
         file = program.file_of(program_arguments[1])
-        late = script_variables.why_not(file, os.getcwd(), environment, reads) if file else ""
+        late = script_variables.why_not(file, os.getcwd(), environments, reads) if file else ""
         return late or _shadowing(os.curdir, preloaded)
-    if program_arguments[:1] == ["-m"]:
+    if program_arguments[:1] == ("-m",):
         return "no module is named"
     if not program_arguments or not os.path.isfile(program_arguments[0]):
         return "the script is not a file"  # a fresh interpreter reports that, or runs the folder
     if program.is_archive(program_arguments[0]):
         return "the script is an archive"
     folder = os.path.dirname(os.path.realpath(program_arguments[0]))
-    return script_variables.why_not(program_arguments[0], folder, environment, reads) or _shadowing(folder, preloaded)
+    return script_variables.why_not(program_arguments[0], folder, environments, reads) or _shadowing(folder, preloaded)
 
 
 def options_of(command: Sequence[str]) -> list[str]:

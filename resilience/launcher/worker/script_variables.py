@@ -6,6 +6,7 @@ this overlooks (a computed name, a library that sets variables) are found in the
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -50,6 +51,9 @@ class Import(NamedTuple):
     names: tuple[str, ...]
 
 
+Statements = tuple[tuple[Write | Import, ...], tuple[Write | Import, ...]]  # at import, and in functions
+
+
 def is_read_at_import(name: str) -> bool:
     """Return True if torch, numpy or what they load may read this variable only when they are imported."""
     return name.startswith(READ_AT_IMPORT) and not name.startswith(READ_LATER)
@@ -60,15 +64,16 @@ def is_read_by_numpy(name: str) -> bool:
     return name.startswith(READ_BY_NUMPY)
 
 
-def why_not(file: str, folder: str, environment: Mapping[str, str], preloaded: Collection[str]) -> str:
+def why_not(file: str, folder: str, environments: Collection[Mapping[str, str]], preloaded: Collection[str]) -> str:
     """Return which variable a program sets too late for a warm worker; empty if none.
 
-    file: of its main module; folder: of its own modules; preloaded: variables that preloaded modules have read."""
+    file: of its main module; folder: of its own modules; environments: of its workers; preloaded: variables that
+    preloaded modules have read."""
     is_imported = False
     for write in _walk(file, folder):
         if isinstance(write, Import):
             is_imported |= write.module.partition(".")[0] == "torch" and not write.level
-        elif write.name in APPLIED or not _differs(write, environment):
+        elif write.name in APPLIED or not any(_differs(write, environment) for environment in environments):
             continue
         elif not is_imported and is_read_at_import(write.name):
             return f"{write.file}, line {write.line}, sets {write.name} before torch is imported"
@@ -123,19 +128,26 @@ def _candidates(path: str) -> list[str]:
     return [os.path.join(path, "__init__.py"), f"{path}.py"]
 
 
-def _read(path: str) -> tuple[list[Write | Import], list[Write | Import]]:
-    """Return what a module does when it is imported, and what its functions do."""
+def _read(path: str) -> Statements:
+    """Return what a module does when it is imported, and what its functions do. A restart parses only files that have
+    changed since."""
     try:
-        with open(path, "rb") as file:
-            source = file.read()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-        reader = _Reader(path)
-        reader.visit(tree)
+        status = os.stat(path)
+        return _parse(path, (status.st_ino, status.st_size, status.st_mtime_ns))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return [], []
-    return reader.at_once, reader.in_functions
+        return (), ()
+
+
+@functools.lru_cache(maxsize=MOST_FILES)
+def _parse(path: str, version: tuple[int, int, int]) -> Statements:
+    with open(path, "rb") as file:
+        source = file.read()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    reader = _Reader(path)
+    reader.visit(tree)
+    return tuple(reader.at_once), tuple(reader.in_functions)
 
 
 class _Reader(ast.NodeVisitor):

@@ -137,13 +137,11 @@ class Workers(SubprocessContext):
         if self._zygote is None:
             return "--cold"
         for handler in handlers:
-            program, *arguments = handler.command
-            if program != sys.executable:
-                return f"the workers' program is {program}, not this interpreter"
-            reason = fork_safety.why_not(arguments, handler.environment, self._zygote.loaded, self._zygote.reads)
-            if reason:
-                return reason
-        return self._zygote.why_unsuited or self._zygote.why_not
+            if handler.command[0] != sys.executable:
+                return f"the workers' program is {handler.command[0]}, not this interpreter"
+        workers = [(handler.command[1:], handler.environment) for handler in handlers]
+        reason = fork_safety.why_not(workers, self._zygote.loaded, self._zygote.reads)
+        return reason or self._zygote.why_unsuited or self._zygote.why_not
 
 
 class Ordered(SubprocessHandler):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from resilience.launcher.worker import fork_safety
+from resilience.launcher.worker import fork_safety, script_variables
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def script(tmp_path: Path) -> str:
 
 
 def why_not(*arguments: str, **environment: str) -> str:
-    return fork_safety.why_not(arguments, {**fork_safety.AT_START, **environment})
+    return fork_safety.why_not([(arguments, {**fork_safety.AT_START, **environment})])
 
 
 def test_script_and_module_as_torchrun_starts_them_need_none(
@@ -60,7 +61,7 @@ def test_variable_that_is_read_at_the_start_only_needs_one_if_it_is_another(scri
 def test_variable_that_is_gone_needs_one(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fork_safety.AT_START, "PYTHONWARNINGS", "error")
     environment = {name: value for name, value in fork_safety.AT_START.items() if name != "PYTHONWARNINGS"}
-    assert "PYTHONWARNINGS" in fork_safety.why_not(["-u", script], environment)
+    assert "PYTHONWARNINGS" in fork_safety.why_not([(["-u", script], environment)])
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,18 @@ def test_folder_without_one_needs_none(script: str, tmp_path: Path, kind: str) -
 def test_folder_whose_own_module_is_imported_already_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(fork_safety.__file__).parents[2])
     assert why_not("-u", "-m", "resilience.launcher") == ""
+
+
+def test_files_of_a_program_are_read_once_for_all_of_its_workers(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[tuple[str, list[str]]] = []
+
+    def note(file: str, folder: str, environments: list[dict[str, str]], preloaded: object) -> str:
+        programs.append((file, [environment["RANK"] for environment in environments]))
+        return ""
+
+    monkeypatch.setattr(script_variables, "why_not", note)
+    other = f"{script}.1"
+    shutil.copy(script, other)
+    workers = [((("-u", script, f"--shard={rank}")), {**fork_safety.AT_START, "RANK": str(rank)}) for rank in range(8)]
+    assert fork_safety.why_not([*workers, (("-u", other), {**fork_safety.AT_START, "RANK": "8"})]) == ""
+    assert programs == [(script, [str(rank) for rank in range(8)]), (other, ["8"])]

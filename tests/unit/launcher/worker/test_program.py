@@ -44,7 +44,7 @@ def test_program_whose_files_do_not_answer_starts_cold(
     script = tmp_path / "train.py"
     script.write_text("")
     arguments = ["-u", "-m", "train"] if is_module else ["-u", str(script)]
-    reason = fork_safety.why_not(arguments, fork_safety.AT_START)
+    reason = fork_safety.why_not([(arguments, fork_safety.AT_START)])
     assert reason == "the program's files cannot be read: the disk does not answer"
 
 
@@ -59,7 +59,7 @@ def test_error_while_a_programs_files_are_judged_costs_a_cold_start_and_no_launc
     monkeypatch.setattr(program, "_why_script_cannot_start", fail)
     script = tmp_path / "train.py"
     script.write_text("")
-    reason = fork_safety.why_not(["-u", str(script)], fork_safety.AT_START)
+    reason = fork_safety.why_not([(["-u", str(script)], fork_safety.AT_START)])
     assert reason == "the program's files cannot be judged: RecursionError: too deep"
     assert program.why_not(sys.executable, ["-u", str(script)]) == ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
 from collections.abc import Collection
 from pathlib import Path
@@ -21,7 +22,7 @@ def why_not(folder: Path, source: str, preloaded: Collection[str] = (), **module
         path = folder / f"{name.replace('_in_', '/').replace('init', '__init__')}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return script_variables.why_not(str(script), str(folder), ENVIRONMENT, preloaded)
+    return script_variables.why_not(str(script), str(folder), [ENVIRONMENT], preloaded)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,36 @@ def test_variable_that_makes_no_difference_is_none(tmp_path: Path, statement: st
     assert why_not(tmp_path, f"{statement}\nimport torch\n") == ""
 
 
+def test_variable_is_found_if_it_makes_a_difference_to_one_worker_only(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("os.environ['TORCH_LOGS'] = 'dynamo'\n")
+    workers = [ENVIRONMENT, {"TORCH_LOGS": "all"}]
+    assert script_variables.why_not(str(script), str(tmp_path), workers, ()).endswith("before torch is imported")
+
+
+def test_restart_parses_only_files_that_have_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    reader = script_variables._Reader
+
+    def note(path: str) -> ast.NodeVisitor:
+        parsed.append(Path(path).name)
+        return reader(path)
+
+    monkeypatch.setattr(script_variables, "_Reader", note)
+    script, model = tmp_path / "train.py", tmp_path / "model.py"
+    script.write_text("import model\n")
+    model.write_text("first = 1\n")
+
+    def start() -> str:
+        return script_variables.why_not(str(script), str(tmp_path), [ENVIRONMENT], ())
+
+    assert [start(), start()] == ["", ""]
+    assert parsed == ["train.py", "model.py"]
+    model.write_text("os.environ['TORCH_LOGS'] = 'all'\n")
+    assert start().endswith("model.py, line 1, sets TORCH_LOGS before torch is imported")
+    assert parsed[2:] == ["model.py"]
+
+
 def test_reason_names_file_line_and_variable(tmp_path: Path) -> None:
     reason = why_not(tmp_path, "import os\n\nos.environ['TORCH_LOGS'] = 'all'\nimport torch\n")
     assert reason == f"{tmp_path}/train.py, line 3, sets TORCH_LOGS before torch is imported"
@@ -100,7 +131,7 @@ def test_variable_that_a_preloaded_module_has_read_is_found_anywhere(tmp_path: P
 
 def test_source_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     assert why_not(tmp_path, "value = = 1\n") == ""
-    assert script_variables.why_not(str(tmp_path / "gone.py"), str(tmp_path), {}, ()) == ""
+    assert script_variables.why_not(str(tmp_path / "gone.py"), str(tmp_path), [{}], ()) == ""
 
 
 @pytest.mark.parametrize(
