@@ -305,7 +305,8 @@ class CycleSupervisor:
     def cannot_start_workers(self, error: LaunchError) -> CycleDecision:
         """Return what follows if this node cannot start its workers. Raises: StoreError."""
         cause = error.__cause__
-        is_of_node = isinstance(cause, OSError) and cause.errno not in (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+        of_program = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.E2BIG)
+        is_of_node = isinstance(cause, OSError) and cause.errno not in of_program
         return self._run(self._supervision.cannot_start(str(error)[:500], is_of_node))
 
     def _check_devices(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from resilience.facts import events
 from resilience.launcher.worker import tied
+from resilience.system.channel import close_all
 from tests.process.launching import Launched, launcher
 from tests.process.told import only_incident, told
 from tests.support.ranks import Job
@@ -138,6 +139,25 @@ def test_program_that_is_not_there_is_named_without_a_traceback(run: Callable[[s
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("echo here\n", "[Errno 8] Exec format error"),
+        pytest.param("#!/no/such/interpreter\n", "[Errno 2] No such file or directory", marks=pytest.mark.slow),
+    ],
+)
+def test_program_that_the_kernel_refuses_is_tried_once_and_named(
+    run: Callable[[str], Launched], tmp_path: Path, text: str, words: str
+) -> None:
+    program = tmp_path / "programs" / "refused"
+    program.write_text(text)
+    program.chmod(0o755)
+    job = run("--no-python ./refused")
+    assert job.wait() == [1]
+    assert len(job.of(events.CycleStarted)) == 1
+    assert f"the workers cannot be started: {words}: './refused'" in job.output(stream=2)
+
+
+@pytest.mark.parametrize(
     "program",
     [
         "fails.py",
@@ -244,13 +264,18 @@ def test_program_that_is_tied_to_its_parent_starts_as_it_would_without() -> None
     show = (
         "/bin/sh",
         "-c",
-        "grep -a 'Sig[^Q]' /proc/self/status; tr '\\0' '\\n' </proc/self/environ; echo $0 $@",
+        "grep -a 'Sig[^Q]' /proc/self/status; ls /proc/self/fd; tr '\\0' '\\n' </proc/self/environ; echo $0 $@",
         "a b",
         "c  d",
     )
-    tie = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), "64")
+    reading, writing = os.pipe()
+    tie = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), "64", str(writing))
     env = {b"PATH": b"/usr/bin:/bin", b"LC_ALL": b"C", b"BYTES": b"\xff"}
-    seen = [subprocess.run([*way, *show], env=env, capture_output=True, check=True).stdout for way in ((), tie)]
+    seen = [
+        subprocess.run([*way, *show], env=env, pass_fds=passed, capture_output=True, check=True).stdout
+        for way, passed in (((), ()), (tie, (writing,)))
+    ]
+    close_all([reading, writing])
     assert seen[0] == seen[1] != b""
 
 

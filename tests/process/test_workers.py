@@ -87,8 +87,8 @@ def test_workers_whose_output_no_thread_can_show_do_not_stay(tmp_path: Path, mon
     started: list[int] = []
     start_cold = Ordered.start_cold
 
-    def note_pid(worker: Ordered, open_files: int | None) -> None:
-        start_cold(worker, open_files)
+    def note_pid(worker: Ordered, open_files: int | None, pipe: int) -> None:
+        start_cold(worker, open_files, pipe)
         started.append(worker.proc.pid)
 
     script = tmp_path / "worker.py"

@@ -1,12 +1,14 @@
-"""Starts a program that ends with its parent: `python -I -S tied.py PARENT FILES PROGRAM ARGUMENTS`.
+"""Starts a program that ends with its parent: `python -I -S tied.py PARENT FILES PIPE PROGRAM ARGUMENTS`.
 
 The kernel sends the program SIGKILL when its parent dies, even if every other process that could end it is gone. Only
 the process itself can request that, and a fork of an agent with threads must not run Python code. So the agent starts
 this file, which makes the request and then executes the program. Standard library only. FILES is the
-program's soft limit of open files: the agent has raised its own. Everything else is inherited unchanged."""
+program's soft limit of open files: the agent has raised its own. PIPE is a descriptor: it gets the error's number as
+one byte if the kernel refuses the program, else it is closed. Everything else is inherited unchanged."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -24,7 +26,8 @@ def tie_to(parent: int) -> None:
 
 
 def main() -> None:
-    parent, files, *command = sys.argv[1:]
+    parent, files, pipe, *command = sys.argv[1:]
+    os.set_inheritable(int(pipe), False)
     tie_to(int(parent))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), hard))
@@ -35,6 +38,9 @@ def main() -> None:
     try:
         os.execvpe(command[0], command, {name: value for name, _, value in entries})
     except OSError as error:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        with contextlib.suppress(OSError):  # the agent does not wait any more
+            os.write(int(pipe), bytes([error.errno or 0]))
         sys.exit(f"{command[0]} cannot be started: {error}")
 
 

@@ -10,8 +10,9 @@ import dataclasses
 import errno
 import os
 import resource
-import shutil
+import select
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -25,6 +26,8 @@ from resilience.launcher.output.teed_output import TeedOutput
 from resilience.launcher.worker import fork_safety, tied
 from resilience.launcher.worker.zygote import Order, Zygote
 from resilience.system import descriptors
+
+EXECUTE_LIMIT = 10.0  # seconds to learn whether the kernel executes the programs; a bare interpreter starts in 0.02 s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +105,7 @@ class Workers(SubprocessContext):
             except LaunchError as error:
                 self.reason = str(error)
         if self.how == "cold":
-            for local_rank, handler in handlers.items():
-                handler.start_cold(self._open_files)
-                self.subprocess_handlers[local_rank] = handler  # from now on, closing the context ends it
+            self._start_cold(handlers)
 
     def _handler(self, local_rank: int, streams_to_close: contextlib.ExitStack) -> Ordered:
         """Return the handler of a worker. streams_to_close: closes our copies of the worker's output streams."""
@@ -132,6 +133,21 @@ class Workers(SubprocessContext):
         self.subprocess_handlers = dict(handlers)
         self.how = "warm"
 
+    def _start_cold(self, handlers: dict[int, Ordered]) -> None:
+        """Start the workers as programs. Raises: OSError, also if the kernel refuses to execute one."""
+        reading, writing = os.pipe()
+        with open(reading, "rb", buffering=0) as errors:
+            try:
+                for local_rank, handler in handlers.items():
+                    handler.start_cold(self._open_files, writing)
+                    self.subprocess_handlers[local_rank] = handler  # from now on, closing the context ends it
+            finally:
+                os.close(writing)
+            poll = select.poll()
+            poll.register(errors, select.POLLIN)
+            if poll.poll(EXECUTE_LIMIT * 1000) and (number := errors.read(1)):
+                raise OSError(number[0], os.strerror(number[0]), handlers[0].command[0])
+
     def _why_cold(self, handlers: Sequence[Ordered]) -> str:
         """Return why these workers cannot all be forked, empty if they can."""
         if self._zygote is None:
@@ -157,17 +173,20 @@ class Ordered(SubprocessHandler):
         err = 2 if self._stderr is None else self._stderr.fileno()
         return Order(self.command[1:], self.environment, out, err)
 
-    def start_cold(self, open_files: int | None) -> None:
+    def start_cold(self, open_files: int | None, pipe: int) -> None:
         """Start the command, usually a fresh interpreter; it ends with this process.
 
-        open_files: its soft limit, None for this process's. Raises: OSError."""
-        program = self.command[0]
-        if shutil.which(program, path=self.environment.get("PATH")) is None:
-            number = errno.EACCES if os.sep in program and os.path.exists(program) else errno.ENOENT
-            raise OSError(number, os.strerror(number), program)
+        open_files: its soft limit, None for this process's; pipe: as in `tied`. Raises: OSError."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if open_files is None else open_files
-        wrapper = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), str(files))
-        self.proc = super()._popen((*wrapper, *self.command), self.environment)
+        wrapper = (sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), str(files), str(pipe))
+        self.proc = subprocess.Popen(  # as torchelastic does, but with the pipe
+            (*wrapper, *self.command),
+            env=self.environment,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            pass_fds=(pipe,),
+            start_new_session=True,
+        )
 
 
 def start(spec: WorkersSpec) -> Workers:
