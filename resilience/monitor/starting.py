@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ from resilience.system.channel import ChannelClosed, close_all, pair
 from resilience.system.processes import job_signals_blocked
 
 PROGRAM = "resilience.monitor.program"
+# Our programs start here: `-m` looks for modules in the working directory first, and any other folder may have a user's
+# `queue.py`. A container's is often "/", with the user's script and modules in it.
+PYTHONS_FOLDER = sysconfig.get_path("stdlib")
 KILL_LIMIT = 1.0  # seconds for a killed monitor to end
 
 
@@ -38,7 +42,7 @@ class MonitorProcess:
                     pass_fds=fds,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    cwd="/",  # so that no module of a user's working directory comes first
+                    cwd=PYTHONS_FOLDER,
                     env=lean_environment(),
                     start_new_session=True,
                 )

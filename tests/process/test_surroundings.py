@@ -178,6 +178,34 @@ def test_job_runs_in_a_folder_that_it_may_not_read(tmp_path: Path, mode: int, ex
     assert kind == expected, why
 
 
+IN_A_ROOT_FOLDER = """
+root=$1; shift
+mount -t tmpfs none "$root"
+for entry in /*; do
+    if [ -L "$entry" ]; then cp -P "$entry" "$root"; elif [ -d "$entry" ]; then
+        mkdir "$root$entry"; mount --rbind "$entry" "$root$entry"
+    fi
+done
+for name in msgspec queue signal struct; do echo "raise SystemExit('a file of the root folder')" >"$root/$name.py"; done
+exec chroot "$root" "$@"
+"""
+
+
+def test_modules_of_a_user_in_the_root_folder_keep_no_process_of_the_launcher_from_starting(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("ROOT FOLDERS WITH FILES ARE NOT TESTED HERE: run as root with CAP_SYS_ADMIN")
+    root, command = tmp_path / "root", tmp_path / "resilience.command"
+    root.mkdir()
+    command.write_text("import sys\nfrom resilience.cli import main\nsys.exit(main())\n")
+    program = ["unshare", "--mount", "bash", "-ec", IN_A_ROOT_FOLDER, "bash", str(root), sys.executable, str(command)]
+    with running(tmp_path, "import os\nprint(os.getcwd(), os.path.exists('queue.py'))", program=program) as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    assert (tmp_path / "out").read_text() == "/ True\n"
+    records = [record.event for record in Account(tmp_path / "runs" / "job").records()]
+    assert not [event for event in records if isinstance(event, events.MonitorLost | events.DrainLost)]
+    assert [event for event in records if isinstance(event, events.MonitorEnded)]
+
+
 def test_program_that_may_not_be_executed_is_named_as_such(tmp_path: Path) -> None:
     with running(tmp_path, "", "--no-python", "--cold") as child:  # the script is not executable
         assert child.wait(120) == 1

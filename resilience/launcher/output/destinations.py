@@ -40,7 +40,7 @@ from resilience.launcher.output.streams import (
     decode_for_agent,
     encode,
 )
-from resilience.monitor.starting import lean_environment
+from resilience.monitor.starting import PYTHONS_FOLDER, lean_environment
 from resilience.system import private
 from resilience.system.background import WRITER
 from resilience.system.channel import ChannelClosed, close_all, listen, pair
@@ -285,7 +285,7 @@ class DrainProcess:
                 [sys.executable, "-S", "-m", PROGRAM, *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                cwd="/",  # so no module in the user's working directory shadows ours
+                cwd=PYTHONS_FOLDER,
                 env=lean_environment(),
                 start_new_session=True,
             )

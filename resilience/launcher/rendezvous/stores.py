@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from resilience.errors import LaunchError, StoreError
 from resilience.facts import encoding
-from resilience.monitor.starting import lean_environment
+from resilience.monitor.starting import PYTHONS_FOLDER, lean_environment
 from resilience.system import descriptors, native_threads, titles
 from resilience.system.channel import Channel, ChannelClosed, pair
 from resilience.system.listening_sockets import LOOPBACK, address_of, listen, listen_beside_free_ports, where_to_listen
@@ -217,7 +217,7 @@ def _execute(line: Channel) -> int:
             pass_fds=(fd,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            cwd="/",  # modules in the program's folder may have the names of Python's own
+            cwd=PYTHONS_FOLDER,
             env=lean_environment(),
         )
     process.returncode = 0  # reaped by `close`, not by subprocess
