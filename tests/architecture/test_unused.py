@@ -35,6 +35,7 @@ CALLED_FROM_OUTSIDE = {
     ),
     r"launcher/worker/hidden\.py:(create|exec)_module": "the import system calls a loader's",
     r"launcher/worker/script_variables\.py:visit_\w+": "ast.NodeVisitor calls them",
+    r"launcher/worker/workers\.py:_popen": "torchelastic's SubprocessHandler calls it",
     r"system/environment\.py:settings_table": "tests/generate_docs.py writes docs/settings.md with it",
     r"telemetry/prometheus\.py:(address_string|log_message)": "http.server calls a handler's",
     r"telemetry/prometheus\.py:(get_request|handle_error|process_request(_thread)?|server_bind|service_actions)": (

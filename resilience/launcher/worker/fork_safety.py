@@ -31,18 +31,16 @@ def why_not(
 
     workers: arguments and environment of each, for `python ARGUMENTS`; preloaded: top-level modules that only the
     zygote has imported, and their files; reads: variables that these modules have read."""
-    environments: dict[tuple[str, ...], list[Mapping[str, str]]] = {}  # of the workers, by program
+    programs: dict[tuple[str, ...], list[Mapping[str, str]]] = {}  # environments of the workers, by program
     for arguments, environment in workers:
         reason = _why_command(arguments, environment)
         if reason:
             return reason
         names_module = list(arguments[1:2]) == ["-m"]
-        environments.setdefault(tuple(arguments[1 : 3 if names_module else 2]), []).append(environment)
+        programs.setdefault(tuple(arguments[1 : 3 if names_module else 2]), []).append(environment)
+    reasons = (_why_files(words, environments, preloaded, reads) for words, environments in programs.items())
     try:
-        return asked(
-            lambda: next(filter(None, (_why_files(*each, preloaded, reads) for each in environments.items())), ""),
-            program.LIMIT,
-        )
+        return asked(lambda: next(filter(None, reasons), ""), program.LIMIT)
     except OSError as error:
         return f"the program's files cannot be read: {error.strerror}"
     except Exception as error:  # whatever a parser or a finder of modules raises: a fresh interpreter may differ
