@@ -373,7 +373,10 @@ def iterate(seat: Seat, limits: WaitLimits) -> Protocol[Ending]:
     # A leaving rank waits too: the end of its connections must not come before the others' own cuts.
     all_answered = yield Await(f"{keys.last_call}/done", limits.last_call)
     if result.origin == "communication":
-        yield Settle((yield from _settle(keys, result.report, all_answered)))
+        origin = yield from _settle(keys, result.report, all_answered)
+        yield Settle(origin)
+        if origin == "consequence":  # also of an exit: another rank's fault ends no healthy rank
+            result = Result(End.INTERRUPTED)
     if result.end is not End.FATAL:
         result = yield from _recover()
         if result.end is not End.RETURNED:

@@ -8,14 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
+
 from resilience.errors import RestartAbort
 from resilience.inprocess import CallWrapper, Wrapper
+from resilience.inprocess.abort import Abort
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
@@ -213,6 +217,97 @@ def exits_when_interrupted() -> tuple[int, int]:
         except BaseException:
             sys.exit(1)
         return call.iteration, int(os.environ["WORLD_SIZE"])
+
+    return function()
+
+
+class CutFirst(Abort):
+    """Frees the main thread by an error, and is over only when it has left for that: the interruption, which follows
+    the hook, comes too late."""
+
+    def __init__(self) -> None:
+        self.has_cut = threading.Event()
+
+    def __call__(self, state: State) -> State:
+        self.has_cut.set()
+        signs.await_true(lambda: not any(interrupter.is_armed for interrupter in interrupt._interrupters))
+        return state
+
+
+def _answer(how: str, wait: Callable[[], None]) -> None:
+    """Wait for an error, and make an exit of it."""
+    try:
+        wait()
+    except Exception as error:
+        if how == "exit after ctrl-c":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                sys.exit(1)
+        if how == "exit":
+            sys.exit(1)
+        if how == "abort":
+            raise RestartAbort from error
+    if how == "exit, later":
+        sys.exit(1)
+    if how == "abort of its own":
+        raise RestartAbort
+
+
+class AnswerInHook(Initialize):
+    """In iteration 0, rank 1 makes an exit of an error in this hook."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+
+    def __call__(self, state: State) -> State:
+        if state.iteration == 0 and state.initial_rank == 1:
+            self._answer()
+        return state
+
+
+def exits_when_cut(how: str, place: str) -> tuple[int, int]:
+    """Rank 0 fails in iteration 0. Rank 1 gets an error from the abort, before it is interrupted, and makes an exit of
+    it in `place`, the function or a hook. Returns: the iteration in which this rank completed, and the number of ranks
+    in it."""
+    abort, rank = CutFirst(), os.environ["RANK"]
+
+    def wait() -> None:
+        signs.show("waiting", 1)
+        assert abort.has_cut.wait(60.0)
+        raise ConnectionError("cut")
+
+    initialize = AnswerInHook(lambda: _answer(how, wait)) if place == "hook" else None
+
+    @Wrapper(abort=abort, initialize=initialize)
+    def function(call: CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        if call.iteration == 0 and rank == "0":
+            signs.await_sign(signs.Path.cwd(), "waiting", 1)
+            raise ValueError("the first fault")
+        if call.iteration == 0 and place == "function":
+            _answer(how, wait)
+        return call.iteration, call.state.world_size
+
+    return function()
+
+
+def exits_after_a_lost_peer(end: str, how: str) -> tuple[int, int]:
+    """Rank 0 fails, or its process ends, in iteration 0. The others make an exit of what their collective raises, rank
+    1 in its own way. Returns: the iteration in which this rank completed, and the number of ranks in it."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        if call.iteration == 0:
+            dist.init_process_group("gloo")
+            dist.barrier()
+            if os.environ["RANK"] == "0" and end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if os.environ["RANK"] == "0":
+                raise ValueError("the first fault")
+            _answer(how if os.environ["RANK"] == "1" else "exit", dist.barrier)
+        return call.iteration, call.state.world_size
 
     return function()
 

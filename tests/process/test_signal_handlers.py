@@ -135,6 +135,42 @@ def test_exit_that_user_code_makes_of_an_interruption_restarts_the_rank(start: S
     assert [rank.value for rank in job.wait()] == [(1, 2), (1, 2)]
 
 
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [
+        ("exit", "function"),
+        pytest.param("exit", "hook", marks=pytest.mark.slow),
+        ("exit, later", "function"),
+        pytest.param("abort", "function", marks=pytest.mark.slow),
+    ],
+)
+def test_exit_that_user_code_makes_of_the_aborts_cut_restarts_the_rank(start: Start, how: str, place: str) -> None:
+    job = start(2, "tests.process.handling:exits_when_cut", how=how, place=place)
+    assert [rank.value for rank in job.wait(120.0)] == [(1, 2), (1, 2)]
+    (incident,) = fold(job.records())
+    assert [culprit.rank for culprit in incident.verdict.culprits] == [0]
+
+
+def test_rank_that_gives_up_of_its_own_during_the_abort_has_left(start: Start) -> None:
+    others, leaver = start(2, "tests.process.handling:exits_when_cut", how="abort of its own", place="function").wait()
+    assert (others.value, leaver.type) == ((1, 1), "RestartAbort")
+
+
+@pytest.mark.parametrize("end", ["killed", pytest.param("failed", marks=pytest.mark.slow)])
+def test_exit_that_user_code_makes_of_a_lost_peer_restarts_the_rank(start: Start, end: str) -> None:
+    job = start(3, "tests.process.handling:exits_after_a_lost_peer", end=end, how="exit")
+    size = 2 if end == "killed" else 3
+    assert [rank.value for rank in job.wait(120.0)][1:] == [(1, size), (1, size)]
+    (incident,) = fold(job.records())
+    assert [culprit.rank for culprit in incident.verdict.culprits] == [0]
+
+
+def test_ctrl_c_that_user_code_makes_an_exit_of_after_a_lost_peer_ends_the_rank(start: Start) -> None:
+    job = start(3, "tests.process.handling:exits_after_a_lost_peer", end="killed", how="exit after ctrl-c")
+    _, signalled, other = job.wait(120.0)
+    assert (signalled.type, other.value) == ("SystemExit", (1, 1))
+
+
 def test_handler_that_raises_while_an_error_is_printed_hides_it_from_nobody(launch: Callable[..., Launched]) -> None:
     job = launch(
         """

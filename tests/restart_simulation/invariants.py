@@ -98,6 +98,7 @@ class Truth:
         "end",
         "frozen_before",
         "has_waited_in_vain",
+        "is_exiting",
         "is_fatal",
         "is_grouped",
         "is_suspected",
@@ -115,6 +116,7 @@ class Truth:
         self.last = BEGINNING  # the last stage that it left in this iteration, and how
         self.end: str | None = None
         self.is_fatal = False  # its failure means that it has to leave
+        self.is_exiting = False  # the same if its error of a communication call is its own
         self.is_suspected = False  # it had a stand-in while it lived
         self.is_unspoken = False  # it is dead or stuck, and no monitor is left to stand in for it or to end it
         self.is_grouped = False  # the assignment left it out together with a terminated rank
@@ -235,7 +237,8 @@ class Referee:
         truth.last = (stage, result.end)
         if result.end in FAILURES:
             truth.must_say.add(self.may_say(result.report))
-            truth.is_fatal |= result.end is End.FATAL
+            truth.is_fatal |= result.end is End.FATAL and result.origin != "communication"
+            truth.is_exiting = result.end is End.FATAL and result.origin == "communication"
             if result.origin == "own" and stage not in RECOVERING:
                 world.faulty.add(seat.rank)
         if stage is Stage.FUNCTION and result.end is End.RETURNED:
@@ -256,6 +259,9 @@ class Referee:
         # record, or by a process that stands in for this one, whose record then blames it.
         places = int(self._data[f"{seat.iteration}/records"])
         is_known = places > 1 or Keys(seat.iteration).fault in self._data
+        if origin == "own" and truth.is_exiting:
+            truth.is_fatal = True
+            world.before_end.discard(seat.rank)
         if origin == "consequence" and not is_known and seat.rank not in world.gave_up:
             raise broken("a fault is somebody's", f"{seat} is cleared, and nobody else has a fault")
 

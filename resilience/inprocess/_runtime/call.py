@@ -499,9 +499,12 @@ class CallWrapper:
         if isinstance(error, LeftInChild):
             raise error
         restarts_all = failure.restarts_all(error)
+        is_leaving = not restarts_all and self._leaving(error) is not None
+        if is_leaving and origin == "communication":
+            origin = "own"  # a signal ends this rank, whatever its function was handling
         kind = Interruption.EXCEPTION if restarts_all else Interruption.BASE_EXCEPTION
         record = self._describe(error, kind, stage, origin)
-        if restarts_all and origin == "consequence":
+        if origin == "consequence" and not is_leaving:
             failure.release(error)
             return Result(End.INTERRUPTED)  # our own abort caused it; this rank did not fail
         self._error, self._failure_record, self._origin = error, record, origin

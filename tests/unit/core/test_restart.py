@@ -222,6 +222,21 @@ def test_base_exception_ends_the_rank_without_hooks(failing: Stage) -> None:
     assert "0/end/done" in store.data
 
 
+@pytest.mark.parametrize(("fault_of", "outcome"), [(None, LEFT), (1, INTERRUPTED)])
+def test_exit_that_another_ranks_fault_has_led_to_does_not_end_its_rank(fault_of: int | None, outcome: str) -> None:
+    store = MemoryStore()
+
+    def stages(stage: Stage) -> Result:
+        if stage is Stage.FUNCTION:
+            if fault_of is not None:
+                drive(restart.report(Keys(0), "1 failed", fault_of), store)
+            return Result(End.FATAL, "0 exits", "communication")
+        return RETURNED
+
+    assert drive(restart.iterate(alone(), LIMITS), store, stages).outcome == outcome
+    assert ("0/terminated/1" in store.data) == (outcome == LEFT)
+
+
 def test_report_ends_the_wait_for_a_store_that_is_not_published(protocol: ModuleType) -> None:
     store = MemoryStore()
     log: list[Any] = []

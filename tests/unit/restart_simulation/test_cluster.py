@@ -59,6 +59,14 @@ def test_base_exception_ends_its_rank_and_the_others_go_on() -> None:
     assert run(Fail(2, 0, Stage.FUNCTION, End.FATAL)).ends == ("completed", "completed", "left", "completed")
 
 
+def test_exit_after_an_error_of_a_communication_call_ends_its_rank_only_if_nobody_else_failed() -> None:
+    exits = Fail(2, 0, Stage.FUNCTION, End.FATAL, "communication")
+    assert run(exits).ends == ("completed", "completed", "left", "completed")
+    schedules = [Schedule(seed=seed, ranks=4, faults=(KillFault(1, "rank", 14), exits)) for seed in range(8)]
+    ends = {Cluster(schedule).run().ends for schedule in schedules}  # invariant: no healthy rank excluded
+    assert ("completed", "killed", "completed", "completed") in ends
+
+
 @pytest.mark.parametrize("stage", HOOKS)
 def test_failing_hook_restarts_before_the_function_and_excludes_after_a_fault(stage: Stage) -> None:
     report = run(Fail(1, 0, Stage.FUNCTION), Fail(2, 0, stage))
