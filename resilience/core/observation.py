@@ -65,6 +65,7 @@ class Observation(msgspec.Struct, frozen=True):
     section_left_at: Seconds | None = None  # when the last section was closed; others may be open
     open_sections: tuple[Sign, ...] = ()
     interrupted_at: Seconds | None = None  # when this iteration was decided as interrupted
+    is_in_abort_hook: bool = False  # a thread beside the main thread is; the main thread is interrupted only after it
     silence: Silence | None = None  # the present one, None if no sign of life is expected
     store_due_at: Seconds | None = None  # when the store's answer is due that the main thread waits for
     ran_at: Seconds | None = None  # when a thread other than the main thread last ran

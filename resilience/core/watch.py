@@ -109,6 +109,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 BETWEEN_SIGNS = frozenset((STEP, HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, "ping"))
 ABORT_STUCK = "abort"  # name of the limit for a rank that its own abort could not free
+ABORT_HOOK = deadlines.limit_name("hook", "abort")  # name of the limit for a rank whose abort hook does not return
 AGENT_LOST = "agent"  # name of the limit for a rank whose agent is gone
 EVIDENCE = 0.3  # most seconds between the evidence of a hung rank and the first signal to it
 LOOK = 0.005  # seconds between two looks during that time
@@ -289,7 +290,8 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
     if observation.doing is Doing.WAITING:
         return rows
     if observation.interrupted_at is not None:
-        rows.append(("leave", max(observation.interrupted_at, observation.since), limits.leave))
+        name = ABORT_HOOK if observation.is_in_abort_hook else "leave"
+        rows.append((name, max(observation.interrupted_at, observation.since), limits.leave))
     if observation.ping_at is not None:
         rows.append(("ping", observation.ping_at, limits.ping))
     if observation.step_at is not None:
@@ -343,7 +345,10 @@ def defaults(limits: Limits) -> set[str]:
 
 
 def _hook_name(observation: Observation) -> str:
-    return deadlines.limit_name("hook", observation.hook)
+    """Return the limit's name of the hook that the main thread runs, or of the abort hook for which it waits."""
+    interrupted_at = observation.interrupted_at
+    waits = observation.is_in_abort_hook and interrupted_at is not None and observation.since <= interrupted_at
+    return ABORT_HOOK if waits else deadlines.limit_name("hook", observation.hook)
 
 
 def _is_learned(limits: Limits, limit: str) -> bool:

@@ -22,6 +22,7 @@ StageName = Literal[
     "restart",
     "detect",
     "abort",
+    "abort_hook",
     "agree",
     "finalize",
     "check",
@@ -94,7 +95,7 @@ class IterationEnded(Event, frozen=True, tag="iteration.ended"):
 
 
 class StageStarted(Event, frozen=True, tag="stage.started"):
-    """A stage of an iteration, or a phase of a restart, began on this rank."""
+    """A stage of an iteration, or a phase of a restart, began on this rank. The abort hook runs beside the function."""
 
     level: ClassVar[Level] = "debug"
     stage: StageName

@@ -602,6 +602,7 @@ class RankMonitor:
             silence=None if rule is None else self.listener.silence(rule, view.since),
             store_due_at=view.store_due_at,
             ran_at=view.ran_at,
+            is_in_abort_hook=self._is_in_abort_hook(view.iteration),
             is_stuck=self._stuck_in == view.iteration and view.doing is Doing.FUNCTION,
             is_gone=self.is_gone,
             said_goodbye=call is not None and view.goodbye_call == call,
@@ -622,6 +623,11 @@ class RankMonitor:
     def _ended(self, deadline: str) -> int:
         """Return how many occurrences have ended since the last start."""
         return 0 if self.recorder is None else self.recorder.occurrences(deadline)
+
+    def _is_in_abort_hook(self, iteration: int) -> bool:
+        """Return True if the abort hook of this iteration runs. The end of an earlier one may be lost."""
+        began = self._open.get("abort_hook")
+        return began is not None and began.origin.iteration == iteration
 
     def _interrupted_at(self, iteration: int) -> float | None:
         """Return when this iteration was interrupted, None if it was not."""
@@ -673,7 +679,7 @@ class RankMonitor:
         return self.channel is not None and self.channel.send(messages.encode(messages.ShowStacks(number)))
 
     def _ask_restart(self, finding: Finding) -> None:
-        soft = finding.severity == "soft"
+        soft, is_abort_hook = finding.severity == "soft", finding.limit == watch.ABORT_HOOK
         record = self._enrich(
             InterruptionRecord(
                 rank=self._initial_rank,
@@ -683,14 +689,14 @@ class RankMonitor:
                 silent_for_s=finding.silent_for,
                 # The rank may have restarted while its stacks were taken: a restart takes less time than that may.
                 iteration=self._observation.iteration if self.witness.has_iterations else None,
-                stage=self._observation.hook or self._observation.doing.value,
+                stage="abort" if is_abort_hook else self._observation.hook or self._observation.doing.value,
                 stacks=self._stacks.threads,
                 stack_method=self._stacks.method if self._stacks.threads else f"none: {self._stacks.reason}",
             ),
             process="seen",
         )
         hang = self.witness.hang(main_stack(record), self._stacks.is_gil_held)
-        if hang is not None:
+        if hang is not None and not is_abort_hook:  # a thread beside the main thread runs that hook
             record = msgspec.structs.replace(record, hang=hang, message=f"{record.message}: {hang_kind.WORDS[hang]}")
         self.emit(events.RankInterrupted(record))
         self._receiver.interrupt(record)

@@ -17,9 +17,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from resilience.inprocess import CallWrapper, Wrapper
-from resilience.inprocess.abort import AbortTorchDistributed
+from resilience.inprocess.abort import Abort, AbortTorchDistributed
+from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.state import State
-from tests.support.signs import LOOK_EVERY, hold, show
+from tests.support.signs import LOOK_EVERY, await_sign, hold, show
 
 _kept: list[Any] = []
 
@@ -120,6 +121,46 @@ def abort_slowly(seconds: float) -> int:
             raise ValueError("by schedule")
         dist.all_reduce(torch.ones(1))  # a rank that destroyed its group would fail the other, which still builds it
         dist.destroy_process_group()
+        return call.iteration
+
+    return function()
+
+
+class HangingAbort(Abort):
+    """Does not return on the rank whose function did not fail."""
+
+    def __call__(self, state: State) -> State:
+        while state.rank == 1:
+            time.sleep(1.0)
+        return state
+
+
+class WaitForTheAbort(Initialize):
+    """Does not return on rank 1 in iteration 0, unless it is interrupted."""
+
+    def __call__(self, state: State) -> State:
+        while state.rank == 1 and state.iteration == 0:
+            show("waits", state.rank)
+            time.sleep(0.01)
+        return state
+
+
+def hang_in_the_abort(place: str) -> int:
+    """Rank 0 raises once rank 1 is in `place`, the function or a hook. The abort hook of rank 1 hangs."""
+    rank = int(os.environ["RANK"])
+    soft, hard, interval = timedelta(seconds=4), timedelta(seconds=6), timedelta(seconds=1)
+    limits = {"soft_timeout": soft, "hard_timeout": hard, "progress_watchdog_interval": interval}
+    initialize = WaitForTheAbort() if place == "initialize" else None
+
+    @Wrapper(abort=HangingAbort(), initialize=initialize, **limits)
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        if call.iteration == 0 and rank == 0:
+            await_sign(Path.cwd(), "waits", 1)
+            raise ValueError("by schedule")
+        while call.iteration == 0:
+            show("waits", rank)
+            time.sleep(0.01)
         return call.iteration
 
     return function()

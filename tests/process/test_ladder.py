@@ -76,3 +76,14 @@ def test_rank_that_nothing_frees_from_group_building_is_replaced_after_the_abort
     stuck = job.of(events.AbortStuck, rank=0)[0].event
     assert stuck.limit_s == float(limit)
     assert stuck.where.endswith("_new_process_group_helper")
+
+
+@pytest.mark.parametrize("place", ["run", pytest.param("initialize", marks=pytest.mark.slow)])
+def test_abort_hook_that_hangs_is_ended_at_hard_timeout_and_named(start: Start, place: str) -> None:
+    job = start(2, target(laddering.hang_in_the_abort), place=place)
+    ranks = job.wait()
+    assert (ranks[0].value, ranks[1].signal is not None) == (1, True)
+    assert {record.event.limit for record in job.of(events.RankFellSilent, rank=1)} == {"hook:abort"}
+    (record,) = [told for told in job.interruptions() if told.interruption is Interruption.HARD_TIMEOUT]
+    assert (record.stage, record.hang) == ("abort", None)
+    assert "__call__" in [frame.function for stack in record.stacks[1:] for frame in stack.frames]

@@ -28,6 +28,9 @@ from resilience.facts.events import (
     AnyEvent,
     InterruptDelivered,
     IterationDecided,
+    Outcome,
+    StageEnded,
+    StageStarted,
 )
 from resilience.facts.interruptions import HANGS, Frame, Interruption, InterruptionRecord, decode, load_decoder
 from resilience.facts.seats import Seat
@@ -190,12 +193,14 @@ class IterationWatcher:
         duration_s, closed = time.monotonic() - began, gloo_timeouts.count()
         self._emit(InterruptDelivered(duration_s, signals, timed_out_groups=closed))
 
-    def _attempt(self, part: Callable[[], object]) -> None:
-        """Run a part of the abort or of its report. The main thread is interrupted even if it raises."""
+    def _attempt(self, part: Callable[[], object]) -> bool:
+        """Run a part of the abort or of its report. The main thread is interrupted even if it raises: return False."""
         try:
             part()
+            return True
         except BaseException as error:  # of a user's hook too, which may call sys.exit: recorded, never raised
             self._emit(AbortFailed(error_in_words(error)))
+            return False
 
     def _run_abort(self) -> None:
         began = time.monotonic()
@@ -206,7 +211,10 @@ class IterationWatcher:
         state.status = Status.ABORTING
         if self._abort is not None:
             state.abort_begins(self._abort_wait)
-            self._attempt(partial(self._abort, state))
+            began_hook = time.monotonic()
+            self._emit(StageStarted("abort_hook"))  # the page still shows the function: only this names the hook
+            outcome: Outcome = "completed" if self._attempt(partial(self._abort, state)) else "failed"
+            self._emit(StageEnded("abort_hook", outcome, time.monotonic() - began_hook))
         self._report_group_aborts()
         cut = collectives.last_cut()
         self._emit(

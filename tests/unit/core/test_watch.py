@@ -93,6 +93,7 @@ SILENT: dict[str, tuple[Limits, Observation]] = {
     "section:data": (limits_of(sections={"data": BOTH}), in_function(open_sections=(Sign("data", START),))),
     "out_of_section": (limits_of(out_of_section=BOTH), in_function(section_left_at=START)),
     "leave": (limits_of(leave=BOTH), in_function(since=0.0, interrupted_at=START)),
+    "hook:abort": (limits_of(leave=BOTH), in_function(since=0.0, interrupted_at=START, is_in_abort_hook=True)),
     "hook:finalize": (limits_of(hook=BOTH), Observation(doing=Doing.HOOK, hook="finalize", since=START)),
 }
 
@@ -111,6 +112,13 @@ def test_each_limit_is_enforced_to_the_moment(watcher: ModuleType) -> None:
             (START + HARD, SendSignal(hard)),
             (START + HARD + GRACE, Kill(hard)),
         ]
+
+
+@pytest.mark.parametrize(("began", "hook"), [(0.0, "abort"), (START, "terminate")])
+def test_hook_that_waits_for_the_abort_hook_is_not_blamed_for_it(began: float, hook: str) -> None:
+    seen = Observation(doing=Doing.HOOK, hook="terminate", since=began, interrupted_at=0.5, is_in_abort_hook=True)
+    (finding,) = watch.exceeded(limits_of(hook=Limit(hard=HARD)), seen, START + HARD)
+    assert finding.limit == f"hook:{hook}"
 
 
 def test_process_that_stands_still_while_it_waits_for_the_store_has_the_limit_of_any_other(watcher: ModuleType) -> None:
