@@ -306,15 +306,33 @@ def barrier(name: str, rank: int, count: int, limit: float, note: str = "1") -> 
 def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Protocol[None]:
     """Wait for the key that is written once all ranks have arrived. Raises: BarrierTimeout."""
     if not (yield Await(key, limit)):
+        missing = yield from _first_missing(name, count)
+        late = f"missing at last: {', '.join(map(str, missing))}" if missing else "the last of them came too late"
         raise BarrierTimeout(
             f"rank {rank} waited {limit:g} s in barrier {name!r} and not all {count} ranks arrived; "
-            "a rank is missing and was not reported dead. Raise barrier_timeout if healthy ranks may "
-            "arrive this far apart",
+            f"{late}. A missing rank was not reported dead: look for it on its node, or raise barrier_timeout if "
+            "healthy ranks may arrive this far apart",
             rank=rank,
             rendezvous_count=count,
             group_name=name,
             limit=limit,
+            missing=missing,
         )
+
+
+def _first_missing(name: str, count: int) -> Protocol[tuple[int, ...]]:
+    """Return the ranks that have not arrived, of the first block that is not complete. One operation a level."""
+    sizes = [count]
+    while sizes[-1] > BLOCK:
+        sizes.append(-(-sizes[-1] // BLOCK))
+    missing: tuple[int, ...] = (0,)  # of the level above; its first block is the one to look into
+    for level in reversed(range(len(sizes))):
+        block = range(missing[0] * BLOCK, min((missing[0] + 1) * BLOCK, sizes[level]))
+        values = yield Read(tuple(f"{name}/{level}/{member}" for member in block))
+        missing = tuple(member for member, value in zip(block, values, strict=True) if value is None)
+        if not missing:
+            break
+    return missing
 
 
 def witness(keys: Keys, rank: int, world_size: int, limit: float) -> Protocol[bool]:
@@ -505,8 +523,10 @@ def _freeze(keys: Keys) -> Protocol[str]:
     return str((yield CompareSet(keys.frozen, " ".join(map(str, ranks)) or "none")))
 
 
-def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
+def stand_in(seat: Seat, limits: WaitLimits, record: str, *, has_waited: bool = False) -> Protocol[str]:
     """Represent a dead or leaving rank until the others have agreed to continue without it.
+
+    has_waited: the rank leaves because it has waited for the others in vain, so it does not wait for them again.
 
     Starts from the last seat that the rank published and completes the rank's unfinished operations. If the rank died
     after the others had agreed to include it, the stand-in follows them into the next iteration and interrupts that
@@ -521,6 +541,8 @@ def stand_in(seat: Seat, limits: WaitLimits, record: str) -> Protocol[str]:
             yield from arrive(keys.start, seat.rank, seat.world_size, str(seat.initial_rank))
             yield from arrive(keys.last_call, seat.rank, seat.world_size)
             yield from mark_terminated(keys, seat.rank)
+            if has_waited and not (yield from arrive(keys.end, seat.rank, seat.world_size)):
+                return "excluded"  # the rank that completes the end barrier later reads the mark
         terminated = yield from _agree(keys, seat, limits)
         if seat.rank in terminated:
             return "excluded"

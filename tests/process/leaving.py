@@ -18,7 +18,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import resilience
-from resilience.errors import RankDiscarded
+from resilience.core import restart
+from resilience.errors import BarrierTimeout, RankDiscarded
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess._runtime import monitor_store, operations
 from resilience.inprocess.finalize import Finalize
@@ -27,6 +28,7 @@ from resilience.inprocess.initialize import Initialize
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
 from resilience.inprocess.state import State
 from resilience.system import processes, store
+from tests.support import signs
 
 PACKAGE = str(Path(resilience.__file__).parent)
 LEAVER = "1"
@@ -125,6 +127,31 @@ def _exits_of_with(code: CodeType) -> frozenset[int]:
 
 _wire: Tripwire
 _kind: str
+
+
+def wait_in_vain(options: dict[str, float]) -> tuple[str, float]:
+    """Rank 0 fails while rank 1 is stopped. Answers the error of the call, and for how many seconds rank 0 was ready to
+    wait for the agreement on the next world."""
+    waits = []
+
+    def execute(operation: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(operation, restart.Await) and operation.key == restart.Keys(0).frozen:
+            waits.append(operation.limit)
+        return EXECUTE(operation, *arguments, **named)
+
+    @Wrapper(**{name: timedelta(seconds=value) for name, value in options.items()})
+    def function() -> None:
+        signs.hold("stop", int(os.environ["RANK"]))
+        raise ValueError("by schedule")
+
+    store.execute = execute
+    try:
+        function()
+    except BarrierTimeout as error:
+        return str(error), sum(waits)
+    finally:
+        store.execute = EXECUTE
+    raise AssertionError("the other rank took part")
 
 
 def _due(kind: str) -> bool:

@@ -5,6 +5,8 @@ test sees either that it has not completed its call, or that the call took far t
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -13,6 +15,7 @@ import pytest
 from resilience.facts import events
 from tests.process.leaving import KINDS
 from tests.support.ranks import Job
+from tests.support.stops import stop
 
 Start = Callable[..., Job]
 LEAVE = "tests.process.leaving:leave_at_each"
@@ -89,6 +92,23 @@ def test_process_that_ends_by_a_second_signal_is_represented(start: Start, comes
     others, leaver = job.wait(60.0)
     assert (others.value, leaver.type) == ("done", "Second")
     assert job.await_record(events.RankStoodInFor, rank=1).event.result == "excluded"
+
+
+def test_rank_that_waits_in_vain_names_the_missing_rank_and_does_not_wait_twice(start: Start) -> None:
+    options = {"soft_timeout": 5.0, "hard_timeout": 6.0, "heartbeat_timeout": 6.0, "barrier_timeout": 7.0}
+    job = start(2, "tests.process.leaving:wait_in_vain", options=options)
+    for rank in range(2):
+        job.await_sign("stop", rank)
+    stopped = [job.monitor_pid(1), job.pids[1]]
+    stop(*stopped)  # no process of this node notices that
+    job.let_on("stop")
+    waited = job.wait_rank(0)
+    for pid in stopped:
+        os.kill(pid, signal.SIGKILL)
+    assert waited is not None, job.output()
+    error, seconds = waited.value
+    assert "rank 0 waited 7 s in barrier '0/end' and not all 2 ranks arrived; missing at last: 1." in error
+    assert seconds == options["barrier_timeout"]
 
 
 def test_monitor_outlives_signals_to_the_process_group_from_its_first_moment_on(start: Start) -> None:

@@ -359,7 +359,8 @@ class Cluster:
         rank.published, rank.is_answering = rank.seat.iteration, False
         try:
             record = self.referee.may_say(f"{rank.seat.initial_rank}:{reason}")
-            result = yield from self.protocol.stand_in(rank.seat, LIMITS, record)
+            has_waited = reason == invariants.TIMEOUT
+            result = yield from self.protocol.stand_in(rank.seat, LIMITS, record, has_waited=has_waited)
         except BarrierTimeout:
             result = invariants.TIMEOUT  # it has done its part, whatever delays the others
         except Raised:

@@ -342,8 +342,9 @@ class CallWrapper:
         """Leave so that the other ranks continue without this one, as far as the store still answers."""
         self._failure_record = record = self._describe(error, Interruption.BASE_EXCEPTION, "outside")
         try:
+            has_waited = isinstance(error, BarrierTimeout)
             with contextlib.suppress(BarrierTimeout):  # everything the other ranks need is written by then
-                self._drive(restart.stand_in(seat, self._limits, encode(record)))
+                self._drive(restart.stand_in(seat, self._limits, encode(record), has_waited=has_waited))
             self._say_goodbye(seat)
         except ResilienceError as store_error:
             self._session.emit(events.HookFailed("leave", error_in_words(store_error)))

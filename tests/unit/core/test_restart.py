@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -135,7 +136,45 @@ def test_barrier_that_somebody_misses_times_out(protocol: ModuleType) -> None:
     log: list[Any] = []
     with pytest.raises(BarrierTimeout, match="rank 0 waited 7 s in barrier 'b' and not all 2 ranks arrived"):
         drive(protocol.barrier("b", 0, 2, 7.0), store, log=log)
-    assert log[-1] == Await("b/done", 7.0)
+    assert Await("b/done", 7.0) in log
+
+
+@pytest.mark.parametrize(
+    ("count", "absent", "first"),
+    [
+        (2, {1}, (1,)),
+        (32, {0, 31}, (0, 31)),
+        (33, {32}, (32,)),
+        (70, {40, 41, 69}, (40, 41)),
+        (5000, {3203}, (3203,)),
+        (5000, set(range(1, 5000)), tuple(range(1, 32))),
+    ],
+)
+def test_timeout_of_a_barrier_names_the_first_missing_ranks(
+    protocol: ModuleType, count: int, absent: set[int], first: tuple[int, ...]
+) -> None:
+    store, log = MemoryStore(), list[Any]()
+    for rank in range(count):
+        if rank not in absent:
+            drive(restart.arrive("b", rank, count), store)
+    waiting = next(rank for rank in range(count) if rank not in absent)
+    with pytest.raises(BarrierTimeout, match=f"missing at last: {', '.join(map(str, first))}\\.") as raised:
+        drive(protocol.barrier("b", waiting, count, 7.0), store, log=log)
+    assert raised.value.missing == first  # type: ignore[attr-defined]
+    assert len(log[log.index(Await("b/done", 7.0)) :]) <= 1 + math.ceil(math.log(count, restart.BLOCK))
+
+
+def test_timeout_of_a_barrier_whose_last_rank_came_meanwhile_names_none(protocol: ModuleType) -> None:
+    class Late(MemoryStore):
+        def perform(self, operation: Any) -> Any:
+            answer = super().perform(operation)
+            if isinstance(operation, Await):
+                drive(restart.arrive("b", 0, 2), self)
+            return answer
+
+    with pytest.raises(BarrierTimeout, match="the last of them came too late") as raised:
+        drive(protocol.barrier("b", 1, 2, 7.0), Late())
+    assert raised.value.missing == ()  # type: ignore[attr-defined]
 
 
 def test_completed_barrier_lets_everybody_through(protocol: ModuleType) -> None:
@@ -416,6 +455,50 @@ def test_last_call_waits_for_the_other_ranks_and_at_most_last_call_wait(protocol
     with pytest.raises(BarrierTimeout):  # the other rank never answers
         drive(protocol.iterate(seat, limits), store, fails_at(Stage.FUNCTION, End.FAILED), log=log)
     assert Await(f"{Keys(0).last_call}/done", 7.0) in log
+
+
+def test_rank_that_gave_up_waiting_leaves_without_a_second_wait(protocol: ModuleType) -> None:
+    seat, store, log = Seat(0, 0, 2, 2, 0), MemoryStore(), list[Any]()
+    with pytest.raises(BarrierTimeout):
+        drive(protocol.iterate(seat, LIMITS), store)
+    assert drive(protocol.stand_in(seat, LIMITS, "gave up", has_waited=True), store, log=log) == "excluded"
+    assert not [operation for operation in log if isinstance(operation, Await)]
+    assert drive(protocol._agree(Keys(0), Seat(1, 1, 2, 2, 0), LIMITS), store) == {0}
+
+
+def test_rank_that_gave_up_and_came_last_ends_the_agreement_itself(protocol: ModuleType) -> None:
+    store, log = MemoryStore(), list[Any]()
+    drive(protocol.arrive(Keys(0).end, 1, 2), store)
+    assert drive(protocol.stand_in(Seat(0, 0, 2, 2, 0), LIMITS, "gave up", has_waited=True), store, log=log) == (
+        "excluded"
+    )
+    assert store.data[Keys(0).frozen] == "0"
+
+
+def test_rank_that_gave_up_leaves_at_once_only_if_the_next_world_is_without_it(protocol: ModuleType) -> None:
+    """The other rank arrives at last, at each point of the way out of the one that gave up, and the other way round."""
+    waiting, late = Seat(0, 0, 2, 2, 0), Seat(1, 1, 2, 2, 0)
+    outcomes = set()
+    for first, points in product((0, 1), range(20)):
+        store = MemoryStore()
+        drive(protocol.arrive(Keys(0).end, 0, 2), store)  # then it waited in vain
+        actors = [
+            protocol.stand_in(waiting, LIMITS, "gave up", has_waited=True),
+            protocol._agree(Keys(0), late, LIMITS),
+        ]
+        answers: list[Any] = [None, None]
+        results: list[Any] = [None, None]
+        turns = [first] * points + [1 - first] * 40 + [first] * 40
+        for actor in turns:
+            if results[actor] is not None:
+                continue
+            try:
+                operation = actors[actor].send(answers[actor])
+                answers[actor] = None if isinstance(operation, Assign) else store.perform(operation)
+            except StopIteration as stop:
+                results[actor] = stop.value
+        outcomes.add((results[0], store.data[Keys(0).frozen]))
+    assert outcomes == {("excluded", "0"), ("discarded", "none")}  # the assignment was asked, and discarded it
 
 
 def test_rank_that_died_after_the_agreement_is_followed_and_interrupts_the_next_iteration(protocol: ModuleType) -> None:
