@@ -58,6 +58,8 @@ def note(event: events.Event) -> str | None:
             return f"a rank lost its monitor: {event.reason}"
         case events.StoreLost():
             return f"a process lost its store: {event.error}"
+        case events.HookFailed(hook="monitor" | "supervision"):
+            return f"work of a monitor failed ({event.hook}): {event.error}"
         case events.NodeFellSilent():
             return f"node {event.silent_node} fell silent for {seconds(event.silent_for_s)}"
         case events.CallStarted(monitor="executed"):
@@ -138,6 +140,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.AbortGroup,
         events.MonitorLost,
         events.StoreLost,
+        events.HookFailed,
         events.NodeFellSilent,
         events.CallStarted,
         events.NodeUnhealthy,

@@ -10,8 +10,9 @@ from resilience.inprocess.state import State
 class Completion(ABC):
     """Called once on every rank, active or not, after all ranks have completed and before the call returns.
 
-    No other rank waits for it. A hook that runs longer than `hard_timeout` is ended with its process. An Exception is
-    recorded, not raised: the call has completed."""
+    No other rank waits for it. In a plain environment the store does not wait either: rank 0's monitor, which hosts it,
+    may leave 2 s after all ranks have completed, so `state.store` may be gone. A hook that runs longer than
+    `hard_timeout` is ended with its process. An Exception is recorded, not raised: the call has completed."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:

@@ -170,7 +170,7 @@ class RankMonitor:
         self._interrupted: tuple[int, float] | None = None  # iteration, time
         self._stuck_in: int | None = None
         self._own_record: InterruptionRecord | None = None  # the rank's last one in this call
-        self._has_completed = False  # the rank has completed this call
+        self.has_completed = False  # the rank has completed this call
         self._has_told_of_names = False  # True once it was reported that there are too many
         self._refused: Counter[str] = Counter()  # messages, by reason
         self._refused_at = float("-inf")
@@ -437,7 +437,7 @@ class RankMonitor:
         """Watch the rank in its next call."""
         if self._has_left() and not self._watch.is_represented:
             self._represent()  # in the previous call, while the receiver still knows it
-        self._own_record, self._has_completed = None, False
+        self._own_record, self.has_completed = None, False
         self.open(begin.origin, Path(os.fsdecode(begin.folder)), begin.limits, begin.job)
         self._receiver.begin(begin)
 
@@ -547,7 +547,7 @@ class RankMonitor:
                 if outcome == "interrupted":  # perhaps in a hook before the function
                     self._receiver.started(record.origin)
                 self._open.pop("iteration", None)
-                self._has_completed = outcome == "completed"
+                self.has_completed = outcome == "completed"
             case _:  # no other event matters here
                 pass
         if self._emitter is not None and record.origin.iteration is not None:
@@ -760,7 +760,7 @@ class RankMonitor:
                     detector=Detector("monitor"),
                 )
             )
-            if not self._has_completed:
+            if not self.has_completed:
                 self.emit(events.RankInterrupted(record))
         self._close_open_spans()
         self._receiver.stand_in(record)

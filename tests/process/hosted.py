@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import resource
+import subprocess
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +18,8 @@ import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess._runtime import monitor_store
+from resilience.inprocess.completion import Completion
+from resilience.inprocess.state import State
 from resilience.inprocess.store import TCPStore
 from tests.support import signs
 
@@ -135,6 +140,62 @@ def monitor_connects_late(
         while not Path("train.go").exists():  # in Python, so that a restart can interrupt it
             time.sleep(0.01)
         return call.iteration
+
+    return train()
+
+
+def cannot_start_a_monitor(how: str) -> int:
+    """Call a function while this host has no process left."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    if how == "executed":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        subprocess.Popen = refuse  # type: ignore[assignment,misc]
+    else:
+        os.fork = refuse
+
+    @Wrapper()
+    def train() -> int:
+        return 1
+
+    return train()
+
+
+def thread_is_refused_once(name: str) -> int:
+    """The first thread of that name does not start: in the rank, or in its monitor, which is forked from it."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def perhaps(thread: threading.Thread) -> None:
+        if thread.name == name and not refused:
+            refused.append(name)
+            signs.show("refused", int(os.environ["RANK"]), folder)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    folder = Path.cwd()
+    threading.Thread.start = perhaps  # type: ignore[method-assign]
+
+    @Wrapper()
+    def train() -> int:
+        return 1
+
+    return train()
+
+
+def hold_in_the_last_hook() -> int:
+    """Rank 1 holds in its completion hook."""
+
+    class Hold(Completion):
+        def __call__(self, state: State) -> State:
+            if os.environ["RANK"] == "1":
+                signs.hold("hook", 1)
+            return state
+
+    @Wrapper(completion=Hold())
+    def train() -> int:
+        return 1
 
     return train()
 

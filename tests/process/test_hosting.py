@@ -209,6 +209,36 @@ def test_port_that_is_taken_in_a_plain_environment_is_named(start: Start, strang
     assert_reported_and_gone(job, 0)
 
 
+@pytest.mark.parametrize("how", ["forked", "executed"])
+def test_start_on_a_host_without_a_free_process_says_so_and_is_no_lost_store(start: Start, how: str) -> None:
+    job = start(1, "tests.process.hosted:cannot_start_a_monitor", how=how)
+    (rank,) = job.wait_ranks()
+    assert rank.type == "MonitorError"
+    assert "could not be started: BlockingIOError" in rank.error and "ulimit -u" in rank.error
+    assert [record.event.error for record in job.of(events.CallEnded)] == [f"MonitorError: {rank.error}"[:500]]
+    assert not job.of(events.StoreLost)
+    assert report(load(job.run)).incidents == ()
+
+
+@pytest.mark.parametrize("name", ["resilience-ticker", "resilience-supervisor"])
+def test_thread_that_is_refused_for_a_moment_costs_neither_the_call_nor_the_watch(start: Start, name: str) -> None:
+    job = start(1, "tests.process.hosted:thread_is_refused_once", name=name)
+    assert [rank.value for rank in job.wait()] == [1], job.output()
+    job.await_sign("refused", 0)
+    assert not job.of(events.HookFailed) and not job.of(events.StoreLost)
+
+
+def test_job_is_not_noted_as_without_a_store_because_a_last_hook_outlives_its_host(start: Start) -> None:
+    job = start(2, "tests.process.hosted:hold_in_the_last_hook", env_of=lambda rank: {"RESILIENCE_NODE": f"node{rank}"})
+    job.await_sign("hook", 1)
+    assert job.wait_rank(0) is not None, job.output()
+    job.await_record(events.MonitorEnded, rank=0, role="monitor")  # it has hosted the store
+    job.let_on("hook")
+    assert [rank.value for rank in job.wait()] == [1, 1]
+    assert [record.event.outcome for record in job.of(events.CallEnded)] == ["completed"] * 2
+    assert not job.of(events.StoreLost)
+
+
 def test_start_without_a_host_says_what_was_tried_and_is_an_incident(start: Start) -> None:
     port = free_port()
     job = start(1, TARGET, env={"RANK": "1", "WORLD_SIZE": "2"}, port=port, timeout=0.5)

@@ -224,10 +224,12 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
             pid = _execute(pickled, page, theirs, dump, rank)
         how: StartMethod = "forked" if pickled is None else "executed"
         return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
-    except BaseException:
+    except BaseException as error:
         rank_side.close()
         stacks.disarm()
         ours.close()
+        if isinstance(error, OSError):
+            raise _not_started(error_in_words(error)) from error
         raise
     finally:
         rank.close()
@@ -290,6 +292,13 @@ def _pickled(plan: Plan) -> bytes:
     return pickled.getvalue()
 
 
+def _not_started(reason: str) -> MonitorError:
+    return MonitorError(
+        f"the monitor process could not be started: {reason}. If this host or container is short of processes, memory "
+        "or open files, raise that limit (ulimit -u, pids.max, ulimit -n), or start fewer processes"
+    )
+
+
 def _fork(
     plan: Plan, page: Page, channel: Channel, other_end: Channel, dump: stacks.Dump, rank: processes.Process
 ) -> int:
@@ -307,7 +316,7 @@ def _fork(
     finally:
         close_all(open_ends)
     if not monitor_pid:
-        raise MonitorError("the monitor could not be forked: too many processes, or not enough memory")
+        raise _not_started("its second fork failed")
     return int(monitor_pid)
 
 
@@ -353,7 +362,7 @@ def _execute(pickled: bytes, page: Page, channel: Channel, dump: stacks.Dump, ra
                 between, pass_fds=(read, *fds), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
             ).stdout
     if not monitor_pid:
-        raise MonitorError("the monitor could not be started: too many processes, or not enough memory")
+        raise _not_started("its second fork failed")
     return int(monitor_pid)
 
 
@@ -434,6 +443,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump,
         emit=lambda *new: monitor.emit(*new),
         alert=lambda line: channel.send(messages.encode(messages.TerminalLine(line))),
         terminal=plan.terminal,
+        has_completed=lambda: monitor.has_completed,
     )
     monitor = CallingRank(MonitorSide(page), channel, rank, receiver, dump).monitor
     receiver.start()

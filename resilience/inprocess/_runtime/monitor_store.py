@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import telling
 from resilience.inprocess._runtime.assigning import Hooks, seat_after
 from resilience.inprocess._runtime.joining import connect, join, serving_key
-from resilience.inprocess._runtime.operations import note_arrival
+from resilience.inprocess._runtime.operations import failure_of, note_arrival
 from resilience.inprocess._runtime.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.store import Notice, hosting
@@ -85,8 +86,10 @@ class MonitorStore:
         emit: Callable[..., None],
         alert: Callable[[str], object],
         terminal: str = "",
+        has_completed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """alert: prints a line on the rank's terminal while the rank lives. terminal: its path, if stderr is one."""
+        """alert: prints a line on the rank's terminal while the rank lives. terminal: its path, if stderr is one.
+        has_completed: returns True once the rank has completed its call."""
         self._factory = store_factory
         self._kwargs = store_kwargs
         self._hooks = hooks
@@ -96,6 +99,7 @@ class MonitorStore:
         self._emit = emit
         self._alert = alert
         self._terminal = terminal
+        self._has_completed = has_completed
         self._base_store: Any = None
         self._hosting_s = 0.0  # time to connect to the base store, or to host it
         self._patience: Patience | None = None
@@ -222,7 +226,13 @@ class MonitorStore:
             except LeftInChild:  # a hook has forked: the child is no monitor
                 os._exit(0)
             except Exception as error:  # the edge of a thread that later stands in for the rank
-                self._emit(events.StoreLost(error_in_words(error)))
+                self._emit_unless_over(failure_of("monitor", error))
+
+    def _emit_unless_over(self, event: events.Event) -> None:
+        """Emit an event of this monitor's work. Once the rank has completed its call, a lost store harms nobody: its
+        host may leave while the last hooks of other ranks still run."""
+        if not (isinstance(event, events.StoreLost) and self._has_completed()):
+            self._emit(event)
 
     def _begin(self, begin: messages.Begin) -> None:
         self._call_begin = begin
@@ -234,7 +244,7 @@ class MonitorStore:
         folder = agree_on_folder(self._store, begin.origin.node)
         # Half the limit: another monitor of the node can still lead before the other nodes count this one as silent.
         connect_as_leader = partial(self._connect, begin.heartbeat_timeout / 2)
-        self._supervisor = Supervisor(begin, folder, connect_as_leader, self._represent, self._emit)
+        self._supervisor = Supervisor(begin, folder, connect_as_leader, self._represent, self._emit_unless_over)
         self._supervisor.start()
 
     def _connect(self, limit: float, failed: Callable[[Exception], None] = lambda error: None) -> Any:
@@ -299,13 +309,14 @@ class MonitorStore:
         """Publish a store for the process groups of one iteration; create the next one ahead of time."""
         began = time.monotonic()
         spare, self._spare = self._spare, None
-        server = publish_server(iteration, self._call_begin.base_host, self._store, spare)
-        if server is None:
-            return
-        self._emit(events.StoreHosted("iteration", server.host, server.port, time.monotonic() - began))
-        self._servers.append(server)
-        del self._servers[:-KEPT_SERVERS]
-        self._spare = iteration_server(server.host)
+        with suppress(OSError, RuntimeError):  # rank 0 hosts a store itself if this one is not published
+            server = publish_server(iteration, self._call_begin.base_host, self._store, spare)
+            if server is None:
+                return
+            self._emit(events.StoreHosted("iteration", server.host, server.port, time.monotonic() - began))
+            self._servers.append(server)
+            del self._servers[:-KEPT_SERVERS]
+            self._spare = iteration_server(server.host)
 
     def _stand_in(self, record: InterruptionRecord) -> None:
         seat = self._represented
@@ -385,13 +396,13 @@ class MonitorStore:
         """Tell the neighbours and the store's host that this rank's end is on record and its connections are closed."""
         if self._supervisor is not None:
             self._supervisor.stop()
-            rank = self._call_begin.origin.initial_rank
-            assert rank is not None
-            execute(Set(finished_key(rank), "1"), self._store)
-            self._last_iteration = self._last_seat(rank, self._store).iteration
-            outcome = Keys(self._last_iteration).outcome
-            self._job_goes_on |= execute(Read((outcome,)), self._store) != (restart.COMPLETED,)
-            execute(Add(LEFT_KEY, 1), self._store)  # the last operation of this rank and its monitor
+        rank = self._call_begin.origin.initial_rank
+        assert rank is not None
+        execute(Set(finished_key(rank), "1"), self._store)
+        self._last_iteration = self._last_seat(rank, self._store).iteration
+        outcome = Keys(self._last_iteration).outcome
+        self._job_goes_on |= execute(Read((outcome,)), self._store) != (restart.COMPLETED,)
+        execute(Add(LEFT_KEY, 1), self._store)  # the last operation of this rank and its monitor
 
     def _have_all_left(self) -> bool:
         """Return True if each rank and its monitor have done their last operation, or all ranks have and the monitors

@@ -8,12 +8,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import torch.distributed as dist
+
 from resilience.core import restart
 from resilience.core.restart import Keys, Read
-from resilience.errors import StoreError
+from resilience.errors import StoreError, error_in_words
 from resilience.facts import events
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.system.store import StoreLike, execute, wait
+
+
+def is_of_store(error: BaseException) -> bool:
+    """Return True if an error says that a store is not there or does not answer: ours, or one of a user's factory."""
+    return isinstance(error, StoreError | dist.DistNetworkError | dist.DistStoreError | ConnectionError)
+
+
+def failure_of(work: str, error: BaseException) -> events.Event:
+    """Return the event for a part of a monitor's work that an error has ended."""
+    if is_of_store(error):
+        return events.StoreLost(f"{work}: {error_in_words(error)}")
+    return events.HookFailed(work, error_in_words(error))
 
 
 def note_arrival(

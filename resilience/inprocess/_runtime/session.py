@@ -46,7 +46,7 @@ from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
 from resilience.monitor.page import RankSide
-from resilience.system import attempts, collective_calls, patience, private, processes
+from resilience.system import attempts, call_with_timeout, collective_calls, patience, private, processes
 from resilience.system.attempts import Launch
 from resilience.system.channel import LIMIT
 from resilience.system.environment import (
@@ -98,7 +98,7 @@ class Session:
         self._monitor: Handle
         self._member: supervision.Member
         self.page: RankSide
-        self._ticker = threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
+        self._ticker: threading.Thread | None = None
         self._own_file: RecordFile | None = None  # once the monitor is lost
         self._lone: LoneRank
         # Read once: each iteration sets the variables, and the function may change them.
@@ -166,7 +166,9 @@ class Session:
         self._patience = Patience(self._base, rank_sockets, limit, self._interval, asks, answered)
         self.watch_patience = Patience(self._watch_base, watcher_sockets, limit, self._interval)
         self._patiences = self._patience, self.watch_patience
-        self._ticker.start()
+        self._ticker = call_with_timeout.start(
+            lambda: threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
+        )
 
     def _begin(self, wrapper: Wrapper, function: str, number: int, state: State) -> None:
         self.store = dist.PrefixStore(self._prefix, self._base)
@@ -338,8 +340,9 @@ class Session:
         log.configure(None, None)
 
     def _join_ticker(self, limit: float) -> bool:
-        if self._ticker.ident is not None:
-            self._ticker.join(limit)
+        if self._ticker is None:
+            return True
+        self._ticker.join(limit)
         return not self._ticker.is_alive()
 
     def _forget(self) -> None:

@@ -36,8 +36,9 @@ from resilience.errors import ResilienceError, error_in_words
 from resilience.facts import encoding, events
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.facts.seats import Seat
+from resilience.inprocess._runtime.operations import failure_of
 from resilience.monitor import messages
-from resilience.system import private, processes
+from resilience.system import call_with_timeout, private, processes
 from resilience.system.client_sockets import answers
 from resilience.system.store import StoreLike, drive, execute
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from resilience.telemetry.exporters import ExportThread
 
 EXPORT_LIMIT = 2.0  # seconds for the remaining exports when this monitor leaves
+NO_FOLDER = "/nonexistent"
 BEATS = 6  # checks per heartbeat_timeout: at most a sixth of it late, one store operation a second by default
 
 
@@ -90,15 +92,18 @@ class Supervisor:
         self._lead = _Lead(folder, max(self._limit / 3, 2 * begin.interval), self._pause_limit)
         self._represented: set[int] = set()  # initial ranks whose stand-in has begun, or that need no stand-in
         self._unstarted: set[int] = set()  # initial ranks whose stand-in did not start at once: no thread was left
-        self._thread = threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises: RuntimeError, if this host has no thread left for a while."""
+        self._thread = call_with_timeout.start(
+            lambda: threading.Thread(target=self._run, name="resilience-supervisor", daemon=True)
+        )
 
     def stop(self) -> None:
         """Stop watching. Waits, for at most a bounded time, until the exports have ended and the folder is removed."""
         self._done.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(2 * EXPORT_LIMIT)
 
     def _run(self) -> None:
@@ -116,7 +121,7 @@ class Supervisor:
                     self._run_as_leader()
         except Exception as error:  # the edge of the thread: record that the node has no leader
             if not self._done.is_set():
-                self._emit(events.StoreLost(f"supervision: {error_in_words(error)}"))
+                self._emit(failure_of("supervision", error))
 
     def _act_for_the_leader(self) -> None:
         """Do one round for a leader that is stopped. A store that does not answer is the leader's concern: this monitor
@@ -287,8 +292,8 @@ class _Lead:
         try:
             self._fd = private.enter(self._folder)
         except OSError:
-            self._folder = private.make_in_memory()
-            self._fd = private.enter(self._folder)
+            self._folder = ""
+            self._fd = os.memfd_create("resilience-lead")  # needs no folder; nobody else can have its lock
 
     def __exit__(self, *_: object) -> None:
         if self.take():
@@ -319,8 +324,12 @@ class _Lead:
 
 def agree_on_folder(store: StoreLike, node: str) -> str:
     """Return the folder whose lock a node's leader holds, the same for all its monitors. Its random name keeps others
-    from creating it first. Raises: OSError, and what stores raise."""
-    proposed = private.make_in_memory()
+    from creating it first. If this monitor can make none and is the first, there is none: each monitor of the node then
+    leads for itself. Raises: what stores raise."""
+    try:
+        proposed = private.make_in_memory()
+    except OSError:  # the file systems are full, or this process is short of descriptors
+        proposed = NO_FOLDER
     group = _group(node, processes.pid_namespace())
     agreed = ""
     try:

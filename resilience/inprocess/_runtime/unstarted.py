@@ -1,4 +1,4 @@
-"""What is recorded if a call never reached its store?
+"""What is recorded if a call could not begin, mostly because it never reached its store?
 
 Its monitor has no run folder yet, because ranks agree on the job's name through the store. So the rank itself writes
 the record: into the job's folder if the launcher names it, otherwise into a folder whose name all ranks of the start
@@ -14,6 +14,7 @@ from pathlib import Path
 from resilience.errors import error_in_words
 from resilience.facts import events
 from resilience.facts.identity import FileOwner, Job, Origin, safe_name
+from resilience.inprocess._runtime.operations import is_of_store
 from resilience.system.environment import LauncherRendezvous, Settings, launched_folder
 from resilience.telemetry.emitter import Emitter
 from resilience.telemetry.recording import RecordFile, write_job
@@ -45,10 +46,10 @@ def record(
     folder = launched_folder() or Path(settings.run_dir).absolute() / _folder_name(settings)
     file = RecordFile(folder / "records" / f"{FileOwner(node, rank).name}.jsonl")
     message = error_in_words(error, 2000)
-    Emitter(origin, [file]).emit(
-        events.StoreLost(message),
-        events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=message[:500]),
-    )
+    emitter = Emitter(origin, [file])
+    if is_of_store(error):
+        emitter.emit(events.StoreLost(message))
+    emitter.emit(events.CallEnded(outcome="left", iterations=0, duration_s=duration, error=message[:500]))
     file.close()
     write_job(job(origin), folder)
     return folder

@@ -1,4 +1,4 @@
-"""How a monitor publishes the store for an iteration's process groups."""
+"""How a monitor publishes the store for an iteration's process groups, and what it does if its work fails."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from resilience.core.restart import NO_SERVER, Keys
+from resilience.core.restart import NO_SERVER, Keys, WaitLimits
+from resilience.errors import StoreError
 from resilience.facts import events
 from resilience.inprocess._runtime import monitor_store
 from resilience.inprocess._runtime.monitor_store import MonitorStore
+from resilience.inprocess._runtime.supervision import finished_key
 from resilience.inprocess.store import Notice
 
 KEY = Keys(1).server
@@ -24,10 +26,24 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
     return dist.HashStore()
 
 
+def monitor_store_of(store: dist.Store, emitted: list[Any], has_completed: bool = False) -> MonitorStore:
+    return MonitorStore(
+        lambda: store,
+        {},
+        object(),  # type: ignore[arg-type]
+        False,
+        Notice("test/"),
+        lambda _: None,
+        emitted.append,
+        print,
+        has_completed=lambda: has_completed,
+    )
+
+
 def host(store: dist.Store) -> list[Any]:
     """Ask a monitor to host the store of iteration 1; return its events."""
     emitted: list[Any] = []
-    receiver = MonitorStore(lambda: store, {}, object(), False, Notice("test/"), lambda _: None, emitted.append, print)  # type: ignore[arg-type]
+    receiver = monitor_store_of(store, emitted)
     receiver._call_begin = SimpleNamespace(base_host="host")  # type: ignore[assignment]
     receiver._store = store  # type: ignore[assignment]
     receiver.host(1)
@@ -61,3 +77,62 @@ def test_first_publication_of_an_iterations_store_stays(
     store.set(KEY, published)
     assert host(store) == []
     assert store.get(KEY).decode() == published
+
+
+def test_server_that_cannot_be_made_ahead_of_time_is_no_lost_store(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = [SimpleNamespace(host="host", port=10_000)]
+
+    def server(address: str) -> Any:
+        if not servers:
+            raise OSError(24, "Too many open files")
+        return servers.pop()
+
+    monkeypatch.setattr(monitor_store, "iteration_server", server)
+    (hosted,) = host(store)
+    assert isinstance(hosted, events.StoreHosted)
+
+
+@pytest.mark.parametrize("has_completed", [False, True])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StoreError("gone"), events.StoreLost("monitor: StoreError: gone")),
+        (dist.DistNetworkError("reset"), events.StoreLost("monitor: DistNetworkError: reset")),
+        (OSError(24, "Too many open files"), events.HookFailed("monitor", "OSError: [Errno 24] Too many open files")),
+    ],
+)
+def test_failed_work_of_a_monitor_is_a_lost_store_only_if_a_store_that_is_needed_failed(
+    store: dist.Store, error: Exception, expected: events.Event, has_completed: bool
+) -> None:
+    def work() -> None:
+        raise error
+
+    emitted: list[Any] = []
+    receiver = monitor_store_of(store, emitted, has_completed)
+    for task in (work, None):
+        receiver._tasks.put(task)
+    receiver._perform_tasks()
+    assert emitted == [] if has_completed and isinstance(expected, events.StoreLost) else [expected]
+
+
+def test_monitor_that_could_not_begin_to_watch_still_notes_that_its_rank_has_left(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused:
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError("by schedule")
+
+    monkeypatch.setattr(monitor_store, "Supervisor", Refused)
+    emitted: list[Any] = []
+    receiver = monitor_store_of(store, emitted)
+    receiver._base_store = store
+    origin = SimpleNamespace(initial_rank=0, node="node", world_size=1)
+    begin: Any = SimpleNamespace(origin=origin, prefix="call/", waits=WaitLimits(), heartbeat_timeout=30.0)
+    for task in (lambda: receiver._begin(begin), receiver._finish, None):
+        receiver._tasks.put(task)
+    receiver._perform_tasks()
+    assert emitted == [events.HookFailed("monitor", "RuntimeError: by schedule")]
+    assert receiver._store.check([finished_key(0)])
+    assert receiver._have_all_left()

@@ -15,7 +15,15 @@ from resilience.core.peer_liveness import beat_key, take_place
 from resilience.core.restart import Add, Set
 from resilience.facts import encoding, events
 from resilience.inprocess._runtime import supervision
-from resilience.inprocess._runtime.supervision import Member, Supervisor, alone_key, announce, entry_of, finished_key
+from resilience.inprocess._runtime.supervision import (
+    Member,
+    Supervisor,
+    agree_on_folder,
+    alone_key,
+    announce,
+    entry_of,
+    finished_key,
+)
 from resilience.system import private, processes
 from resilience.system.store import drive, execute
 from resilience.telemetry import exporters
@@ -374,3 +382,16 @@ def test_leader_whose_connection_breaks_connects_anew(tmp_path: Any, monkeypatch
     finally:
         leader.stop()
     assert not emitted
+
+
+def test_node_whose_monitors_can_make_no_folder_still_has_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(private, "make_in_memory", full)
+    store = dist.HashStore()
+    lead = supervision._Lead(agree_on_folder(store, "here"), 10.0, 1.0)
+    with lead:
+        assert lead.take()
+        lead.show()
+        assert not lead.is_idle()
