@@ -114,7 +114,8 @@ def test_failed_work_of_a_monitor_is_a_lost_store_only_if_a_store_that_is_needed
     for task in (work, None):
         receiver._tasks.put(task)
     receiver._perform_tasks()
-    assert emitted == [] if has_completed and isinstance(expected, events.StoreLost) else [expected]
+    is_harmless = has_completed and isinstance(expected, events.StoreLost)
+    assert emitted == ([] if is_harmless else [expected])
 
 
 def test_monitor_that_could_not_begin_to_watch_still_notes_that_its_rank_has_left(
