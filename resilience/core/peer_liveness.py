@@ -52,7 +52,7 @@ def take_place(node: str) -> Protocol[int]:
     return int(place)
 
 
-class Ring(msgspec.Struct, frozen=True):
+class PeerRing(msgspec.Struct, frozen=True):
     """What a node knows of the others: their names, by place, and those that it watches."""
 
     names: dict[int, str] = {}
@@ -66,7 +66,9 @@ class SilentNode(msgspec.Struct, frozen=True):
     silent_for: Seconds
 
 
-def look(place: int, known: Ring, now: Seconds, allowed: Seconds) -> Protocol[tuple[Ring, tuple[SilentNode, ...]]]:
+def look(
+    place: int, known: PeerRing, now: Seconds, allowed: Seconds
+) -> Protocol[tuple[PeerRing, tuple[SilentNode, ...]]]:
     """Look at the nodes that the node at `place` watches. Return the new state, and those that are silent.
 
     It watches the next node of the ring. A silent node watches nobody, so its watcher also watches the node after it.
@@ -94,7 +96,7 @@ def look(place: int, known: Ring, now: Seconds, allowed: Seconds) -> Protocol[tu
         uncertain -= 1
         if liveness.peer.has_risen or not uncertain:
             break
-    return Ring(names, watched), tuple(silent)
+    return PeerRing(names, watched), tuple(silent)
 
 
 def beat_key(node: str) -> str:

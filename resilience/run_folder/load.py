@@ -304,8 +304,8 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
     if bad > NOTED:
         missing.append(Missing(name, f"not records: {count(bad - NOTED, 'more line')}"))
     if newer:
-        of = f"{count(len(newer), 'record')} of a newer schema than {SCHEMA}; only known fields were read"
-        missing.append(Missing(name, of, newer[0]))
+        what = f"{count(len(newer), 'record')} of a newer schema than {SCHEMA}; only known fields were read"
+        missing.append(Missing(name, what, newer[0]))
     return records, bad
 
 

@@ -109,8 +109,7 @@ class MonitorStore:
         self._folder = Path()
         self._line: RestartLine | None = None  # for the last restart
         self._started_iteration: int | None = None
-        self._is_representing = False
-        self._are_others_seen = False
+        self._is_representing = self._are_others_seen = False
         # Initial rank and iteration after which the rank hung in assignment or filter.
         self._hung_assignment_of: tuple[int, int | None] | None = None
         self._witnessed_iteration: int | None = None  # the last iteration in which the other ranks were waited for

@@ -30,7 +30,7 @@ import msgspec
 import torch.distributed as dist
 
 from resilience.core import restart
-from resilience.core.peer_liveness import Peer, Ring, beat_key, look, take_place, weigh
+from resilience.core.peer_liveness import Peer, PeerRing, beat_key, look, take_place, weigh
 from resilience.core.restart import Add, CompareSet, Read, Set
 from resilience.errors import ResilienceError, error_in_words
 from resilience.facts import encoding, events
@@ -84,7 +84,7 @@ class Supervisor:
         self._checked_at = 0.0
         self._done = threading.Event()
         self._store: Any = None  # connected while this monitor acts for the node
-        self._ring = Ring()
+        self._ring = PeerRing()
         self._alone: dict[int, Peer] = {}  # ranks of silent nodes that show by themselves that they live
         self._known_members: dict[str, list[Member]] = {}
         # A third: time for another monitor to act before the other nodes count this one as silent. But a leader that
@@ -190,7 +190,7 @@ class Supervisor:
         now = time.monotonic()
         if now - self._checked_at > self._pause_limit:
             # This process or the store was paused: so may be the peers, without a fault.
-            self._ring, self._alone = Ring(self._ring.names), {}
+            self._ring, self._alone = PeerRing(self._ring.names), {}
         self._checked_at = now
         self._ring, silent = drive(look(self._place, self._ring, now, self._limit), self._store)
         for peer in silent:

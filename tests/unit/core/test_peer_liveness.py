@@ -7,7 +7,7 @@ import random
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from resilience.core.peer_liveness import COUNT_KEY, TOGETHER, Ring, beat_key, look, take_place
+from resilience.core.peer_liveness import COUNT_KEY, TOGETHER, PeerRing, beat_key, look, take_place
 from resilience.core.restart import Add, CompareSet, Read, Set
 
 ALLOWED = 30.0  # seconds of silence
@@ -76,7 +76,7 @@ def judge_ring(nodes: list[str], seed: int) -> None:
     assert all([node] != names for names, node in zip(watched, nodes, strict=True))
 
 
-def watched_by(store: Store, place: int, known: Ring = Ring()) -> list[str]:  # noqa: B008  immutable
+def watched_by(store: Store, place: int, known: PeerRing = PeerRing()) -> list[str]:  # noqa: B008  immutable
     ring, _ = store.run(look(place, known, 0.0, ALLOWED))
     return list(ring.watched)
 
@@ -90,7 +90,7 @@ def test_single_node_watches_nobody() -> None:
 def test_look_at_a_known_node_costs_two_operations() -> None:
     store = Store()
     places = [store.run(take_place(node)) for node in ("a", "b")]
-    known, _ = store.run(look(places[0], Ring(), 0.0, ALLOWED))
+    known, _ = store.run(look(places[0], PeerRing(), 0.0, ALLOWED))
     operations = list(iterate(look(places[0], known, 1.0, ALLOWED), store))
     assert operations == [Add(COUNT_KEY, 0), Add(beat_key("b"), 0)]
 
@@ -100,7 +100,7 @@ def test_node_that_takes_its_place_late_becomes_the_neighbour() -> None:
     places = [store.run(take_place(node)) for node in ("a", "b")]
     late = take_place("c")
     name = next(operation for operation in iterate(late, store) if isinstance(operation, Set))  # not yet performed
-    known, _ = store.run(look(places[1], Ring(), 0.0, ALLOWED))
+    known, _ = store.run(look(places[1], PeerRing(), 0.0, ALLOWED))
     assert list(known.watched) == ["a"]
     store.perform(name)
     assert watched_by(store, places[1], known) == ["c"]
@@ -114,7 +114,7 @@ def silences(size: int, ends: dict[int, float], until: float) -> dict[int, float
     for number in range(size):
         store.run(take_place(f"node-{number}"))
     found: dict[int, float] = {}
-    ring, now = Ring(), 0.0
+    ring, now = PeerRing(), 0.0
     while now < until:
         for number in range(size):
             if now < ends.get(number, until):
@@ -148,7 +148,7 @@ def test_node_that_is_heard_again_is_watched_alone() -> None:
     store = Store()
     for node in ("a", "b", "c"):
         store.run(take_place(node))
-    ring, _ = store.run(look(1, Ring(), 0.0, ALLOWED))
+    ring, _ = store.run(look(1, PeerRing(), 0.0, ALLOWED))
     ring, silent = store.run(look(1, ring, ALLOWED, ALLOWED))
     assert ([node.node for node in silent], list(ring.watched)) == (["b"], ["b", "c"])
     store.perform(Add(beat_key("b"), 1))
