@@ -33,6 +33,7 @@ ADVICE: Mapping[Class, str] = {
     "exception": "read the exception and the line above; the other ranks only followed",
     "left": "the rank left on its own: find out what asked it to leave",
     "exited": "something ended the process without an exception (sys.exit, os._exit, a C library): see its output",
+    "ended_unseen": "nothing saw its exit status: see kernel log (dmesg), the container's memory limit, the scheduler",
     "killed": "find out who sent SIGKILL: kernel log (dmesg), the container's memory limit, an administrator",
     "out_of_memory": "the kernel killed it for memory: compare rss across ranks, lower the batch or the workers",
     "crashed": "native code crashed: see the stack if there is one, and the core dump",

@@ -19,6 +19,7 @@ from resilience.facts.deadlines import parse_limit
 from resilience.facts.interruptions import (
     OBEYED,
     Category,
+    Exit,
     FaultOrigin,
     Frame,
     Interruption,
@@ -30,6 +31,7 @@ Class = Literal[
     "exception",  # user code raised
     "left",  # a rank left with a BaseException
     "exited",  # the process ended without saying goodbye
+    "ended_unseen",  # so did this one, and nobody saw its exit status
     "killed",  # SIGKILL from outside
     "out_of_memory",
     "crashed",  # a signal that its own code caused: SIGSEGV, SIGABRT …
@@ -61,6 +63,7 @@ CLASSES: Mapping[Class, str] = {
     "exception": "raised an exception",
     "left": "left of its own accord",
     "exited": "ended without an exception",
+    "ended_unseen": "ended, exit status unknown",
     "killed": "killed by SIGKILL",
     "out_of_memory": "killed for memory",
     "crashed": "crashed in native code",
@@ -223,15 +226,17 @@ def _exit_symptom(record: InterruptionRecord, signalled: str | None) -> Symptom:
         # A program without a Wrapper: the interpreter printed the exception to stderr.
         return _exception_symptom(msgspec.structs.replace(record, stage=None))
     what: Class = "exited"
-    if end is not None and end.oom:
+    if end is None or end == Exit():
+        what = "ended_unseen"
+    elif end.oom:
         what = "out_of_memory"
-    elif end is not None and end.signal in _CRASHES:
+    elif end.signal in _CRASHES:
         what = "crashed"
-    elif end is not None and end.signal == "SIGKILL":
+    elif end.signal == "SIGKILL":
         what = "killed"
-    elif end is not None and end.is_stop:
+    elif end.is_stop:
         what = "told_to_stop"
-    is_quiet = end is None or end.signal == "SIGABRT" or (what == "exited" and end.signal is None)
+    is_quiet = end is None or end.signal == "SIGABRT" or (what in ("exited", "ended_unseen") and end.signal is None)
     is_sure = not is_quiet and (end is None or end.code != OBEYED)  # a program may end with any code
     return Symptom(record.rank, what, record, 1, 0.95 if is_sure else QUIET_END, True, is_quiet=is_quiet)
 
@@ -327,7 +332,9 @@ def category(symptom: Symptom) -> Category:
             return "scheduler"
         case "blocked_in_kernel" | "input_stall" | "storage_stall":
             return "storage"
-        case "killed" | "crashed" | "missed_completion" | "went_on" | "communication" | "desynchronised":
+        case (
+            "ended_unseen" | "killed" | "crashed" | "missed_completion" | "went_on" | "communication" | "desynchronised"
+        ):
             return "unknown"
-        case "common" | "store_lost" | "ended_by_monitor" | "unknown":
+        case "ended_unseen" | "common" | "store_lost" | "ended_by_monitor" | "unknown":
             return "unknown"

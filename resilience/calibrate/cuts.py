@@ -26,6 +26,7 @@ FAILED: frozenset[Class] = frozenset(
         "exception",
         "left",
         "exited",
+        "ended_unseen",
         "killed",
         "out_of_memory",
         "crashed",

@@ -186,6 +186,27 @@ def test_worker_that_ends_with_status_0_in_the_middle_is_blamed_unless_its_agent
     assert counted["terminated", "user_code", "first"] == len(blamed)
 
 
+@pytest.mark.parametrize("end", [None, Exit()])
+def test_process_whose_exit_status_nobody_saw_is_not_said_to_have_ended_by_user_code(end: Exit | None) -> None:
+    """It was killed together with its monitor, or its monitor could not read its exit status."""
+    told = job([Fault("kill", 1, 0)], world=4, seed=3)
+    for record in told.records:
+        if isinstance(record.event, events.RankInterrupted) and record.event.record.exit is not None:
+            unseen = msgspec.structs.replace(record.event.record, exit=end, message="rank and monitor died together")
+            break
+    else:
+        pytest.fail("no process ended")
+    (incident,) = fold(
+        [
+            msgspec.structs.replace(each, event=events.RankInterrupted(unseen)) if each is record else each
+            for each in told.records
+        ]
+    )
+    assert [(culprit.rank, culprit.what) for culprit in incident.verdict.culprits] == [(1, "ended_unseen")]
+    assert (incident.category, category_of(unseen)) == ("unknown", "unknown")
+    assert incident.advice[0] == ADVICE["ended_unseen"]
+
+
 @pytest.mark.parametrize(("stage", "type_"), [("ending", "ValueError"), ("run", None)])
 def test_error_of_a_rank_that_takes_long_to_end_is_read_from_its_last_lines(stage: str, type_: str | None) -> None:
     lines = ("Traceback (most recent call last):", '  File "/home/me/train.py", line 3, in train', "ValueError: bad")
