@@ -162,6 +162,8 @@ def _seconds_a_step_of_workers(parts: dict[str, NodeCycle], reached: int, silenc
         failed = part.failed_at
         for worker in part.workers.values():
             if failed is not None and worker.first_step is not None and worker.first_step[1] < reached:
-                ran = (failed[0] - worker.first_step[0]) / 1e9 - silence
+                until = part.worked_until(worker, failed[0])
+                silent = max(0.0, silence - (failed[0] - until) / 1e9)  # it waits for no rank once it is done
+                ran = (until - worker.first_step[0]) / 1e9 - silent
                 return max(0.0, ran) / (reached - worker.first_step[1])
     return None

@@ -153,6 +153,11 @@ class NodeCycle:
         """Return True if this worker exited with status 0, and not because the agent ended it."""
         return worker.has_completed and not worker.is_stopped(self._ran_until)
 
+    def worked_until(self, worker: Worker, end: int) -> int:
+        """Return until when a worker was at work in a cycle that ended at `end`: one that has finished is idle."""
+        is_done = worker.exit is not None and worker.exit.expected and worker.exited_ns is not None
+        return min(end, worker.exited_ns) if is_done and worker.exited_ns is not None else end
+
     @property
     def run_began_wall_ns(self) -> int:
         """Return when the node began to run its workers, in UTC; if it has not, when the cycle started."""

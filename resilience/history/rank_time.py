@@ -217,8 +217,7 @@ class _Visit:
 
     def _outside(self, spent: RankSeconds, position: int, worker: Worker, at_work: int, end: int) -> None:
         """Add the time of a worker that calls no Wrapper."""
-        is_done = worker.exit is not None and worker.exit.expected and worker.exited_ns is not None
-        until = min(end, worker.exited_ns) if is_done and worker.exited_ns is not None else end
+        until = self._part.worked_until(worker, end)
         spent.work = max(0, until - at_work)
         spent.idle = max(0, end - until)
         spent.hang = max(0, min(spent.work, self._part.silent_ns - spent.idle))  # it waits for no rank once it is done
@@ -234,5 +233,7 @@ def _rework(part: NodeCycle, worker: Worker, resumed: int) -> int:
     reached, failed, first = part.reached, part.failed_at, worker.first_step
     if reached is None or failed is None or first is None or reached <= first[1]:
         return 0
-    worked = max(0, failed[0] - first[0] - part.silent_ns)
+    until = part.worked_until(worker, failed[0])
+    silent = max(0, part.silent_ns - (failed[0] - until))  # it waits for no rank once it is done
+    worked = max(0, until - first[0] - silent)
     return min(worked, round(max(0, reached - resumed) * worked / (reached - first[1])))

@@ -14,6 +14,7 @@ from resilience.attribution.cost import times
 from resilience.attribution.incidents import incidents_of
 from resilience.facts import events
 from resilience.facts.identity import Origin
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.history import History
 from resilience.history.wrapped_rank import WrappedRank
@@ -448,6 +449,31 @@ def test_steps_that_two_restarts_by_the_launcher_repeat_are_those_that_a_script_
     spent = times(History().take_all(told.records))
     assert spent.rework_s is not None and counted_s > 0
     assert spent.rework_s * spent.ranks == pytest.approx(counted_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 25.0, 35.0])
+def test_rank_that_had_finished_repeats_its_work_and_not_the_time_in_which_it_was_idle(
+    silent_s: float, tmp_path: Path
+) -> None:
+    """It had finished 30 s before the loss of another node, which was silent, was decided. All steps are repeated."""
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.exited("a", 20.0, 0)
+    hang = InterruptionRecord(1, Interruption.HARD_TIMEOUT, detector=Detector("step", 1.0), silent_for_s=silent_s)
+    told.monitor("b", 1, 50.0, events.RankInterrupted(hang))
+    told.stop("a", 50.0, "failed", step=100, failed_node="b", silent_for_s=silent_s)
+    before = History().take_all(told.records).spent()[0]
+    told.join("a", 50.2, 55.0, cycle=1, why="failure", size=1)
+    told.start("a", 55.0, cycle=1)
+    told.finish("a", 75.0, cycle=1)
+    history = History().take_all(told.records)
+    (incident,) = incidents_of(history)
+    worked_s = 20.0 - 2.1 - max(0.0, silent_s - 30.0)
+    assert (before.work - before.hang) / 1e9 == pytest.approx(worked_s)
+    assert history.spent()[0].rework / 1e9 == pytest.approx(worked_s)
+    assert incident.cost.rework_s == pytest.approx(worked_s)
+    assert count(told.write(tmp_path / "run"))["spent"]["rework"] == pytest.approx(worked_s)
 
 
 @pytest.mark.parametrize("cycle", [0, 1])
