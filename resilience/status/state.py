@@ -37,6 +37,7 @@ FILES_AHEAD = 60.0  # seconds that the file system's clock may be ahead of ours
 LIST_EVERY = 5.0  # seconds between two searches for new files
 STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
+_LAST = ("completed", "exhausted", "preempted", "shutdown", "excluded")  # the others; an earlier one decides
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
 Phase = Literal["starting", "running", "restarting", "ended", "lost"]
@@ -380,10 +381,24 @@ class Watcher:
             return "ended", end.outcome, end.detail
         if not cycles.places or cycles.places[-1][0] != attempt:
             return "starting", None, ""
-        parts = cycles.parts(cycles.places[-1]).values()
-        if any(part.ended is not None for part in parts):
+        if self._is_between_cycles():
             return "restarting", None, ""
+        parts = cycles.parts(cycles.places[-1]).values()
+        last = self._last_outcome()
+        if last is not None and self._is_quiet(now, ORPHANED):
+            return "ended", last, "not all agents recorded the end of the job"
         return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""
+
+    def _last_outcome(self) -> str | None:
+        """Return how the last cycle ended, None if nodes have not ended it, or may begin another one. Nodes that it
+        lost do not count."""
+        parts = self._history.cycles.parts(self._history.cycles.places[-1])
+        lost = {part.lost_node for part in parts.values()}
+        ended = [part.ended for node, part in parts.items() if part.started is not None and node not in lost]
+        outcomes = {None if cycle is None else cycle.outcome for cycle in ended}
+        if not outcomes.issubset(_LAST):
+            return None
+        return next((outcome for outcome in _LAST if outcome in outcomes), None)
 
     def _is_quiet(self, now: float, limit: float) -> bool:
         """Return True if nothing was recorded for this many seconds, by the clock of the node with the last record and

@@ -181,10 +181,10 @@ def test_job_of_which_one_agent_was_killed_while_another_one_recorded_the_end_is
 
 
 @pytest.mark.parametrize("outcome", ["completed", "exhausted", "shutdown", "preempted"])
-def test_job_whose_agents_were_killed_after_its_last_cycle_is_lost(
+def test_job_has_ended_as_its_last_cycle_though_no_agent_recorded_its_end(
     tmp_path: Path, outcome: events.CycleOutcome
 ) -> None:
-    """No other cycle follows, so no agent waits for nodes."""
+    """No other cycle follows. The agents were killed, or the disk was full. The report says so too."""
     told = NodeStory()
     told.join("ab", 0.0, 1.0)
     told.start("ab", 1.0)
@@ -194,8 +194,31 @@ def test_job_whose_agents_were_killed_after_its_last_cycle_is_lost(
     folder = told.write(tmp_path / "run")
     for rank, node in enumerate("ab"):
         show(folder, rank, node, cycle=0, alive_at=119.0)
-    now = now_of(folder, after=300.0)
-    assert (now.phase, now.is_well) == ("lost", False)
+    assert now_of(folder, after=21.0).phase == "running"  # an agent may record it yet
+    for after in (26.0, 300.0):
+        now = now_of(folder, after)
+        assert (now.phase, now.outcome, now.is_well) == ("ended", outcome, outcome == "completed")
+        assert now.detail == "not all agents recorded the end of the job"
+    assert report(Reader(folder)).end.endswith("; the launcher recorded no end")
+
+
+def test_job_of_which_one_node_completed_and_one_agent_recorded_nothing_has_not_ended(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.exited("a", 20.0, 0)
+    told.stop("a", 20.0)
+    assert now_of(told.write(tmp_path / "run"), after=30.0).phase == "running"
+
+
+def test_job_ends_as_the_nodes_that_it_did_not_lose(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.agent("a", 19.9, events.RestartDecided("stop", "lost b", "node b is lost", 0, 0, 1, lost_node="b"))
+    told.stop("a", 20.0, "exhausted")
+    now = now_of(told.write(tmp_path / "run"), after=30.0)
+    assert (now.phase, now.outcome) == ("ended", "exhausted")
 
 
 def test_attempts_are_apart(tmp_path: Path) -> None:
@@ -324,7 +347,6 @@ def test_each_phase_shows_as_it_comes(tmp_path: Path) -> None:
         "restarting",
         "starting",
         "running",
-        "restarting",
         "ended",
     ]
     assert ("running", "active, suspect") in seen
