@@ -13,6 +13,7 @@ import msgspec
 
 from resilience.attribution.incident import Incident
 from resilience.facts import events
+from resilience.history.clocks import NodeClock
 from resilience.history.cycles import RESTART
 from resilience.history.history import History
 from resilience.history.phases import RankOrNode, TimedPhase, seconds_of
@@ -47,7 +48,7 @@ class Waterfall(msgspec.Struct, frozen=True):
     """One restart. path: from the first detection to the last one's first progress.
 
     uncertainty_s: possible difference of two nodes' clocks; None for one node, or if unknown.
-    trace_id: the id of its trace in trace viewers."""
+    trace_id: the id of its trace in trace viewers. left_out: nodes whose clock was set during the run."""
 
     incident: int
     layer: str
@@ -58,6 +59,7 @@ class Waterfall(msgspec.Struct, frozen=True):
     path: tuple[Step, ...]
     uncertainty_s: float | None = None
     trace_id: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def longest(self) -> Step | None:
@@ -65,11 +67,15 @@ class Waterfall(msgspec.Struct, frozen=True):
         return max(self.path, key=lambda step: step.seconds, default=None)
 
 
-def waterfall(history: History, incident: Incident) -> Waterfall | None:
-    """Return the restart of an incident; None if it has no records."""
+def waterfall(history: History, incident: Incident, clocks: Iterable[NodeClock] = ()) -> Waterfall | None:
+    """Return the restart of an incident; None if it has no records. clocks: of the run's nodes. If one was set during
+    the run, only times of the other nodes are compared."""
     phases = list(history.restart_phases(incident.place))
     if not phases:
         return None
+    were_set = {clock.node for clock in clocks if clock.was_set}.intersection(phase.node for phase in phases)
+    comparable = {phase.node for phase in phases} - were_set or {min(were_set)}
+    phases = [phase for phase in phases if phase.node in comparable]
     start = min(phase.start_ns for phase in phases)
     is_one_node = len({phase.node for phase in phases}) == 1
     if incident.layer == "inprocess" and incident.detected_wall_ns is not None and is_one_node:
@@ -83,6 +89,7 @@ def waterfall(history: History, incident: Incident) -> Waterfall | None:
         (end - start) / 1e9,
         tuple(_rows(phases, start, RESTART if incident.layer == "launcher" else events.PHASES)),
         tuple(critical_path(phases, start)),
+        left_out=tuple(sorted(were_set - comparable)),
     )
 
 

@@ -23,7 +23,7 @@ from resilience.cli.run_argument import add_run, find_readable_run
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.run_folder.load import completeness_of
-from resilience.run_folder.merge import uncertainty_of
+from resilience.run_folder.merge import clocks_of, uncertainty_of
 from resilience.system import files
 from resilience.system.render import say_json, show, width_of_terminal
 from resilience.trace.export import otlp, parent_of, perfetto, trace_of, write_events
@@ -107,8 +107,9 @@ def _restart(folder: Path, number: int | None) -> Waterfall:
             key=lambda incident: incident.restart.max_s if incident.restart is not None else 0.0,
             reverse=True,
         )
+    clocks = clocks_of(folder)
     for incident in candidates:
-        restart = waterfall(history, incident)
+        restart = waterfall(history, incident, clocks)
         if restart is not None:
             trace_id = trace_of(folder, history, incident)
             return msgspec.structs.replace(restart, uncertainty_s=uncertainty_of(folder), trace_id=trace_id)

@@ -3,7 +3,8 @@
 No rank leaves a barrier before the last one has arrived. So an arrival on one node happened before a departure on
 another, whatever their clocks say. Each barrier bounds the difference of two clocks from both sides; all barriers of a
 run together give the tightest bounds. A clock is corrected only if the bounds prove it wrong, by the median difference
-of departures. Otherwise it is unchanged, and the bound is its uncertainty.
+of departures. Otherwise it is unchanged, and the bound is its uncertainty. A clock that was set during the run has no
+offset that is right for the whole run, so it is unchanged too.
 
 The reference is a node that agrees with most clocks, so that a single wrong clock is the one that is corrected. Two
 nodes that never met are compared over others that both have met. Barriers are the start of every iteration and the
@@ -26,6 +27,11 @@ from resilience.facts.records import Record
 UNKNOWN_NS = 10**15
 """A possible error that stands for an unknown one, in nanoseconds: 12 days."""
 
+DRIFT = 500e-6
+"""The largest change of a clock's rate that is no change of its time. Source: adjtimex(2), which allows 500 ppm."""
+
+REFERENCES = 3  # nodes tried as the reference, until at most half of the clocks seem to have been set
+
 MarkKind = Literal["arrived", "iteration", "rendezvous", "met", "cycle"]
 Meeting = tuple[str, int, int, int, int]
 """Kind, attempt, cycle, call, iteration."""
@@ -43,12 +49,14 @@ class BarrierMark(msgspec.Struct, frozen=True):
 
 class NodeClock(msgspec.Struct, frozen=True):
     """One node's clock compared with the reference node's, in nanoseconds. offset_ns: how far it is ahead; 0 unless
-    proved. uncertainty_ns: possible error of the offset, None if unknown. meetings: number of barriers."""
+    proved. uncertainty_ns: possible error of the offset, None if unknown. meetings: number of barriers. was_set: this
+    clock or the reference's was set during the run."""
 
     node: str
     offset_ns: int = 0
     uncertainty_ns: int | None = None
     meetings: int = 0
+    was_set: bool = False
 
 
 class NodeAtBarrier(msgspec.Struct):
@@ -69,12 +77,13 @@ Barrier = dict[str, NodeAtBarrier]
 
 
 class _Difference(msgspec.Struct, frozen=True):
-    """How far one clock is ahead of another: bounds and estimate. lower > upper: a clock was set, or drifts."""
+    """How far one clock is ahead of another: bounds and estimate. lower > upper: a clock drifts, or was set."""
 
     lower: int
     estimate: int
     upper: int
     meetings: int
+    was_set: bool = False
 
     def chained(self, nearer: _Difference) -> _Difference:
         """Return the difference over a node in between. nearer: of that node's clock to the reference."""
@@ -83,17 +92,16 @@ class _Difference(msgspec.Struct, frozen=True):
             for difference in (self, nearer)
         )
         estimate, meetings = self.estimate + nearer.estimate, min(self.meetings, nearer.meetings)
-        return _Difference(lower + nearer_lower, estimate, upper + nearer_upper, meetings)
+        was_set = self.was_set or nearer.was_set
+        return _Difference(lower + nearer_lower, estimate, upper + nearer_upper, meetings, was_set)
 
     def clock(self, node: str) -> NodeClock:
         """Return the clock of a node with this difference to the reference."""
-        lower, offset, upper = self.lower, self.estimate, self.upper
-        if lower <= 0 <= upper:
-            return NodeClock(node, 0, max(-lower, upper), self.meetings)
-        if lower <= upper:
-            offset = min(max(offset, lower), upper)
-        # Otherwise no offset fits all barriers, and the uncertainty shows it.
-        return NodeClock(node, offset, max(abs(offset - lower), abs(upper - offset)), self.meetings)
+        lower, upper = sorted((self.lower, self.upper))  # a clock that drifts had every difference between them
+        is_unproved = self.was_set or lower <= 0 <= upper
+        offset = 0 if is_unproved else min(max(self.estimate, lower), upper)
+        uncertainty = max(abs(offset - lower), abs(upper - offset))
+        return NodeClock(node, offset, uncertainty, self.meetings, self.was_set)
 
 
 def mark_kind(tag: str, stage: str, phase: str, is_rank: bool) -> MarkKind | None:
@@ -166,12 +174,16 @@ def compared(nodes: Sequence[str], meetings: Iterable[Barrier]) -> tuple[NodeClo
         for node in meeting:
             by_node[node].append(meeting)
     met = _numbers_met(whole)
-    reference = min(nodes, key=lambda node: (-met[node], node))
-    node_clocks = _clocks(reference, by_node)
+    for reference in sorted(nodes, key=lambda node: (-met[node], node))[:REFERENCES]:
+        node_clocks = _clocks(reference, by_node)
+        if 2 * sum(clock.was_set for clock in node_clocks.values()) <= len(node_clocks):
+            break
     offsets = [clock.offset_ns for clock in node_clocks.values()]
     middle = (statistics.median_low(offsets), statistics.median_high(offsets))
     agreeing = [clock for clock in node_clocks.values() if _may_be_one_of(clock, middle)]
-    best = min(agreeing, key=lambda clock: (-met[clock.node], clock.uncertainty_ns or 0, clock.node)).node
+    best = min(
+        agreeing, key=lambda clock: (clock.was_set, -met[clock.node], clock.uncertainty_ns or 0, clock.node)
+    ).node
     if best != reference:
         node_clocks = _clocks(best, by_node)
     return tuple(node_clocks.get(node, NodeClock(node)) for node in nodes)
@@ -264,4 +276,7 @@ def _difference(node: str, other: str, meetings: Sequence[Barrier]) -> _Differen
         upper_bounds.append(own.left_ns - others.came_ns)
         departure_differences.append(own.left_ns - others.left_ns)
     estimate = round(statistics.median(departure_differences))
-    return _Difference(max(lower_bounds), estimate, min(upper_bounds), len(meetings))
+    lower, upper = max(lower_bounds), min(upper_bounds)
+    times = [at for meeting in meetings for at in (meeting[node].came_ns, meeting[node].left_ns) if at is not None]
+    was_set = lower - upper > DRIFT * (max(times) - min(times))
+    return _Difference(lower, estimate, upper, len(meetings), was_set)

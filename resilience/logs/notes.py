@@ -25,12 +25,19 @@ def clock_notes(timeline: MergedLines) -> Iterator[str]:
         yield f"the clock of {clock.node} was {seconds(abs(clock.offset_ns) / 1e9)}{bound} {direction}; corrected"
     if len(corrected) > _NAMED:
         yield f"… and {count(len(corrected) - _NAMED, 'more clock')}"
+    were_set = [clock.node for clock in timeline.clocks if clock.was_set]
+    if were_set:
+        # Of two clocks, nothing shows which one was set.
+        names = (
+            " or ".join(clock.node for clock in timeline.clocks) if len(timeline.clocks) == 2 else ", ".join(were_set)
+        )
+        yield f"the clock of {cut(names, 60)} was set during the run: not corrected, its lines may be out of order"
     unknown = [clock.node for clock in timeline.clocks if clock.uncertainty_ns is None]
-    known = [clock for clock in timeline.clocks if clock.uncertainty_ns is not None]
+    known = [clock for clock in timeline.clocks if clock.uncertainty_ns is not None and not clock.was_set]
     largest = largest_difference_ns(known)
     if largest is not None:
         precision = f"to within {seconds(largest / 1e9)}"
-        compared = f"{len(known)} of " if unknown else ""
+        compared = f"{len(known)} of " if len(known) < len(timeline.clocks) else ""
         nodes = f"{compared}{count(len(timeline.clocks), 'node')}"
         yield f"{nodes}: their clocks agree {precision}, by {_barriers(timeline)}"
     if unknown:

@@ -71,6 +71,7 @@ class ReportPage:
     def __init__(self, folder: Path) -> None:
         """Read the run once."""
         reader, clocks = Reader(folder), clocks_of(folder)
+        self._clocks = clocks
         self.history = history_of(folder, reader.records, clocks)
         self.found = report(reader, self.history)
         self._moment = moments(self.found.started_wall_ns, self.found.last_wall_ns)
@@ -104,7 +105,7 @@ class ReportPage:
         )
 
     def _incident(self, incident: Incident) -> dict[str, Any]:
-        restart = waterfall(self.history, incident)
+        restart = waterfall(self.history, incident, self._clocks)
         # The browser wraps the lines to the width of the screen.
         title, *lines = list(incident_lines(incident, UNWRAPPED, is_whole=True, with_phases=restart is None))
         cost = incident.cost.lost_s

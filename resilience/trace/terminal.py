@@ -50,7 +50,10 @@ def waterfall_lines(restart: Waterfall, width: int) -> Iterator[Line]:
         yield ((f"  … and {count(len(restart.path) - STEPS, 'shorter step')}", "dim"),)
     if restart.trace_id:
         yield ((f"  Trace {restart.trace_id}", "dim"),)
-    if restart.uncertainty_s is not None:
+    if restart.left_out:
+        nodes = cut(", ".join(restart.left_out), 60)
+        yield ((f"  Without {nodes}: a clock was set during the run, so its times cannot be compared.", "dim"),)
+    elif restart.uncertainty_s is not None:
         yield ((f"  Clocks of two nodes may differ by {seconds(restart.uncertainty_s)}.", "dim"),)
 
 

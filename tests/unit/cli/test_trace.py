@@ -14,6 +14,7 @@ import pytest
 
 from resilience.attribution.waterfall import PhaseRow, Step, Waterfall
 from resilience.cli import main, trace
+from resilience.facts import events
 from resilience.facts.identity import Job
 from resilience.system.render import plain
 from resilience.telemetry.recording import write_job
@@ -100,6 +101,35 @@ def test_restart_by_the_launcher_fits_too(tmp_path: Path, capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any("rendezvous" in line for line in lines)
+
+
+@pytest.mark.parametrize(("node", "hours"), [("node0", -2), ("node1", 2)])
+def test_restart_is_not_longer_for_a_clock_that_was_set_during_the_run(
+    node: str, hours: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = launch_streams.launched([launch_streams.Fault("kill", 1)], nodes=2)
+    assert main(["trace", str(told.write(tmp_path / "right")), "--json"]) == 0
+    right = json.loads(capsys.readouterr().out)
+    failed_ns = min(record.wall_ns for record in told.records if isinstance(record.event, events.CycleEnded))
+    for key, records in told.files.items():
+        if key[0] == node:
+            told.files[key] = [
+                msgspec.structs.replace(record, wall_ns=record.wall_ns + hours * 3600 * 10**9)
+                if record.wall_ns > failed_ns - 10**9
+                else record
+                for record in records
+            ]
+    folder = told.write(tmp_path / "run")
+    assert main(["trace", str(folder), "--json"]) == 0
+    restart = json.loads(capsys.readouterr().out)
+    assert 0.5 * right["seconds"] < restart["seconds"] <= right["seconds"]
+    assert restart["left_out"] == ["node1"]
+    assert main(["trace", str(folder)]) == 0
+    assert "Without node1: a clock was set during the run" in capsys.readouterr().out
+    assert main(["logs", str(folder)]) == 0
+    notes = capsys.readouterr().err
+    assert "the clock of node0 or node1 was set during the run: not corrected" in notes
+    assert "their clocks agree" not in notes
 
 
 def test_incident_is_the_one_asked_for_else_the_longest(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +239,6 @@ def test_run_without_a_restart_says_so(tmp_path: Path, capsys: pytest.CaptureFix
 def test_incident_without_a_restart_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("resilience.cli.trace.waterfall", lambda history, incident: None)
+    monkeypatch.setattr("resilience.cli.trace.waterfall", lambda history, incident, clocks: None)
     assert main(["trace", str(run), "--incident", "2"]) == 2
     assert "has no recorded restart of incident 2; --format perfetto" in capsys.readouterr().err

@@ -453,8 +453,29 @@ def test_clock_that_was_set_during_the_run_has_an_error_bound_of_its_whole_chang
     met(tmp_path, "a", 0, 0, (10, 10000), (110, 10110))
     met(tmp_path, "b", 1, 0, (100, 10100 + 9000), (112, 10112 + 9000))
     clock = MergedLines(tmp_path).clocks[1]
+    assert (clock.offset_ns, clock.was_set) == (0, True)
     assert clock.uncertainty_ns is not None
-    assert clock.uncertainty_ns >= 4000
+    assert 9000 - 110 <= clock.uncertainty_ns <= 9000 + 110
+
+
+@pytest.mark.parametrize("of", "abc")
+def test_clock_of_three_that_was_set_is_the_one_that_is_named(of: str, tmp_path: Path) -> None:
+    for rank, node in enumerate("abc"):
+        late = 9000 if node == of else 0
+        met(tmp_path, node, rank, 0, (10 + rank, 10000 + rank + late), (110 + rank, 10110 + rank + late))
+    assert [clock.node for clock in MergedLines(tmp_path).clocks if clock.was_set] == [of]
+    assert not any(clock.offset_ns for clock in MergedLines(tmp_path).clocks)
+
+
+def test_clock_that_drifts_is_corrected_only_if_it_was_always_wrong(tmp_path: Path) -> None:
+    """It gains 300 ns in a millisecond: less than the kernel's largest change of the rate."""
+    for ahead, name in ((-100, "right in the middle"), (5000, "always wrong")):
+        met(tmp_path / name, "a", 0, 0, (0, 1_000_000), (1, 1_000_001))
+        met(tmp_path / name, "b", 1, ahead, (0, 1_000_300), (1, 1_000_301))
+    clock = MergedLines(tmp_path / "right in the middle").clocks[1]
+    assert (clock.offset_ns, clock.was_set) == (0, False)
+    clock = MergedLines(tmp_path / "always wrong").clocks[1]
+    assert clock.offset_ns == pytest.approx(5150) and not clock.was_set
 
 
 def test_node_that_never_met_the_others_has_a_clock_of_unknown_error(tmp_path: Path) -> None:
