@@ -24,16 +24,17 @@ from resilience.facts.in_words import seconds
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
-from resilience.history.rank_states import HEALTHY
+from resilience.history.rank_states import HEALTHY, LOST
 from resilience.status.first_read import opened
 from resilience.status.last_fault import Iteration, LastFault
 from resilience.telemetry import rank_snapshot
 from resilience.telemetry.recording import RecordTail
 
-SILENT_LOOKS = 3  # intervals without a sign of life after which a job counts as lost
+SILENT_LOOKS = 8  # intervals without a sign of life after which a job counts as lost
 ORPHANED = 5.0  # seconds in which a live agent records the end of its workers; usually it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 FILES_AHEAD = 60.0  # seconds that the file system's clock may be ahead of ours
+OLD_LOOKS = 3  # intervals after which a snapshot is old: its monitor cannot write another one
 LIST_EVERY = 5.0  # seconds between two searches for new files
 STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
@@ -59,9 +60,9 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A rank now. silent_s: seconds since its last sign of life, None if it owes none. section: the open section that
-    is closest to its limit, else the innermost. shown_s: age of the snapshot. pid: of its process on its node, None if
-    it has ended or is unknown."""
+    """A rank now. silent_s: how long it had been silent when its monitor last looked, None if it owes no sign of life.
+    section: the open section that is closest to its limit, else the innermost. shown_s: seconds since the monitor last
+    looked. pid: of its process on its node, None if it has ended or is unknown."""
 
     rank: int
     node: str
@@ -77,11 +78,6 @@ class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_well(self) -> bool:
         return self.state in HEALTHY
-
-    @property
-    def stale_s(self) -> float:
-        """Seconds since the last known change of the rank: a heartbeat, a step, a section."""
-        return next((age for age in (self.shown_s, self.silent_s) if age is not None), 0.0)
 
     @property
     def share(self) -> float:
@@ -115,7 +111,8 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it;
     without the launcher completed, stopped (the ranks were asked to) or failed. phase "lost": no process of the job is
     left and no end is recorded; detail gives the evidence. damaged: lines that were read and are no records. absent:
-    initial ranks that must have records by now, but have none."""
+    initial ranks that must have records by now, but have none. old: ranks whose monitors do not write: what is shown of
+    them is as old as `shown_s`."""
 
     run: str
     job_id: str
@@ -136,6 +133,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     damaged: int = 0
     absent: tuple[int, ...] = ()
+    old: tuple[int, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -339,6 +337,7 @@ class Watcher:
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
             absent=self._absent(now, first_ns),
+            old=self._old(now, ranks) if phase == "running" else (),
         )
 
     def _absent(self, now: float, first_ns: int) -> tuple[int, ...]:
@@ -352,6 +351,23 @@ class Watcher:
             began_ns = max(part.run_began_wall_ns for part in parts)
         is_settled = now - began_ns / 1e9 > STARTED_AFTER
         return tuple(rank for rank in range(size or 0) if rank not in self._recorded) if is_settled else ()
+
+    def _old(self, now: float, ranks: Sequence[RankNow]) -> tuple[int, ...]:
+        """Return the ranks whose monitors do not write, although they should: since long before another one of the same
+        node wrote, or since long ago by the clock of the file system. The node's clock may be behind ours."""
+        limit = OLD_LOOKS * rank_snapshot.alive_every(len(ranks))
+        shown_s = {
+            rank.rank: (rank.node, rank.shown_s)
+            for rank in ranks
+            if rank.shown_s is not None and rank.state not in LOST and rank.doing != rank_snapshot.OUTSIDE
+        }
+        late = [rank for rank, (_, age_s) in shown_s.items() if age_s > limit]
+        if not late or _modified_ago(now, self._folder / "timings") > limit:
+            return tuple(late)
+        newest: dict[str, float] = {}
+        for node, age_s in shown_s.values():
+            newest[node] = min(age_s, newest.get(node, age_s))
+        return tuple(rank for rank in late if shown_s[rank][1] - newest[shown_s[rank][0]] > limit)
 
     def _phase(self, now: float) -> tuple[Phase, str | None, str]:
         """Return the phase of the job; after its end, also outcome and detail."""
@@ -486,10 +502,7 @@ def _rank_now(rank: int, node: str, state: str, now: float, snapshot: rank_snaps
     if snapshot is None or snapshot.origin.node != node:
         return RankNow(rank, node, state)
     # Snapshots of a large job are updated rarely: a short section may have ended long ago.
-    sections = [
-        Section(section.name, max(0.0, snapshot.open_for(section, now - snapshot.offset)), section.limit_s)
-        for section in snapshot.sections
-    ]
+    sections = [Section(section.name, snapshot.open_for(section), section.limit_s) for section in snapshot.sections]
     nearest = max(reversed(sections), key=lambda section: section.share, default=None)
     is_gone = state in ("terminated", "excluded")
     return RankNow(
@@ -498,12 +511,10 @@ def _rank_now(rank: int, node: str, state: str, now: float, snapshot: rank_snaps
         state=state,
         doing="" if is_gone else snapshot.doing,
         step=snapshot.step,
-        silent_s=None
-        if snapshot.heartbeat_at is None or snapshot.doing in rank_snapshot.OWES_NO_SIGN
-        else max(0.0, now - snapshot.wall(snapshot.heartbeat_at)),
+        silent_s=snapshot.silent_for(),
         section=None if is_gone else nearest,
         sections=0 if is_gone else len(sections) + snapshot.sections_more,
-        shown_s=max(0.0, now - snapshot.wall(snapshot.written_at)),
+        shown_s=max(0.0, now - snapshot.wall(snapshot.known_until)),
     )
 
 
@@ -517,8 +528,8 @@ def order(ranks: Iterable[RankNow], by: Sort = "staleness", world_size: int = 1)
 
     def staleness(rank: RankNow) -> tuple[int, float, float, float, int]:
         wrong = _WRONG.index(rank.state) if rank.state in _WRONG else len(_WRONG)
-        stale = rank.stale_s if rank.stale_s > usual and rank.doing not in rank_snapshot.OWES_NO_SIGN else 0.0
-        return wrong, -stale, -rank.share, -(rank.silent_s or 0.0), rank.rank
+        silent_s = rank.silent_s or 0.0
+        return wrong, -silent_s if silent_s > usual else 0.0, -rank.share, -silent_s, rank.rank
 
     match by:
         case "staleness":

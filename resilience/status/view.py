@@ -145,6 +145,9 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     if now.absent:
         text = f"no records of {named(now.absent)}, which must have run; what follows lacks them"
         yield from field("records", text, width, "red", indent=2)
+    if now.old:
+        text = f"nothing new of {named(now.old)}: no monitor writes (the disk may be full); what follows may be old"
+        yield from field("snapshots", text, width, "red", indent=2)
     size = "?" if now.world_size is None else count(now.world_size, "rank")
     states = ", ".join(f"{number} {state}" for state, number in now.states.items())
     world = f"{size} on {count(now.nodes, 'node')}" + (f": {states}" if states else "")
@@ -237,7 +240,7 @@ def _help(width: int) -> Iterator[Line]:
     for key, meaning in _KEYS:
         yield from field(key, meaning, width, indent=2, gutter=24)
     yield ()
-    text = "silent: time since the last news of the rank that its monitor wrote to the run folder"
+    text = "silent: how long the rank had shown nothing new when its monitor last wrote to the run folder"
     yield from field("", text, width, "dim", indent=2, gutter=0)
 
 
@@ -364,7 +367,7 @@ def _age(rank: RankNow) -> str:
 
 
 def _silence(rank: RankNow) -> str:
-    return "" if rank.shown_s is None and rank.silent_s is None else brief(rank.stale_s)
+    return "" if rank.silent_s is None else brief(rank.silent_s)
 
 
 def _bar(rank: RankNow) -> str:

@@ -60,8 +60,8 @@ class LimitMetrics:
             self._before, self._next = self._next, self._ranks
         self._ranks = ranks
 
-    def values(self, shown: Mapping[int, RankSnapshot], now: float | None, label: Callable[[str], str]) -> Values:
-        """Return all values. shown: snapshots by rank. now: as above, None in a replay. label: names a section."""
+    def values(self, shown: Mapping[int, RankSnapshot], label: Callable[[str], str]) -> Values:
+        """Return all values. shown: snapshots by rank. label: names a section."""
         strictest: dict[str, Allowed] = {}
         for snapshot in shown.values():
             for limit in snapshot.limits:
@@ -78,7 +78,7 @@ class LimitMetrics:
             timeouts[key, source] = min(timeouts.get((key, source), limit.seconds), limit.seconds)
         ratios: dict[tuple[str, ...], float] = {}
         for rank, snapshot in shown.items():
-            for name, ratio in (*self._ended(rank, snapshot), *_open(snapshot, now)):
+            for name, ratio in (*self._ended(rank, snapshot), *_open(snapshot)):
                 ratios[(label(name),)] = max(ratios.get((label(name),), 0.0), ratio)
         return {
             "resilience_section_timeout_seconds": timeouts,
@@ -95,11 +95,11 @@ class LimitMetrics:
                 yield limit.name, _largest(limit, present, _series(self._before, rank, limit.name)) / limit.seconds
 
 
-def _open(snapshot: RankSnapshot, now: float | None) -> Iterator[tuple[str, float]]:
+def _open(snapshot: RankSnapshot) -> Iterator[tuple[str, float]]:
     """Yield the used shares of the limits of a rank's open sections."""
     for section in snapshot.sections:
-        if now is not None and section.limit_s:
-            yield section.name, snapshot.open_for(section, now) / section.limit_s
+        if section.limit_s:
+            yield section.name, snapshot.open_for(section) / section.limit_s
 
 
 def _series(ranks: Ranks, rank: int, section: str) -> Series:

@@ -333,11 +333,10 @@ class MetricView:
             ready["resilience_monitor_up"] = {(): self._living_monitors()}
             if self._is_folder_up is not None:
                 ready["resilience_run_folder_up"] = {(): int(self._is_folder_up)}
-            self._show_ranks(ready, now_ns)
+            self._show_ranks(ready)
             if self.final.outcome is not None:
                 ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
-            now = None if now_ns is None else now_ns / 1e9
-            ready.update(self._limits.values(self._living_snapshots(), now, self._sections.label))
+            ready.update(self._limits.values(self._living_snapshots(), self._sections.label))
             histograms["resilience_heartbeat_interval_seconds"] = self._heartbeat_rows()
             histograms["resilience_section_duration_seconds"] = self._section_rows()
         rows: dict[str, Mapping[Labels, Any]] = {
@@ -382,7 +381,7 @@ class MetricView:
         if is_followed or outcome != "interrupted":
             _increase(ready["resilience_restart_iterations_total"], (LAUNCHER, outcome))
 
-    def _show_ranks(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
+    def _show_ranks(self, ready: dict[str, dict[Labels, float]]) -> None:
         """Add the values of single ranks, as many as should be shown."""
         present = self._states()
         states: dict[Labels, float] = {}
@@ -391,7 +390,7 @@ class MetricView:
         ready["resilience_ranks"] = states
         living = self._living_snapshots()
         at_work = {number: snapshot for number, snapshot in living.items() if present[number] != "inactive"}
-        shown_ranks = self._shown_ranks(present, at_work, now_ns)
+        shown_ranks = self._shown_ranks(present, at_work)
         ready["resilience_rank_state"] = {(str(number), state): 1 for number, state in shown_ranks.items()}
         steps = sorted(snapshot.step for snapshot in at_work.values() if snapshot.step is not None)
         if steps:
@@ -402,31 +401,24 @@ class MetricView:
             snapshot, label = living[number], str(number)
             if snapshot.step is not None:
                 ready["resilience_rank_step"][(label,)] = snapshot.step
-            if now_ns is not None:
-                silent_s = snapshot.silent_for(now_ns / 1e9)
-                if silent_s is not None:
-                    ready["resilience_rank_silence_seconds"][(label,)] = round(silent_s, 3)
-                for section in snapshot.sections[:OPEN_SHOWN]:  # outermost first
-                    labels = (label, self._sections.label(section.name))
-                    seconds = snapshot.open_for(section, now_ns / 1e9)
-                    _raise(ready["resilience_rank_section_open_seconds"], {labels: seconds})
-                    if section.limit_s:
-                        _raise(ready["resilience_rank_section_used_ratio"], {labels: seconds / section.limit_s})
+            silent_s = snapshot.silent_for()
+            if silent_s is not None:
+                ready["resilience_rank_silence_seconds"][(label,)] = round(silent_s, 3)
+            for section in snapshot.sections[:OPEN_SHOWN]:  # outermost first
+                labels = (label, self._sections.label(section.name))
+                seconds = snapshot.open_for(section)
+                _raise(ready["resilience_rank_section_open_seconds"], {labels: seconds})
+                if section.limit_s:
+                    _raise(ready["resilience_rank_section_used_ratio"], {labels: seconds / section.limit_s})
 
-    def _shown_ranks(
-        self, present: dict[int, str], at_work: dict[int, RankSnapshot], now_ns: int | None
-    ) -> dict[int, str]:
+    def _shown_ranks(self, present: dict[int, str], at_work: dict[int, RankSnapshot]) -> dict[int, str]:
         """Return the states of the ranks that have their own series. Without a limit, a rank that hangs stays active.
         So the most silent rank counts as unhealthy, unless an open section explains the silence."""
         if self._shown == "all":
             return present
         if self._shown == "none":
             return {}
-        silent = {
-            number: 0.0 if now_ns is None else snapshot.silent_for(now_ns / 1e9) or 0.0
-            for number, snapshot in at_work.items()
-            if not snapshot.sections
-        }
+        silent = {number: snapshot.silent_for() or 0.0 for number, snapshot in at_work.items() if not snapshot.sections}
         most_silent = max(silent, key=silent.__getitem__, default=None)
         return {
             number: state

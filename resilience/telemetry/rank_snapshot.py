@@ -1,8 +1,8 @@
 """What is the current state of each rank?  One small file per rank, for exporters and `resilience status`.
 
 A monitor writes what it observes of its rank to `timings/<node>-<rank>.signs`. The file is replaced as a whole, at
-intervals and only after a change. These are observations, not events: nothing is counted from them, and a stale file
-only means that nothing has changed."""
+intervals: after a change, and every `alive_every` seconds without one. These are observations, not events: nothing is
+counted from them. An old file says nothing about the rank since then: its monitor may be stopped, or the disk full."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from resilience.facts.identity import FileOwner, Origin
 from resilience.facts.limits import Limits
 from resilience.system import files
 
-ALIVE_EVERY = 10.0
 WRITE_EVERY = 2.0  # minimum seconds between two writes of a rank's file
 FILES_PER_SECOND = 128  # maximum files per second that all ranks of a job write: they may share one file server
 MOST_SECTIONS = 16
-OWES_NO_SIGN = (Doing.WAITING.value, Doing.ENDING.value, Doing.OUTSIDE.value)
+OUTSIDE = Doing.OUTSIDE.value  # no monitor watches the rank now
+OWES_NO_SIGN = (Doing.WAITING.value, Doing.ENDING.value, OUTSIDE)
 _NAME = re.compile(r"(?P<node>.+)-(?P<rank>\d+)\.signs")
 
 
@@ -77,25 +77,22 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         )
         return self == aligned
 
-    def open_for(self, section: SnapshotSection, now: float) -> float:
-        """Return for how many seconds a section has certainly been open. now: on its host's monotonic clock."""
-        return max(0.0, self._known_until(now) - section.at)
+    @property
+    def known_until(self) -> float:
+        """Return when the monitor last looked at its rank: then, everything here was so."""
+        return self.written_at if self.alive_at is None else max(self.written_at, self.alive_at)
 
-    def silent_for(self, now: float) -> float | None:
+    def open_for(self, section: SnapshotSection) -> float:
+        """Return for how many seconds a section has certainly been open."""
+        return max(0.0, self.known_until - section.at)
+
+    def silent_for(self) -> float | None:
         """Return for how many seconds the rank has certainly been silent. None if it never gave a sign of life, or owes
         none: it waits for the others, for instance because its function has returned, it shuts down, or it has ended
         its monitoring."""
         if self.heartbeat_at is None or self.doing in OWES_NO_SIGN:
             return None
-        return max(0.0, self._known_until(now) - self.heartbeat_at)
-
-    def _known_until(self, now: float) -> float:
-        """Return the time until which the file's content is certainly valid.
-
-        For a recent file, which may soon be replaced, this is the time of writing. An older file shows that nothing has
-        changed since."""
-        is_settled = now - self.written_at > 2 * pause(self.origin.world_size)
-        return now if is_settled else self.written_at
+        return max(0.0, self.known_until - self.heartbeat_at)
 
     def wall(self, at: float) -> float:
         """Return a time of this host as UTC seconds."""
@@ -122,7 +119,7 @@ def pause(world_size: int | None) -> float:
 
 def alive_every(world_size: int | None) -> float:
     """Return the seconds after which a rank's file is written again even without a change."""
-    return max(ALIVE_EVERY, 4 * pause(world_size))
+    return 2 * pause(world_size)
 
 
 def path_of(folder: Path, node: str, rank: int) -> Path:

@@ -268,7 +268,7 @@ def large_run(folder: Path, nodes: int, ranks: int) -> Path:
         origin = Origin("job", node, "monitor", 500 + rank, initial_rank=rank, rank=rank, world_size=world)
         at = 1000.0 if rank != STUCK else 400.0
         opened = (rank_snapshot.SnapshotSection("data" if rank == STUCK else "step", at - 0.5, 900.0),)
-        shown = rank_snapshot.RankSnapshot(origin, "run", at, now - 1000.0, 1234, at, at, opened)
+        shown = rank_snapshot.RankSnapshot(origin, "run", at, now - 1000.0, 1234, at, at, opened, alive_at=1000.0)
         assert rank_snapshot.write(folder, shown)
     return folder
 

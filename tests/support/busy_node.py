@@ -24,11 +24,13 @@ STATES = {"AGENT": ("RENDEZVOUS", "ASSIGN_WORKER_RANKS", "SUCCEEDED", "FAILED"),
 RUNS = tuple(f"run_{end}_{how}" for end in ("success", "failed") for how in ("no_retries", "with_retries"))
 
 
-def shown(rank: int, sections: int = 1) -> RankSnapshot:
-    """What a rank shows."""
+def shown(rank: int, sections: int = 1, alive_at: float = 20.0) -> RankSnapshot:
+    """What a rank shows. alive_at: when its monitor last looked; nothing had changed since 20.0."""
     origin = Origin("job", "node0", "monitor", 500 + rank, initial_rank=rank)
     opened = tuple(SnapshotSection(f"section {number}", 10.0 + number) for number in range(sections))
-    return RankSnapshot(origin, "run", 20.0, 1000.5, step=7, step_at=19.0, heartbeat_at=19.5, sections=opened)
+    return RankSnapshot(
+        origin, "run", 20.0, 1000.5, step=7, step_at=19.0, heartbeat_at=19.5, sections=opened, alive_at=alive_at
+    )
 
 
 def busy_node() -> MetricView:
@@ -52,7 +54,9 @@ def _sections(view: MetricView) -> None:
     add_durations(timings, ((HEARTBEAT, 10.0**power) for power in range(-4, 4)))
     view.take_durations({0: durations_of(timings)})
     limits = tuple(Allowed(name, 9.0, name in sections[1::2]) for name in sections)
-    view.take_snapshots({rank: msgspec.structs.replace(shown(rank, SECTIONS), limits=limits) for rank in range(RANKS)})
+    view.take_snapshots(
+        {rank: msgspec.structs.replace(shown(rank, SECTIONS, 40.0), limits=limits) for rank in range(RANKS)}
+    )
 
 
 def _restarts(view: MetricView) -> None:

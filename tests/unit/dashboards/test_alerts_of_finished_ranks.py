@@ -45,11 +45,12 @@ def shown(told: NodeStory, node: str, rank: int, now_s: float, snapshot: RankSna
     return dict(line.rsplit(" ", 1) for line in lines)
 
 
-def snapshot_of(node: str, rank: int, doing: Doing, sign_s: float) -> RankSnapshot:
-    """Return what a monitor writes of a rank whose last step was at this time of the job."""
+def snapshot_of(node: str, rank: int, doing: Doing, sign_s: float, now_s: float) -> RankSnapshot:
+    """Return what a monitor writes now of a rank whose last step was at this time of the job."""
     origin = Origin("job", node, "monitor", 500 + rank, initial_rank=rank, rank=rank, world_size=2, layer="launcher")
     at = 1000.0 * (1 + ord(node) - ord("a")) + sign_s
-    return RankSnapshot(origin, doing.value, at, step=round(sign_s), step_at=at, heartbeat_at=at)
+    step = round(sign_s)
+    return RankSnapshot(origin, doing.value, at, step=step, step_at=at, heartbeat_at=at, alive_at=at + now_s - sign_s)
 
 
 def minutes_of(doing: Doing | None, does_hang: bool) -> Iterator[dict[str, str]]:
@@ -65,9 +66,9 @@ def minutes_of(doing: Doing | None, does_hang: bool) -> Iterator[dict[str, str]]
         sign_s = min(now_s, HANGS_S) if does_hang else now_s
         is_finished = now_s > FINISHED_S
         first_doing = doing or Doing.ENDING if is_finished else Doing.FUNCTION
-        first = snapshot_of("a", 0, first_doing, min(now_s, FINISHED_S))
+        first = snapshot_of("a", 0, first_doing, min(now_s, FINISHED_S), now_s)
         yield shown(told, "a", 0, now_s, first) | shown(
-            told, "b", 1, now_s, snapshot_of("b", 1, Doing.FUNCTION, sign_s)
+            told, "b", 1, now_s, snapshot_of("b", 1, Doing.FUNCTION, sign_s, now_s)
         )
 
 

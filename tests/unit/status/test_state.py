@@ -67,9 +67,9 @@ def test_running_job_shows_ranks_states_steps_and_sections(tmp_path: Path) -> No
     first = now.ranks[0]
     assert first.section is not None
     assert (first.section.name, first.sections) == ("data", 2)
-    # It was open 2 s ago, when that was written; from then on it may have ended.
+    # It was open when its monitor looked; from then on it may have ended.
     assert first.section.open_s == pytest.approx(8.0) and first.section.share == pytest.approx(8 / 60)
-    assert first.silent_s == pytest.approx(2.5) and first.shown_s == pytest.approx(2.0)
+    assert first.silent_s == pytest.approx(0.5) and first.shown_s == pytest.approx(2.0)
     assert now.failure is not None
     assert (now.failure.rank, now.failure.what) == (1, "process 1001 ended (SIGKILL)")
 
@@ -132,7 +132,7 @@ def test_job_that_shows_no_sign_of_life_is_lost(tmp_path: Path) -> None:
     assert (now.phase, now.is_well, now.detail) == (
         "lost",
         False,
-        "no sign of life for 9 min 00 s; expected every 10 s",
+        "no sign of life for 9 min 00 s; expected every 4 s",
     )
 
 
@@ -235,11 +235,33 @@ def test_attempts_are_apart(tmp_path: Path) -> None:
     assert now.states == {"active": 2}
 
 
-def test_section_that_shows_nothing_new_for_longer_than_usual_is_open_still(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("alive_at", "open_s", "silent_s"), [(188.0, 38.0, 30.5), (159.0, 9.0, 1.5), (None, 8.0, 0.5)])
+def test_rank_is_silent_and_its_section_open_as_long_as_its_monitor_saw_it(
+    alive_at: float | None, open_s: float, silent_s: float, tmp_path: Path
+) -> None:
+    """A monitor that cannot write, on a full disk or because it is stopped, says nothing of a healthy rank."""
     folder = launched(is_running=True).write(tmp_path / "run")
-    show(folder, 0, cycle=0, data=50.0)
-    (section,) = [rank.section for rank in now_of(folder, after=90.0).ranks if rank.section is not None]
-    assert section.open_s == pytest.approx(40.0)
+    show(folder, 0, cycle=0, alive_at=alive_at, data=50.0)
+    rank = now_of(folder, after=90.0).ranks[0]
+    assert rank.section is not None
+    assert (rank.section.open_s, rank.silent_s) == (pytest.approx(open_s), pytest.approx(silent_s))
+    assert rank.section.share == pytest.approx(open_s / 60)
+    shown_s = 190.0 - (alive_at or 158.0)
+    assert rank.shown_s == pytest.approx(shown_s)
+    lines = " ".join(plain(line) for line in status_lines(now_of(folder, after=90.0), 80, 12))
+    assert ("nothing new of rank 0: no monitor writes" in lines) == (shown_s > 12.0)
+
+
+def test_monitor_that_writes_no_more_is_found_whatever_clock_the_reader_has(tmp_path: Path) -> None:
+    folder = launched(is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0, alive_at=159.0)
+    show(folder, 1, cycle=0, alive_at=160.0)
+    assert now_of(folder, after=74.0).old == (0, 1)
+    touched(folder, 74.0)
+    assert now_of(folder, after=74.0).old == ()  # the nodes' clocks are behind
+    show(folder, 1, cycle=0, alive_at=172.0)
+    touched(folder, 74.0)
+    assert now_of(folder, after=74.0).old == (0,)
 
 
 def test_signs_of_the_worker_before_do_not_count(tmp_path: Path) -> None:

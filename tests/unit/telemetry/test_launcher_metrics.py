@@ -254,8 +254,8 @@ def test_most_silent_rank_counts_as_unhealthy_unless_a_section_is_open(sections:
         view.take(record)
     view.take_snapshots(
         {
-            0: msgspec.structs.replace(shown(0, sections), heartbeat_at=199.0, written_at=199.0),
-            1: shown(1, sections),
+            0: msgspec.structs.replace(shown(0, sections, 200.0), heartbeat_at=199.0, written_at=199.0),
+            1: shown(1, sections, 200.0),
         }
     )
     found = view.samples()
@@ -272,14 +272,25 @@ def test_signs_of_the_worker_before_do_not_count() -> None:
 def test_present_signs_are_gauges() -> None:
     view = view_of(launched(is_running=True).records)
     view._clock = lambda: 30 * 10**9
-    view.take_snapshots({0: shown(0)})
+    view.take_snapshots({0: shown(0, alive_at=30.0)})
     found = view.samples()
     assert found["resilience_rank_step", ("0",)] == 7
-    assert found["resilience_rank_silence_seconds", ("0",)] == 10.5  # nothing has changed since the file was written
-    view._clock = lambda: 22 * 10**9
-    # The file may be about to be replaced: 0.5 s is what is known.
-    assert view.samples()["resilience_rank_silence_seconds", ("0",)] == 0.5
+    assert found["resilience_rank_silence_seconds", ("0",)] == 10.5  # nothing had changed when the monitor looked
     assert found["resilience_rank_section_open_seconds", ("0", "section 0")] == 20.0
+
+
+def test_rank_whose_monitor_cannot_write_shows_no_longer_silence_and_section_than_it_saw() -> None:
+    """The disk is full, or the monitor is stopped: the rank may be well."""
+    view = view_of(launched(is_running=True).records)
+    view._clock = lambda: 900 * 10**9
+    opened = (SnapshotSection("data", 19.8, 10.0),)
+    limits = (Allowed("data", 10.0),)
+    view.take_snapshots({0: msgspec.structs.replace(shown(0), sections=opened, limits=limits)})
+    found = view.samples()
+    assert found["resilience_rank_silence_seconds", ("0",)] == 0.5
+    assert found["resilience_rank_section_open_seconds", ("0", "data")] == pytest.approx(0.2)
+    assert found["resilience_rank_section_used_ratio", ("0", "data")] == pytest.approx(0.02)
+    assert found["resilience_timeout_headroom_ratio", ("data",)] == pytest.approx(0.02)
 
 
 def test_used_share_of_an_open_section_is_that_of_the_limit_in_force() -> None:
@@ -288,7 +299,11 @@ def test_used_share_of_an_open_section_is_that_of_the_limit_in_force() -> None:
     view._clock = lambda: 610 * 10**9
     warming = (SnapshotSection("setup", 10.0, 3000.0), SnapshotSection("load", 10.0))
     view.take_snapshots(
-        {0: msgspec.structs.replace(shown(0), sections=warming, limits=(Allowed("setup", 60.0, has_first=True),))}
+        {
+            0: msgspec.structs.replace(
+                shown(0, alive_at=610.0), sections=warming, limits=(Allowed("setup", 60.0, has_first=True),)
+            )
+        }
     )
     found = {labels: n for (name, labels), n in view.samples().items() if name == "resilience_rank_section_used_ratio"}
     assert found == {("0", "setup"): 0.2}

@@ -18,7 +18,7 @@ from resilience.telemetry.rank_snapshot import RankSnapshot
 )
 def test_rank_that_has_finished_or_shuts_down_owes_no_sign_of_life(doing: Doing, silent_s: float | None) -> None:
     origin = Origin(job_id="job", role="monitor", pid=1, node="node", initial_rank=0)
-    assert RankSnapshot(origin, doing.value, 1.0, heartbeat_at=1.0).silent_for(10.0) == silent_s
+    assert RankSnapshot(origin, doing.value, 1.0, heartbeat_at=1.0, alive_at=10.0).silent_for() == silent_s
 
 
 def test_own_ranks_are_read_without_a_look_at_the_files_of_others(
