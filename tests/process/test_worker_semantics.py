@@ -67,7 +67,8 @@ def assert_same(answers: list[dict[str, Any]], code: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["main_module", "pickled", "signals", "process", "environment", "command", "warns", "hidden", "late"]
+    "name",
+    ["main_module", "pickled", "signals", "process", "environment", "command", "warns", "hidden", "late", "loggers"],
 )
 def test_script_sees_and_does_the_same(both: Both, name: str) -> None:
     assert assert_same(both(str(SCRIPTS / f"{name}.py")))

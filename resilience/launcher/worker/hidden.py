@@ -4,6 +4,7 @@ A module imported before the fork read its environment variables before the fork
 the values that the program has set before the import. So the modules are removed from `sys.modules`, and the program's
 own import brings them back, unchanged. At that moment the variables that they read are compared with those at the fork.
 A change is applied if possible, and reported otherwise. The program finds `sys.modules` as in a fresh interpreter.
+The loggers of these modules are hidden with them: `logging.config` disables the loggers that exist when it is called.
 
 The variables are those of `os.environ` and those that C code sees: a library may set one by `os.putenv` or in C, which
 `os.environ` does not show. A variable that only C code sees is reported also if torch would look it up in `os.environ`,
@@ -12,6 +13,7 @@ and so miss it in a fresh interpreter too."""
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,6 +44,15 @@ def _variables() -> list[dict[str, str]]:
     return [c_environment(), dict(os.environ)]
 
 
+def present_loggers() -> set[logging.Logger]:
+    """Return the loggers of this process, except those of the standard library, whose modules are not hidden."""
+    return {
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] not in sys.stdlib_module_names
+    }
+
+
 class HiddenModules:
     """Modules of one package, imported at one time. package: its top-level name."""
 
@@ -51,13 +62,16 @@ class HiddenModules:
         modules: Mapping[str, ModuleType],
         reads: Callable[[str], bool],
         imports: Sequence[str] = (),
+        loggers: Collection[logging.Logger] = (),
     ) -> None:
         """reads: returns True if this package, or one that it imports, reads a variable of this name at its import.
-        imports: other packages that it imports at once, so a fresh interpreter has both from then on."""
+        imports: other packages that it imports at once, so a fresh interpreter has both from then on.
+        loggers: those that these modules have created."""
         self.package = package
         self.modules = dict(modules)
         self.reads = reads
         self.imports = tuple(imports)
+        self._loggers = frozenset(loggers)
         self._attributes: list[tuple[ModuleType, str, ModuleType]] = []  # set on modules outside this group
 
     def hide(self) -> None:
@@ -70,6 +84,11 @@ class HiddenModules:
         for name, module in self.modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+        loggers = logging.root.manager.loggerDict
+        for name, entry in list(loggers.items()):
+            children = [entry] if isinstance(entry, logging.Logger) else entry.loggerMap
+            if not self._loggers.isdisjoint(children):
+                del loggers[name]
 
     def show(self) -> None:
         for name, module in self.modules.items():
@@ -77,6 +96,36 @@ class HiddenModules:
         for holder, child, module in self._attributes:
             setattr(holder, child, module)
         self._attributes.clear()
+        _show_loggers(self._loggers)
+
+
+def _show_loggers(hidden: Collection[logging.Logger]) -> None:
+    """Let the program find these loggers. One that it has created itself meanwhile is the same logger from now on."""
+    manager: Any = logging.root.manager
+    with cast("Any", logging)._lock:
+        for logger in hidden:
+            known = manager.loggerDict.get(logger.name)
+            if isinstance(known, logging.Logger) and known is not logger:
+                _unite(logger, known)
+            manager.loggerDict[logger.name] = logger
+        for logger in [each for each in manager.loggerDict.values() if isinstance(each, logging.Logger)]:
+            manager._fixupParents(logger)
+        manager._clear_cache()
+
+
+def _unite(logger: logging.Logger, program_logger: logging.Logger) -> None:
+    """Let two loggers share one state: what the program has set, and then what the import has added.
+
+    Torch sets the level of each logger that it separates from its parent, also to none."""
+    logger.__dict__ = program_logger.__dict__ = {
+        **vars(program_logger),
+        **vars(logger),
+        "level": logger.level or (program_logger.level if logger.propagate else logging.NOTSET),
+        "handlers": [*program_logger.handlers, *logger.handlers],
+        "filters": [*program_logger.filters, *logger.filters],
+        "propagate": logger.propagate and program_logger.propagate,
+        "disabled": logger.disabled or program_logger.disabled,
+    }
 
 
 class Hidden:

@@ -23,7 +23,7 @@ import msgspec
 from resilience.errors import error_in_words
 from resilience.facts.encoding import text
 from resilience.launcher.worker import environment_reads, worker_main
-from resilience.launcher.worker.hidden import HiddenModules
+from resilience.launcher.worker.hidden import HiddenModules, present_loggers
 from resilience.launcher.worker.script_variables import is_read_at_import, is_read_by_numpy
 from resilience.system import native_threads
 from resilience.system.environment import one_blas_thread
@@ -53,7 +53,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def begin() -> None:
     """Register the modules of torch and numpy, which this process has imported."""
-    groups.append(HiddenModules("torch", _modules_of("torch", set()), is_read_at_import, imports=("numpy",)))
+    torch_modules, loggers = _modules_of("torch", set()), present_loggers()
+    groups.append(HiddenModules("torch", torch_modules, is_read_at_import, ("numpy",), loggers))  # numpy has no loggers
     groups.append(HiddenModules("numpy", _modules_of("numpy", set()), is_read_by_numpy))
 
 
@@ -63,7 +64,7 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
     learned: names that workers have tried to import; a name that cannot be imported is left out."""
     began = time.monotonic()
     sys.path[:] = worker_main.PATHS  # as in workers, except for the script's folder
-    known_names = set(sys.modules)
+    known_names, known_loggers = set(sys.modules), present_loggers()
     before, environment = _state(), dict(os.environ)
     reads: dict[str, set[str]] = defaultdict(set)
     for name in (*modules, *learned):
@@ -81,8 +82,12 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
         os.environ.update(environment)
     gc.collect()
     gc.freeze()  # a garbage collection in a worker must not copy shared pages
+    new_loggers = present_loggers() - known_loggers
     for package in {name.partition(".")[0] for name in set(sys.modules) - known_names} - set(sys.stdlib_module_names):
-        groups.append(HiddenModules(package, _modules_of(package, known_names), reads[package].__contains__))
+        loggers = [each for each in new_loggers if each.name.partition(".")[0] == package]
+        groups.append(
+            HiddenModules(package, _modules_of(package, known_names), reads[package].__contains__, (), loggers)
+        )
     files = {
         name: str(getattr(sys.modules[name], "__file__", None) or "")
         for name in set(sys.modules) - known_names

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import logging.config
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -121,3 +123,48 @@ def test_variable_of_a_mapping_that_replaces_os_environ_is_late_too(
     monkeypatch.setattr(os, "environ", {**os.environ, "BIG_NUMBER": "1"})
     importlib.import_module("big")
     assert late == [Late("big", ["BIG_NUMBER"])]
+
+
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """A logger of the package `chatty`, which is hidden with it."""
+    logger = logging.getLogger("chatty.inner")
+    monkeypatch.setitem(sys.modules, "chatty", ModuleType("chatty"))
+    before, finders = dict(logging.root.manager.loggerDict), list(sys.meta_path)
+    group = HiddenModules("chatty", {"chatty": sys.modules["chatty"]}, lambda name: False, loggers=[logger])
+    Hidden([group], lambda package, names: None, lambda name: None, ())
+    yield logger
+    sys.meta_path[:] = finders
+    logging.root.manager.loggerDict.clear()
+    logging.root.manager.loggerDict.update(before)
+    del logging.root.manager.loggerDict["chatty.inner"]
+
+
+def test_logger_of_a_hidden_module_is_not_disabled_by_a_configuration(logger: logging.Logger) -> None:
+    others = {
+        name: each.disabled
+        for name, each in logging.root.manager.loggerDict.items()
+        if isinstance(each, logging.Logger)
+    }
+    logging.config.dictConfig({"version": 1})
+    for name, is_disabled in others.items():
+        logging.getLogger(name).disabled = is_disabled
+    importlib.import_module("chatty")
+    assert logging.getLogger("chatty.inner") is logger
+    assert not logger.disabled
+
+
+def test_logger_that_the_program_configures_before_the_import_is_the_modules_own(logger: logging.Logger) -> None:
+    program_logger = logging.getLogger("chatty.inner")
+    program_logger.setLevel(logging.ERROR)
+    importlib.import_module("chatty")
+    assert logger.level == logging.ERROR
+    program_logger.setLevel(logging.INFO)
+    assert logger.level == logging.INFO
+
+
+def test_logger_above_that_of_a_hidden_module_becomes_its_parent(logger: logging.Logger) -> None:
+    parent = logging.getLogger("chatty")
+    assert logger.parent is not parent
+    importlib.import_module("chatty")
+    assert logger.parent is parent
