@@ -35,15 +35,29 @@ def test_worker_that_is_signalled_as_soon_as_its_pid_is_known_ends(agent: Agent)
     assert agent("stop_at_once")["ends"] == [-signal.SIGTERM] * 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_lost_zygote_disturbs_no_worker_and_the_next_start_cold(agent: Agent, number: int) -> None:
-    found = agent("lose_zygote", number=number)
+def test_lost_zygote_disturbs_no_worker_and_the_next_start_cold(agent: Agent) -> None:
+    found = agent("lose_zygote")
     first, second = found["answers"]
     assert (first["how"], first["codes"], first["out"]) == ("warm", [10, 11], ["rank 0\n", "rank 1\n"])
     assert (second["how"], second["codes"], second["out"]) == ("cold", [10, 11], ["rank 0\n", "rank 1\n"])
-    why = "the zygote is gone (SIGKILL)" if number == signal.SIGKILL else "the zygote did not fork within 0.3 s"
-    assert second["reason"] == why
+    assert second["reason"] == "the zygote is gone (SIGKILL)"
     assert found["ran"] == ["0", "0", "1", "1"]
+
+
+def test_zygote_that_does_not_answer_is_ended_and_workers_start_cold(agent: Agent) -> None:
+    found = agent("silence_zygote")
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["codes"]) == ("cold", [10, 11])
+    assert answer["reason"] == "the zygote did not fork within 0.3 s"
+    assert found["ran"] == ["0", "1"]
+
+
+@pytest.mark.parametrize("when", ["before", "while"])  # before the order, and while it is carried out
+def test_zygote_that_is_stopped_is_continued_and_forks_the_next_workers(agent: Agent, when: str) -> None:
+    found = agent("stop_zygote", when=when)
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["reason"], answer["codes"]) == ("warm", "", [10, 11])
+    assert found["ran"] == ["0", "1"]
 
 
 def test_zygote_that_dies_before_it_answers_is_gone_though_its_workers_wait(agent: Agent) -> None:
@@ -55,12 +69,20 @@ def test_zygote_that_dies_before_it_answers_is_gone_though_its_workers_wait(agen
 
 
 @pytest.mark.parametrize("descriptors", [250, 5])  # of a message: three workers in one order, and in three
-def test_failed_fork_lets_none_run_and_all_start_cold(agent: Agent, descriptors: int) -> None:
+def test_failed_fork_lets_none_run_and_all_start_cold_and_the_next_warm(agent: Agent, descriptors: int) -> None:
     found = agent("fail_to_fork", descriptors=descriptors)
-    (answer,) = found["answers"]
+    answer, later = found["answers"]
     assert (answer["how"], answer["codes"]) == ("cold", [10, 11, 12])
     assert answer["reason"] == "the zygote could not fork: Resource temporarily unavailable"
-    assert found["ran"] == ["0", "1", "2"]
+    assert (later["how"], later["reason"], later["codes"]) == ("warm", "", [10, 11, 12])
+    assert found["ran"] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_preload_for_which_no_process_can_be_forked_leaves_the_zygote_as_it_was(agent: Agent) -> None:
+    found = agent("fail_to_preload")
+    (answer,) = found["answers"]
+    assert (answer["how"], answer["reason"], answer["codes"]) == ("warm", "", [10])
+    assert found["outcomes"] == [["colorsys"]]  # of the next time
 
 
 def test_order_that_cannot_be_given_is_carried_out_cold_and_the_next_one_warm(agent: Agent) -> None:
@@ -177,6 +199,11 @@ def test_module_whose_import_does_not_end_is_refused_and_the_zygote_stays_as_it_
     assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["True\n"])
     assert not found["has_changed"]
     assert found["is_left"] == []
+
+
+def test_process_that_imports_modules_is_continued_if_it_is_stopped(agent: Agent) -> None:
+    found = agent("preload", modules=["that_stops", "harmless"])
+    assert found["outcomes"] == [["that_stops", "harmless", "refused:", ""]]
 
 
 def test_learned_module_that_ends_the_process_leaves_the_zygote_as_it_was(agent: Agent) -> None:

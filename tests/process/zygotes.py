@@ -45,23 +45,49 @@ def ran() -> list[str]:
     return sorted(path.name.split(".")[1] for path in Path().glob("ran.*"))
 
 
-def lose_zygote(number: int) -> dict[str, Any]:
-    """Workers run, the zygote gets a signal, the workers go on; then the next are started."""
+def lose_zygote() -> dict[str, Any]:
+    """Workers run, the zygote is killed, the workers go on; then the next are started."""
     become_subreaper()
     zygote = Zygote.start()
     workers = start(specification([script(), "go"], zygote, Path("first"), 2))
-    zygotes.ANSWER_LIMIT, zygotes.KILL_LIMIT = 0.3, 60.0
-    os.kill(zygote.pid, number)
-    if number == signal.SIGSTOP:
-        await_stops([zygote.pid])
-    if number == signal.SIGKILL:
-        os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(zygote.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)
     Path("go").touch()
     answers = [told(workers), told(start(specification([script()], zygote, Path("second"), 2)))]
-    if number == signal.SIGSTOP:
-        assert not Path(f"/proc/{zygote.pid}").exists()
     zygote.close()
-    return {"answers": answers, "ran": ran(), "zygote": zygote.pid}
+    return {"answers": answers, "ran": ran()}
+
+
+def silence_zygote() -> dict[str, Any]:
+    """The zygote does not carry out its order; it is ended."""
+    become_subreaper()
+    zygotes._fork_all = lambda *_: threading.Event().wait()
+    zygotes.ANSWER_LIMIT, zygotes.KILL_LIMIT = 0.3, 60.0
+    zygote = Zygote.start()
+    answer = told(start(specification([script()], zygote, Path("workers"), 2)))
+    assert not Path(f"/proc/{zygote.pid}").exists()
+    return {"answers": [answer], "ran": ran()}
+
+
+def stop_zygote(when: str) -> dict[str, Any]:
+    """The zygote is stopped before it gets its order, or when it has got it."""
+    fork_all = zygotes._fork_all
+
+    def stop(*order: Any) -> bytes:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return fork_all(*order)
+
+    become_subreaper()
+    if when == "while":
+        zygotes._fork_all = stop
+    zygotes.ANSWER_LIMIT = 60.0
+    zygote = Zygote.start()
+    if when == "before":
+        os.kill(zygote.pid, signal.SIGSTOP)
+        await_stops([zygote.pid])
+    answer = told(start(specification([script()], zygote, Path("workers"), 2)))
+    zygote.close()
+    return {"answers": [answer], "ran": ran()}
 
 
 def lose_forking_zygote() -> dict[str, Any]:
@@ -100,22 +126,49 @@ def stop_at_once() -> dict[str, Any]:
 
 
 def fail_to_fork(descriptors: int) -> dict[str, Any]:
-    """The host has no room for the last worker's process."""
+    """The host has no room for the last worker's process; for the next workers it has."""
     fork, agent, zygotes.MOST_FDS = os.fork, os.getpid(), descriptors
     become_subreaper()
-    made = [0]
+    made, room = [0], Path("room").absolute()
 
     def failing() -> int:
         made[0] += 1
-        if made[0] == 5 and os.getpid() != agent:  # zygote, in between, worker 0, worker 1, worker 2
+        # zygote, in between, worker 0, worker 1, worker 2
+        if made[0] == 5 and os.getpid() != agent and not room.exists():
             raise BlockingIOError(errno.EAGAIN, "no room")
         return fork()
 
     os.fork = failing
     zygote = Zygote.start()
     os.fork = fork
-    answer = told(start(specification([script()], zygote, Path("workers"), 3)))
-    return {"answers": [answer], "ran": ran()}
+    answers = [told(start(specification([script()], zygote, Path("first"), 3)))]
+    room.touch()
+    answers.append(told(start(specification([script()], zygote, Path("second"), 3))))
+    zygote.close()
+    return {"answers": answers, "ran": ran()}
+
+
+def fail_to_preload() -> dict[str, Any]:
+    """The host has no room for a process that imports modules; later it has."""
+    fork, agent, room = os.fork, os.getpid(), Path("room").absolute()
+    become_subreaper()
+
+    def failing() -> int:
+        if os.getpid() != agent and not room.exists():
+            raise BlockingIOError(errno.EAGAIN, "no room")
+        return fork()
+
+    os.fork = failing
+    zygote = Zygote.start()
+    os.fork = fork
+    zygote.preload(["colorsys"])
+    assert not zygote.is_preloading
+    room.touch()
+    answer = told(start(specification([script()], zygote, Path("workers"))))
+    zygote.preload(["colorsys"])
+    outcomes = [list(outcome.modules) for outcome in zygote.succeed(60.0)]
+    zygote.close()
+    return {"answers": [answer], "outcomes": outcomes}
 
 
 def without_memory() -> dict[str, Any]:
@@ -209,6 +262,7 @@ MODULES = {
     "with_a_handler": "import signal\nsignal.signal(signal.SIGUSR2, print)",
     "that_fails": "raise RuntimeError('on purpose')",
     "that_dies": "import os\nos.abort()",
+    "that_stops": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
     "that_waits": "import threading\nthreading.Event().wait()",
     "with_long_names": "import sys\nfor number in range(1000):\n    sys.modules[f'{number:0100}'] = sys",
 }

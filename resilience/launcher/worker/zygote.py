@@ -38,13 +38,14 @@ from resilience.launcher.worker import notes, preload, tied, worker_main
 from resilience.launcher.worker.preload import Loaded, cannot_fork
 from resilience.system import descriptors, titles
 from resilience.system.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
-from resilience.system.processes import signal_name
+from resilience.system.processes import continue_if_stopped, signal_name
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
 ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
 IMPORT_LIMIT = 120.0  # seconds for a successor's imports, also from a slow file server; no worker waits that long
 MOST_REFUSALS = 5  # refused modules, each of which costs a process; after that, learned modules are not tried
 LOOK = 0.01  # seconds between polls of a process for which there is no descriptor
+STOPPED_LOOK = 0.5  # seconds for an answer before the process is continued, if somebody has stopped it
 KILL_LIMIT = 2.0  # seconds that a killed process may take to end
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # torchrun has handlers for them
 _born = struct.Struct("=ii")  # index of a process's order, its pid; or FAILED, errno
@@ -248,7 +249,8 @@ class Zygote:
     def spawn(self, orders: Sequence[Order]) -> list[ForkedWorker]:
         """Fork workers that do in this folder what fresh interpreters would do: all of them, or none.
 
-        Raises: LaunchError if the zygote cannot; then it is given up, unless this process has no descriptor left."""
+        Raises: LaunchError if the zygote cannot. It is given up only if it is gone or does not answer: a host that has
+        no room for a process may have it later."""
         batch_size = (MOST_FDS - 3) // 2
         parts = []
         for first_index in range(0, len(orders), batch_size):
@@ -270,15 +272,12 @@ class Zygote:
                 self._fork(part, [folder, gate_reader], workers)
             os.write(gate_writer, b"." * len(workers))
         except (LaunchError, OSError) as error:
-            reason = self.why_not or str(error)
-            if workers or not descriptors.are_missing(error):  # else it may fork the next ones
-                self._give_up(reason)
             close_all([gate_writer])  # processes that wait at the gate exit
             gate_writer = -1
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.wait(ANSWER_LIMIT)
-            raise LaunchError(reason) from error
+            raise LaunchError(self.why_not or str(error)) from error
         finally:
             close_all([folder, gate_reader, gate_writer])
         return workers
@@ -292,22 +291,31 @@ class Zygote:
                 file.write(_layout.pack(len(body), notes_at) + body)
             os.ftruncate(memory, notes_at + count * notes.SIZE)
             readers = [notes.NotesReader(memory, notes_at + index * notes.SIZE) for index in range(count)]
-            assert self._line is not None
-            if not self._line.send(kind, [memory, *fds, *streams]):
-                gone = self._line.is_closed()
-                raise LaunchError("the zygote is gone" if gone else "the zygote accepts no requests to fork")
-            answer = self._line.receive(ANSWER_LIMIT)
-        except ChannelClosed as error:
-            raise LaunchError("the zygote is gone") from error
+            answer = self._answer(kind, [memory, *fds, *streams])
+        except LaunchError as error:
+            self._give_up(self.why_not or str(error))
+            raise
         finally:
             os.close(memory)
-        if answer is None:
-            raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
         born = dict(_born.iter_unpack(answer))
         errno = born.pop(FAILED, 0)
         workers += [ForkedWorker(born[index], readers[index]) for index in sorted(born)]
         if len(born) < count:
             raise LaunchError(f"the zygote could not fork: {os.strerror(errno)}")
+
+    def _answer(self, kind: bytes, fds: Sequence[int]) -> bytes:
+        """Give an order and return the zygote's answer. Raises: LaunchError if there is none."""
+        assert self._line is not None
+        try:
+            if not self._line.send(kind, fds):
+                gone = self._line.is_closed()
+                raise LaunchError("the zygote is gone" if gone else "the zygote accepts no requests to fork")
+            answer = _receive(self.pid, self._line, ANSWER_LIMIT)
+        except ChannelClosed as error:
+            raise LaunchError("the zygote is gone") from error
+        if answer is None:
+            raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
+        return answer
 
     def _give_up(self, reason: str) -> None:
         self.close()
@@ -354,10 +362,23 @@ def _end(pid: int, line: Channel | None) -> str:
     return "SIGKILL does not end it"
 
 
+def _receive(pid: int, line: Channel, limit: float) -> bytes | None:
+    """Return the next message of a child, None if there is none within `limit` seconds; continue a stopped child.
+
+    Raises: ChannelClosed."""
+    deadline = time.monotonic() + limit
+    while True:
+        continue_if_stopped(pid)
+        left = deadline - time.monotonic()
+        answer = line.receive(max(0.0, min(left, STOPPED_LOOK)))
+        if answer is not None or left <= STOPPED_LOOK:
+            return answer
+
+
 def _outcome(successor: Successor, deadline: float) -> Loaded | None:
     """Return a successor's result, None if there is none at the deadline."""
     try:
-        answer = successor.line.receive(max(0.0, min(deadline, successor.deadline) - time.monotonic()))
+        answer = _receive(successor.pid, successor.line, min(deadline, successor.deadline) - time.monotonic())
         if answer is not None:
             return _loaded(answer)
     except (ChannelClosed, DecodeError):

@@ -144,7 +144,7 @@ def test_logger_of_a_hidden_module_is_not_disabled_by_a_configuration(logger: lo
     others = {
         name: each.disabled
         for name, each in logging.root.manager.loggerDict.items()
-        if isinstance(each, logging.Logger)
+        if isinstance(each, logging.Logger) and each is not logger
     }
     logging.config.dictConfig({"version": 1})
     for name, is_disabled in others.items():
