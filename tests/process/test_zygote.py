@@ -161,6 +161,8 @@ def test_worker_has_a_module_that_the_successor_of_the_zygote_has_imported(agent
     [
         ("with_a_thread", "2 threads run"),
         ("with_a_file", "its import changes open descriptors"),
+        ("with_a_folder", "its import leaves a temporary folder"),
+        ("with_a_cache", "its import leaves a temporary folder"),
         ("with_a_child", "its import changes child processes"),
         ("with_a_handler", "its import changes handlers of signals"),
         ("that_fails", "RuntimeError: on purpose"),
@@ -199,6 +201,11 @@ def test_module_whose_import_does_not_end_is_refused_and_the_zygote_stays_as_it_
     assert (answer["how"], answer["codes"], answer["out"]) == ("warm", [0], ["True\n"])
     assert not found["has_changed"]
     assert found["is_left"] == []
+
+
+def test_module_whose_import_removes_its_temporary_folder_is_preloaded(agent: Agent) -> None:
+    found = agent("preload", modules=["with_a_trial", "harmless"])
+    assert found["outcomes"] == [["with_a_trial", "harmless", "refused:", ""]]
 
 
 def test_process_that_imports_modules_is_continued_if_it_is_stopped(agent: Agent) -> None:

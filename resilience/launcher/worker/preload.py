@@ -2,21 +2,25 @@
 
 A module that the zygote has imported costs a restart nothing. After the import, the process must still be safe to fork,
 and a program must find everything as if it had imported the module itself. A module that starts a thread or a process,
-opens a file, a socket or a device, or handles a signal breaks that: it is refused, with the reason."""
+opens a file, a socket or a device, handles a signal, or leaves a temporary folder, which the exit handlers of the first
+worker would remove for all, breaks that: it is refused, with the reason."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
@@ -67,14 +71,17 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
     known_names, known_loggers = set(sys.modules), present_loggers()
     before, environment = _state(), dict(os.environ)
     reads: dict[str, set[str]] = defaultdict(set)
+    temporary: list[str | bytes] = []
     for name in (*modules, *learned):
-        with one_blas_thread(), environment_reads.recorded(reads):
+        with one_blas_thread(), environment_reads.recorded(reads), _temporary_paths(temporary):
             try:
                 importlib.import_module(name)
             except BaseException as error:  # whatever a module raises
                 if name in modules:
                     return Loaded(refused=(name,), why=text(error_in_words(error))[:300])
         reason = cannot_fork() or _difference(before, _state()) or _why_worker_specific(reads)
+        if not reason and any(map(os.path.lexists, temporary)):
+            reason = "its import leaves a temporary folder or file, which workers would share"
         if reason:
             return Loaded(refused=(name,), why=reason, is_learned=name not in modules)
     if dict(os.environ) != environment:
@@ -105,6 +112,29 @@ def _modules_of(package: str, known_names: set[str]) -> dict[str, ModuleType]:
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] == package and name not in known_names and isinstance(module, ModuleType)
     }
+
+
+@contextlib.contextmanager
+def _temporary_paths(paths: list[str | bytes]) -> Iterator[None]:
+    """Note the folders and files that `tempfile` makes and leaves to its caller."""
+    make_folder, make_file = tempfile.mkdtemp, tempfile.mkstemp
+
+    @functools.wraps(make_folder)
+    def noted_folder(*args: Any, **kwargs: Any) -> Any:
+        paths.append(make_folder(*args, **kwargs))
+        return paths[-1]
+
+    @functools.wraps(make_file)
+    def noted_file(*args: Any, **kwargs: Any) -> Any:
+        fd, path = make_file(*args, **kwargs)
+        paths.append(path)
+        return fd, path
+
+    tempfile.mkdtemp, tempfile.mkstemp = noted_folder, noted_file
+    try:
+        yield
+    finally:
+        tempfile.mkdtemp, tempfile.mkstemp = make_folder, make_file
 
 
 def _why_worker_specific(reads: Mapping[str, set[str]]) -> str:
