@@ -108,7 +108,7 @@ def _show_loggers(hidden: Collection[logging.Logger]) -> None:
             if isinstance(known, logging.Logger) and known is not logger:
                 _unite(logger, known)
             manager.loggerDict[logger.name] = logger
-        for logger in [each for each in manager.loggerDict.values() if isinstance(each, logging.Logger)]:
+        for logger in [entry for entry in manager.loggerDict.values() if isinstance(entry, logging.Logger)]:
             manager._fixupParents(logger)
         manager._clear_cache()
 

@@ -91,7 +91,7 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
     gc.freeze()  # a garbage collection in a worker must not copy shared pages
     new_loggers = present_loggers() - known_loggers
     for package in {name.partition(".")[0] for name in set(sys.modules) - known_names} - set(sys.stdlib_module_names):
-        loggers = [each for each in new_loggers if each.name.partition(".")[0] == package]
+        loggers = [logger for logger in new_loggers if logger.name.partition(".")[0] == package]
         groups.append(
             HiddenModules(package, _modules_of(package, known_names), reads[package].__contains__, (), loggers)
         )
