@@ -16,6 +16,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -375,6 +376,7 @@ def _overwrite(number: int, nodes: Nodes) -> None:
 Trial = Callable[[ModuleType], object]
 
 DRAWN, DRAWN_JOBS = 4000, 500
+MEMORY = 8 << 30  # bytes of address space of one trial
 LONG = ("test_drawn_schedules", "test_fault_before_any_operation")  # such schedules are trials of their own
 KINDS: tuple[schedules.Kind, ...] = ("crash", "partition", "pause", "signal")
 EVERYWHERE = [
@@ -471,10 +473,15 @@ def _killer_of(module: ModuleType, changed: ModuleType, with_schedules: bool) ->
     return None
 
 
+def _limit_memory() -> None:
+    """Let a mutant that fills a list without end fail, before it takes the host's memory."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
 def killers(module: ModuleType, mutants: Sequence[Mutant], with_schedules: bool) -> Iterator[tuple[str, int] | None]:
     """Yield `killer_of` for each mutant, in order. Each processor runs one at a time, in a process of its own."""
     trial = partial(killer_of, module.__name__, with_schedules=with_schedules)
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(mp_context=get_context("fork"), initializer=_limit_memory) as pool:
         yield from pool.map(trial, mutants)
 
 

@@ -36,6 +36,7 @@ INTERRUPTED = "interrupted"
 NO_SERVER = "none"  # instead of an address: the iteration was interrupted before its store was published
 SEATS = "seat"
 LOOK_AGAIN = 0.2  # seconds between two looks whether the others have taken their places
+LEVELS = 6  # of blocks in blocks: enough for a barrier of 32**6 ranks
 BLOCK = 32  # arrivals checked together: bounds the bytes of one barrier operation at any world size
 
 
@@ -322,11 +323,10 @@ def _await_all(key: str, name: str, rank: int, count: int, limit: float) -> Prot
 
 def _first_missing(name: str, count: int) -> Protocol[tuple[int, ...]]:
     """Return the ranks that have not arrived, of the first block that is not complete. One operation a level."""
-    sizes = [count]
-    while sizes[-1] > BLOCK:
-        sizes.append(-(-sizes[-1] // BLOCK))
+    sizes = [-(-count // BLOCK**level) for level in range(LEVELS)]
+    top = next(level for level, size in enumerate(sizes) if size <= BLOCK)
     missing: tuple[int, ...] = (0,)  # of the level above; its first block is the one to look into
-    for level in reversed(range(len(sizes))):
+    for level in range(top, -1, -1):
         block = range(missing[0] * BLOCK, min((missing[0] + 1) * BLOCK, sizes[level]))
         values = yield Read(tuple(f"{name}/{level}/{member}" for member in block))
         missing = tuple(member for member, value in zip(block, values, strict=True) if value is None)
