@@ -165,12 +165,14 @@ def test_timeout_of_a_barrier_whose_last_rank_came_meanwhile_names_none(protocol
         def perform(self, operation: Any) -> Any:
             answer = super().perform(operation)
             if isinstance(operation, Await):
-                drive(restart.arrive("b", 0, 2), self)
+                for rank in range(count - 1):
+                    drive(restart.arrive("b", rank, count), self)
             return answer
 
-    with pytest.raises(BarrierTimeout, match="the last of them came too late") as raised:
-        drive(protocol.barrier("b", 1, 2, 7.0), Late())
-    assert raised.value.missing == ()  # type: ignore[attr-defined]
+    for count in (2, 70):
+        with pytest.raises(BarrierTimeout, match="the last of them came too late") as raised:
+            drive(protocol.barrier("b", count - 1, count, 7.0), Late())
+        assert raised.value.missing == ()  # type: ignore[attr-defined]
 
 
 def test_completed_barrier_lets_everybody_through(protocol: ModuleType) -> None:
@@ -465,9 +467,8 @@ def test_rank_that_gave_up_waiting_leaves_without_a_second_wait(protocol: Module
 def test_rank_that_gave_up_and_came_last_ends_the_agreement_itself(protocol: ModuleType) -> None:
     store, log = MemoryStore(), list[Any]()
     drive(protocol.arrive(Keys(0).end, 1, 2), store)
-    assert drive(protocol.stand_in(Seat(0, 0, 2, 2, 0), LIMITS, "gave up", has_waited=True), store, log=log) == (
-        "excluded"
-    )
+    seat = Seat(3, 0, 2, 2, 0)
+    assert drive(protocol.stand_in(seat, LIMITS, "gave up", has_waited=True), store, log=log) == "excluded"
     assert store.data[Keys(0).frozen] == "0"
 
 
