@@ -114,11 +114,14 @@ def test_each_limit_is_enforced_to_the_moment(watcher: ModuleType) -> None:
         ]
 
 
-@pytest.mark.parametrize(("began", "hook"), [(0.0, "abort"), (START, "terminate")])
-def test_hook_that_waits_for_the_abort_hook_is_not_blamed_for_it(began: float, hook: str) -> None:
-    seen = Observation(doing=Doing.HOOK, hook="terminate", since=began, interrupted_at=0.5, is_in_abort_hook=True)
-    (finding,) = watch.exceeded(limits_of(hook=Limit(hard=HARD)), seen, START + HARD)
-    assert finding.limit == f"hook:{hook}"
+def test_hook_that_waits_for_the_abort_hook_is_not_blamed_for_it(watcher: ModuleType) -> None:
+    cases = ((0.25, 0.5, "abort"), (0.75, 0.5, "terminate"), (0.25, None, "terminate"))
+    for began, interrupted_at, hook in cases:
+        seen = Observation(
+            doing=Doing.HOOK, hook="terminate", since=began, interrupted_at=interrupted_at, is_in_abort_hook=True
+        )
+        (finding,) = watcher.exceeded(limits_of(hook=Limit(hard=HARD)), seen, START + HARD)
+        assert finding.limit == f"hook:{hook}"
 
 
 def test_process_that_stands_still_while_it_waits_for_the_store_has_the_limit_of_any_other(watcher: ModuleType) -> None:
