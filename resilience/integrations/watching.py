@@ -64,7 +64,6 @@ class Watching:
         self._logger = logging.getLogger(logger_name)
         self._rank = 0
         self._client: RankMonitorClient | None = None
-        self._has_begun = False
         self._timer: Timer | None = None
         self._open: dict[str, bool] = {}  # sections; whether the monitor knows that it is open
         self._forget()
@@ -82,8 +81,8 @@ class Watching:
 
     @property
     def has_begun(self) -> bool:
-        """Return True while a training runs, watched or not."""
-        return self._has_begun
+        """Return True while this training runs, with a monitor or without, and no other one has begun since."""
+        return Watching._begun is self
 
     @property
     def is_initialized(self) -> bool:
@@ -115,7 +114,7 @@ class Watching:
         if self._fault is not None:
             self._timer = simulated.schedule(self._fault, rank, world_size)
         self._forget()
-        self._has_begun, Watching._begun = True, self
+        Watching._begun = self
         self._rank = rank
         if environment.monitor_socket() is None:
             self._warn_without_launcher()
@@ -126,7 +125,6 @@ class Watching:
     def end(self) -> None:
         """Leave the monitor: no limit applies from now on. Sections that are still open have not run to their end. A
         second call does nothing."""
-        self._has_begun = False
         if Watching._begun is self:
             Watching._begun = None
         self.is_resumed = False
@@ -142,13 +140,12 @@ class Watching:
 
     def complete(self) -> None:
         """End a training that ended normally. Limits are calculated a last time and then no longer apply: a program's
-        work after its training is unlike all work before. A collective."""
-        if self._has_begun:
-            link = connect.latest()
-            self._is_stopping = link is not None and not link.page.is_wanted()
-            self._on_trial.clear()
-            self._calculate(is_last=True)
-            self.end()
+        work after its training is unlike all work before. A collective, also on a rank that is no longer watched."""
+        link = connect.latest()
+        self._is_stopping = link is not None and not link.page.is_wanted()
+        self._on_trial.clear()
+        self._calculate(is_last=True)
+        self.end()
 
     def write_finished_flag(self, ends_early: bool) -> None:
         """Show the job script that there is nothing left to resume. A training that ended before its last step while

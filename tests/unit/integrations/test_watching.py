@@ -175,6 +175,18 @@ def test_training_that_loses_its_monitor_to_another_one_says_so(
     assert not first.is_initialized and second.is_initialized
 
 
+def test_training_that_lost_its_monitor_to_another_one_meets_the_other_ranks_at_its_end(
+    told: list[str], tmp_path: Path, shared: list[dict[str, float]]
+) -> None:
+    """Only rank 0 may have begun another one, for an evaluation; the other ranks would wait for it."""
+    first = begun(tmp_path)
+    steps(first)
+    made(tmp_path).begin(tmp_path, 0, 1)
+    shared.clear()
+    first.complete()
+    assert [values["unwatched"] for values in shared] == [1.0]
+
+
 def test_without_launcher_nothing_is_watched_and_nothing_fails(
     told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -567,6 +579,20 @@ def test_training_that_a_stop_of_the_job_ended_early_is_not_finished(
     monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(flag))
     one.write_finished_flag(ends_early)
     assert flag.exists() is not ends_early
+
+
+@pytest.mark.usefixtures("told", "stop_requested")
+def test_training_that_lost_its_monitor_and_stops_with_its_job_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = tmp_path / "finished"
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(flag))
+    first = begun(tmp_path, autoresume=True)
+    steps(first, 1)
+    begun(tmp_path).end()  # an evaluation
+    first.complete()
+    first.write_finished_flag(ends_early=True)
+    assert not flag.exists()
 
 
 def test_flag_is_not_written_without_autoresume(
