@@ -5,7 +5,9 @@ workload or another number of ranks are refused. A limit that is too short would
 are on trial in a start until each of its sections has ended once on each rank and the ranks have met: rank 0 notes the
 start in the file, and later starts refuse the limits as long as that note is there.
 
-The rank is silent meanwhile, so it does without the file if the disk does not answer."""
+At its start a rank waits for the disk however long that takes: otherwise only the ranks with a fast disk would have the
+limits, and limits could apply that are not on trial. Later the rank is watched and silent meanwhile, so it does not
+wait until limits are written if the disk is slow."""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.configuration import Configuration
 from resilience.system import files
-from resilience.system.background import READ_LIMIT, Writer
+from resilience.system.background import Writer
 from resilience.system.environment import Settings, launched_folder
 from resilience.telemetry.recording import configuration_of
 
@@ -60,7 +62,7 @@ class LimitsFile:
         if self.path is None:
             return None
         try:
-            content = _disk.ask(self.path.read_bytes, READ_LIMIT)
+            content = self.path.read_bytes()
         except FileNotFoundError:
             return None
         stored = encoding.from_json(content, StoredLimits)
@@ -74,12 +76,15 @@ class LimitsFile:
             )
         return stored.limits
 
-    def write(self, limits: dict[str, Any], is_on_trial: bool) -> bool:
-        """Replace the file. Return True if that worked; if the disk is slow, it may still work later."""
+    def write(self, limits: dict[str, Any], is_on_trial: bool, waits: bool = False) -> bool:
+        """Replace the file. Return True if that worked; if the disk is slow, it may still work later. waits: however
+        slow the disk is."""
         stored = StoredLimits(limits, self._configuration, self._start if is_on_trial else "")
         path = self.path
         if path is None:
             return False
+        if waits:
+            return files.replace(path, encoding.to_json_page(stored))
         try:
             return _disk.ask(lambda: files.replace(path, encoding.to_json_page(stored)), WRITE_LIMIT)
         except OSError:

@@ -326,10 +326,10 @@ class Watching:
             self._on_trial.remove(name)
             self._is_due |= not self._on_trial
 
-    def _store_limits(self, monitor_client: RankMonitorClient) -> None:
+    def _store_limits(self, monitor_client: RankMonitorClient, waits: bool = False) -> None:
         if self._rank == 0 and self._file is not None:
             state, path = monitor_client.state_dict(), self._file.path
-            if not self._file.write(state, is_on_trial=self._has_trial):
+            if not self._file.write(state, self._has_trial, waits):
                 self._logger.warning(
                     "calculated limits are not stored for the next start: %s cannot be written now", path
                 )
@@ -347,7 +347,7 @@ class Watching:
             self._log(f"limits from {file.path} are used")
             self._on_trial = set(monitor_client.section_timeouts.calculated_sections)
             self._has_trial = bool(self._on_trial)
-            self._store_limits(monitor_client)
+            self._store_limits(monitor_client, waits=True)
 
     def _log(self, line: str) -> None:
         if self._rank == 0:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any, ClassVar
 
 from resilience.core.limits import HeartbeatTimeouts, SectionTimeouts
 from resilience.errors import RankMonitorClientError
+from resilience.system.background import NO_ANSWER
+
+
+def no_answer_in_time(*args: object, **kwargs: object) -> None:
+    """Stands in for `Writer.ask` on a disk that is slower than any limit."""
+    raise OSError(errno.ETIMEDOUT, NO_ANSWER)
 
 
 class FakeClient:

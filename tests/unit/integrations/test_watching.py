@@ -18,8 +18,9 @@ from resilience.monitor import connect, messages
 from resilience.monitor.page import MonitorSide, Page, RankSide
 from resilience.monitor.rank_client import RankMonitorClient
 from resilience.system import rank_reductions
+from resilience.system.background import Writer
 from resilience.system.channel import pair
-from tests.unit.integrations.faking import FakeClient
+from tests.unit.integrations.faking import FakeClient, no_answer_in_time
 
 
 def made(folder: Path, *, autoresume: bool = False, calculate: bool = True) -> Watching:
@@ -452,6 +453,20 @@ def test_limits_that_another_rank_has_not_lived_through_stay_on_trial(
         pass
     monkeypatch.setattr(rank_reductions, "over_ranks", lambda values: {**values, "on trial": 1.0})
     steps(one)
+    cycle(2)
+    begun(tmp_path)
+    assert not is_used()
+
+
+def test_trial_of_limits_is_noted_before_they_apply_however_slow_the_disk_is(
+    told: list[str], tmp_path: Path, cycle: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycle(0)
+    start_with_limits(tmp_path)
+    cycle(1)
+    monkeypatch.setattr(Writer, "ask", no_answer_in_time)
+    begun(tmp_path)
+    assert is_used()
     cycle(2)
     begun(tmp_path)
     assert not is_used()
