@@ -137,14 +137,13 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
         ) from None
     with _temporary_folder() as name:
         temporary = Path(name)
-        link = temporary / "run"  # DuckDB accepts no path that is not UTF-8
-        link.symlink_to(folder.absolute())
+        path = _readable_path(folder.absolute(), temporary / "run")
         history, completeness = _records_read(folder, sql)
         with contextlib.closing(duckdb.connect()) as connection:
             try:
                 connection.execute(f"SET memory_limit = '{MEMORY}'")
                 connection.execute(f"SET temp_directory = {_quoted(str(temporary))}")
-                bad = _define(connection, link, temporary, history, completeness)
+                bad = _define(connection, path, temporary, history, completeness)
                 result = connection.execute(sql)
                 if result is None:
                     raise ConfigurationError(
@@ -166,6 +165,17 @@ def _full_disk_explained() -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise _unwritable(error) from error
+
+
+def _readable_path(folder: Path, link: Path) -> Path:
+    """Return a path of this folder that DuckDB accepts: it has to be UTF-8. Raises: ConfigurationError."""
+    try:
+        link.symlink_to(folder)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or re.search("[\ud800-\udfff]", str(folder)):
+            raise _unwritable(error) from error
+        return folder  # the file system of temporary files has no links
+    return link
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -270,6 +271,48 @@ def test_path_of_a_run_is_no_pattern_and_may_be_no_utf_8(tmp_path: Path, name: s
         job([Fault("kill", 1, 0)], world=3).write(tmp_path / other)
     assert answers(folder, "SELECT count(*) FROM records") == [(len(load(folder).records),)]
     assert answers(folder, "SELECT DISTINCT file FROM records WHERE initial_rank = 1") == [("records/node-1.jsonl",)]
+
+
+def test_name_of_a_file_is_no_pattern(tmp_path: Path) -> None:
+    write(tmp_path, "logs/rack[1]-0.jsonl", log_line("of the first rack", AT, 0))
+    write(tmp_path, "logs/rack1-0.jsonl", log_line("of another node", AT, 0))
+    assert answers(tmp_path, "SELECT file, event FROM logs ORDER BY file") == [
+        ("logs/rack1-0.jsonl", "of another node"),
+        ("logs/rack[1]-0.jsonl", "of the first rack"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["sweep[1]", "caf\xe9"])
+def test_run_is_read_where_the_folder_of_temporary_files_can_have_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(Path, "symlink_to", refuse_link)
+    folder = job([Fault("kill", 1, 0)], world=2).write(tmp_path / name)
+    job([Fault("kill", 1, 0)], world=3).write(tmp_path / "sweep1")
+    assert answers(folder, "SELECT count(*) FROM records") == [(len(load(folder).records),)]
+    assert answers(folder, "SELECT DISTINCT file FROM records WHERE initial_rank = 1") == [("records/node-1.jsonl",)]
+
+
+def test_run_whose_path_needs_a_link_says_so_where_there_can_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Path, "symlink_to", refuse_link)
+    folder = job([Fault("kill", 1, 0)], world=2).write(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert main(["logs", str(folder), "--sql", "SELECT * FROM logs"]) == 2
+    assert "folder for temporary files: Operation not permitted; free space, or set TMPDIR" in capsys.readouterr().err
+
+
+def refuse_link(link: Path, target: Path) -> NoReturn:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(target), None, str(link))
+
+
+def test_disk_of_temporary_files_without_room_for_a_link_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with disks.mounted(tmp_path / "small", "nr_inodes=2") as small:
+        monkeypatch.setattr("tempfile.tempdir", str(small))
+        assert main(["logs", str(run), "--sql", "SELECT * FROM logs"]) == 2
+    assert "--sql cannot write its tables in the folder for temporary files: No space left" in capsys.readouterr().err
 
 
 def test_full_disk_of_temporary_files_is_named(
