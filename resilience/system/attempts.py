@@ -124,8 +124,7 @@ def agree(
         allocator = str(execute(CompareSet(f"{key}/allocator/{start}/{turn}", process), store))
         if allocator == process:
             break
-        # One wait, because torch prints two lines for each that times out.
-        if execute(Await(key, ALLOCATION_LIMIT), store, ALLOCATION_LIMIT):
+        if execute(Await(key, ALLOCATION_LIMIT), store):
             return _published(store, key)
         absent = allocator
     if absent:

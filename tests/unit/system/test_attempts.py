@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -75,6 +76,22 @@ def test_one_process_takes_the_place_of_one_that_ended_before_it_published_and_s
     assert third.attempt == 0
     words = "created no run folder within 0 s"
     assert said == [f"a {words}; b creates one", f"b {words}; c creates one"]
+
+
+def test_wait_for_another_process_lets_handlers_of_signals_run_each_second(tmp_path: Path) -> None:
+    """They run only between two waits: torch waits in C++."""
+    waits = list[float]()
+
+    class Store(dist.HashStore):
+        def wait(self, keys: list[str], timeout: timedelta) -> None:
+            waits.append(timeout.total_seconds())
+            share(self, Launch("job", 3))
+
+    store = Store()
+    with pytest.raises(KeyboardInterrupt):
+        agree(store, tmp_path, "a", die)
+    assert agree(store, tmp_path, "b", unused).attempt == 3
+    assert waits and max(waits) <= 1.0
 
 
 def test_process_that_ended_before_its_launcher_started_all_again_is_not_waited_for(
