@@ -254,12 +254,15 @@ class Supervision:
     def cannot_start(self, why: str, is_of_node: bool) -> NodeProtocol[CycleDecision]:
         """Return the verdict if the workers of this node cannot be started. is_of_node: this node lacks something, so
         it leaves if the others are enough. Otherwise the job fails, because the others would not succeed either."""
-        if is_of_node and (yield from self._others_after_leaving()) >= self._rendezvous.terms.least:
+        failed = CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=why)
+        if not is_of_node:
+            return (yield from self.agree(failed))
+        if (yield from self._others_after_leaving()) >= self._rendezvous.terms.least:
             yield Emit(events.NodeUnhealthy("workers", why[:500]))
             self.excluded_for = why
             detail = f"node {self.name} leaves: {why}"
             return (yield from self.agree(CycleDecision("interrupted", self.name, again="request", detail=detail)))
-        return CycleDecision("failed", self.name, exit_code=cycle.FAILED, detail=why)
+        return failed
 
     def requested(self, requests: Sequence[Request]) -> Protocol[CycleDecision | None]:
         """Return the verdict after signals to this agent and its workers' requests, None if there are none."""

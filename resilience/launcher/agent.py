@@ -254,6 +254,8 @@ class Agent(LocalElasticAgent):
             self._report_end(end, expected=end not in failures)
         if not failures:
             return None
+        if (refusal := self._running.refusal()) is not None:
+            return self._supervisor.cannot_execute_program(refusal)
         for end in failures:
             if end.code:
                 self.failed[end.rank] = FailedWorker(end, self._running.files(end.local_rank)[2])

@@ -49,6 +49,21 @@ if TYPE_CHECKING:
     from resilience.launcher.worker.zygote import Zygote
 
 RankMode = Literal["infrastructure", "deterministic", "backend"]
+OF_NODE = (
+    frozenset(  # errors of execve(2) that another node may not have: it lacks a resource, or its file server fails
+        (
+            errno.EMFILE,
+            errno.ENFILE,
+            errno.EAGAIN,
+            errno.ENOMEM,
+            errno.EIO,
+            errno.ESTALE,
+            errno.ETIMEDOUT,
+            errno.ENOTCONN,
+            errno.EHOSTDOWN,
+        )
+    )
+)
 READY = 5.0  # seconds that the first workers wait for their monitors; a monitor needs 0.2 s
 
 
@@ -305,8 +320,14 @@ class CycleSupervisor:
     def cannot_start_workers(self, error: LaunchError) -> CycleDecision:
         """Return what follows if this node cannot start its workers. Raises: StoreError."""
         cause = error.__cause__
-        of_program = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.E2BIG)
+        of_program = (errno.ENOENT, errno.EACCES, errno.E2BIG)
         is_of_node = isinstance(cause, OSError) and cause.errno not in of_program
+        return self._run(self._supervision.cannot_start(str(error)[:500], is_of_node))
+
+    def cannot_execute_program(self, error: LaunchError) -> CycleDecision:
+        """Return what follows if the kernel refuses to execute the workers' program here. Raises: StoreError."""
+        cause = error.__cause__
+        is_of_node = isinstance(cause, OSError) and cause.errno in OF_NODE
         return self._run(self._supervision.cannot_start(str(error)[:500], is_of_node))
 
     def _check_devices(self) -> None:

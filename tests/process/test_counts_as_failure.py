@@ -157,6 +157,16 @@ def test_program_that_the_kernel_refuses_is_tried_once_and_named(
     assert f"the workers cannot be started: {words}: './refused'" in job.output(stream=2)
 
 
+def test_program_whose_path_leads_through_a_file_fails_the_job_and_excludes_no_node(
+    launch: Launch, tmp_path: Path
+) -> None:
+    program = tmp_path / "script.py" / "program"
+    job = launch("", "--no-python", str(program), nodes="1:2", agents=2, nproc=1)
+    assert job.wait() == [1, 1]
+    assert job.of(events.NodeUnhealthy) == []
+    assert f"the workers cannot be started: [Errno 20] Not a directory: '{program}'" in job.output(stream=2)
+
+
 @pytest.mark.parametrize(
     "program",
     [

@@ -23,7 +23,7 @@ from resilience.launcher.worker.worker_processes import watched as watched_worke
 from resilience.launcher.worker.workers import Ordered, start
 from resilience.launcher.worker.zygote import ForkedWorker
 from resilience.launcher.worker_env import end_file_timers
-from tests.process.warming import specification, told
+from tests.process.warming import LIMIT, specification, told
 from tests.support.signs import await_true
 
 
@@ -100,6 +100,33 @@ def test_workers_whose_output_no_thread_can_show_do_not_stay(tmp_path: Path, mon
         start(spec)
     assert isinstance(raised.value.__cause__, OSError)  # so only this node leaves
     assert started and not any(map(psutil.pid_exists, started))
+
+
+def test_refusal_of_a_program_is_known_however_late_its_process_executes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start does not wait for it: the process stands still until the workers count as started."""
+    start_cold = Ordered.start_cold
+
+    def start_stopped(worker: Ordered, open_files: int | None, pipe: int) -> None:
+        start_cold(worker, open_files, pipe)
+        os.kill(worker.proc.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(Ordered, "start_cold", start_stopped)
+    script = tmp_path / "refused"
+    script.write_text("echo here\n")
+    script.chmod(0o755)
+    workers = start(specification([], None, tmp_path / "logs", entrypoint=str(script), redirects=Std.NONE))
+    try:
+        process = workers.subprocess_handlers[0].proc
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait(LIMIT) == 1
+        refusal = workers.refusal()
+    finally:
+        workers.close(signal.SIGKILL)
+    assert isinstance(refusal, LaunchError)
+    assert isinstance(refusal.__cause__, OSError)
+    assert (refusal.__cause__.errno, refusal.__cause__.filename) == (errno.ENOEXEC, str(script))
 
 
 def test_file_timers_that_no_worker_used_leave_no_thread(tmp_path: Path) -> None:

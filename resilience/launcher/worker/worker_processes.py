@@ -145,6 +145,10 @@ class RunningWorkers:
         self.ended += ended
         return ended
 
+    def refusal(self) -> LaunchError | None:
+        """Return the error if the kernel refused to execute the program of a worker that has ended, else None."""
+        return self._context.refusal()
+
     @property
     def apart(self) -> float:
         """Return the seconds since the first worker finished while others still run."""

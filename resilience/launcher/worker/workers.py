@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import io
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -26,8 +26,6 @@ from resilience.launcher.output.teed_output import TeedOutput
 from resilience.launcher.worker import fork_safety, tied
 from resilience.launcher.worker.zygote import Order, Zygote
 from resilience.system import descriptors
-
-EXECUTE_LIMIT = 10.0  # seconds to learn whether the kernel executes the programs; a bare interpreter starts in 0.02 s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +70,7 @@ class Workers(SubprocessContext):
         self.reason = ""
         self.unshown: list[str] = []
         self._teed = TeedOutput(self._tail_logs)
+        self._refusals: io.FileIO | None = None  # what `tied` writes if the kernel refuses a program
 
     def start(self) -> None:
         """Start the workers. Installs no signal handlers: torchelastic's would raise in the agent's main thread, also
@@ -86,10 +85,24 @@ class Workers(SubprocessContext):
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """End the workers, and what shows their output. torchelastic's waits for the terminal without a limit."""
         self._close(death_sig or signal.SIGTERM, timeout)
+        if self._refusals is not None:
+            self._refusals.close()
         self.unshown = self._teed.finish()
         for filtered in (self.filtered_stdout, self.filtered_stderr):
             if filtered is not None and not self._teed.writes_to(filtered):
                 filtered.close()
+
+    def refusal(self) -> LaunchError | None:
+        """Return the error if the kernel refused to execute a program that has ended, else None. Does not wait."""
+        number = None if self._refusals is None else self._refusals.read(1)
+        if not number:
+            return None
+        handler = self.subprocess_handlers[0]  # all have the same program
+        assert isinstance(handler, Ordered)
+        error = OSError(number[0], os.strerror(number[0]), handler.command[0])
+        refusal = _cannot_start(error)
+        refusal.__cause__ = error
+        return refusal
 
     def _start(self) -> None:
         with contextlib.ExitStack() as streams_to_close:
@@ -134,19 +147,16 @@ class Workers(SubprocessContext):
         self.how = "warm"
 
     def _start_cold(self, handlers: dict[int, Ordered]) -> None:
-        """Start the workers as programs. Raises: OSError, also if the kernel refuses to execute one."""
+        """Start the workers as programs. Raises: OSError."""
         reading, writing = os.pipe()
-        with open(reading, "rb", buffering=0) as errors:
-            try:
-                for local_rank, handler in handlers.items():
-                    handler.start_cold(self._open_files, writing)
-                    self.subprocess_handlers[local_rank] = handler  # from now on, closing the context ends it
-            finally:
-                os.close(writing)
-            poll = select.poll()
-            poll.register(errors, select.POLLIN)
-            if poll.poll(EXECUTE_LIMIT * 1000) and (number := errors.read(1)):
-                raise OSError(number[0], os.strerror(number[0]), handlers[0].command[0])
+        os.set_blocking(reading, False)
+        self._refusals = io.FileIO(reading)
+        try:
+            for local_rank, handler in handlers.items():
+                handler.start_cold(self._open_files, writing)
+                self.subprocess_handlers[local_rank] = handler  # from now on, closing the context ends it
+        finally:
+            os.close(writing)
 
     def _why_cold(self, handlers: Sequence[Ordered]) -> str:
         """Return why these workers cannot all be forked, empty if they can."""

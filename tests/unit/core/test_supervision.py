@@ -62,6 +62,9 @@ class Agent:
     def look(self, workers: WorkerStates) -> CycleDecision | None:
         return self._run(self._supervision.look(workers))
 
+    def standing(self) -> CycleDecision | None:
+        return self._run(self._supervision.standing())
+
     def stops(self, number: int) -> CycleDecision:
         self.asked(number)
         return self._run(self._supervision.stopped_while_waiting())
@@ -131,6 +134,13 @@ def test_nodes_that_cannot_start_their_workers_at_the_same_time_leave_as_long_as
     assert [agent.emitted for agent in agents] == [[events.NodeUnhealthy("workers", "no memory")]] * 2 + [[]]
     assert Agent("a", Store(), least=3).cannot_start().outcome == "failed"
     assert Agent("a", Store(), least=1).cannot_start(is_of_node=False).outcome == "failed"
+
+
+def test_program_that_one_node_cannot_execute_ends_the_job_on_all_nodes() -> None:
+    store = Store()
+    first, second = Agent("a", store, least=1), Agent("b", store, least=1)
+    failed = first.cannot_start(is_of_node=False)
+    assert second.standing() == failed
 
 
 def test_agent_that_is_listed_by_another_one_on_its_way_to_the_list_counts_it() -> None:
