@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
+from resilience.core.peer_liveness import COUNT_KEY
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
 from resilience.inprocess._runtime.supervision import BEATS, alone_key
@@ -119,6 +120,13 @@ def start_on_nodes(
     return job, store_of(job, port)
 
 
+def ring_of(store: dist.Store) -> list[int]:
+    """Return the nodes by their places in the ring. A place stays empty if two processes took one at the same time."""
+    places = range(1, store.add(COUNT_KEY, 0) + 1)
+    names = [store.get(key).decode() for key in map("nodes/name/{}".format, places) if store.check([key])]
+    return [int(name.partition("@")[0].removeprefix("node")) for name in names]
+
+
 def await_beats(store: dist.Store, key: str, timeouts: float) -> None:
     """Wait until a counter has risen for some times heartbeat_timeout."""
     until, late = store.add(key, 0) + timeouts * BEATS, time.monotonic() + 120
@@ -140,7 +148,7 @@ def lose(job: Job, *ranks: int) -> None:
 @pytest.mark.parametrize("how", ["at once", "one after another"])
 def test_lost_nodes_that_are_neighbours_are_all_excluded(start: Start, how: str) -> None:
     job, store = start_on_nodes(start, 3, options={"heartbeat_timeout": 4.0, "monitor_process_interval": 0.1})
-    ring = [int(store.get(f"nodes/name/{place}").decode().partition("@")[0][-1]) for place in (1, 2, 3)]
+    ring = ring_of(store)
     first = ring[ring.index(0) - 2]  # node 0 watches it, and it watches the other one
     second = 3 - first
     if how == "at once":
