@@ -161,7 +161,7 @@ class Session:
         # A clone: in an iteration, the variables that the factory reads name the store of that iteration.
         once_more = partial(patience.connect, lambda: self._base.clone())
         heartbeat_timeout = wrapper.heartbeat_timeout.total_seconds()
-        self._lone = LoneRank(once_more, self._prefix, state.initial_rank, heartbeat_timeout, self._closing)
+        self._lone = LoneRank(once_more, self._prefix, self.node, state.initial_rank, heartbeat_timeout, self._closing)
         asks, answered = self.page.asks_store, self.page.store_answered
         self._patience = Patience(self._base, rank_sockets, limit, self._interval, asks, answered)
         self.watch_patience = Patience(self._watch_base, watcher_sockets, limit, self._interval)

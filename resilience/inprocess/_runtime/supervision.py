@@ -363,8 +363,13 @@ def finished_key(initial_rank: int) -> str:
 
 
 def alone_key(initial_rank: int) -> str:
-    """Return the key of the counter that a rank raises once its monitor is gone."""
+    """Return the key of the counter that a rank raises while no monitor of its node does its work."""
     return f"alone/{initial_rank}"
+
+
+def own_beat_key(node: str) -> str:
+    """Return the key of the counter that the leader of this process's group raises. node: this one."""
+    return beat_key(_group(node, processes.pid_namespace()))
 
 
 def entry_of(initial_rank: int, rank_pid: int, monitor_pid: int) -> Member:

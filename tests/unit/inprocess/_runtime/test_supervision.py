@@ -12,9 +12,10 @@ import pytest
 import torch.distributed as dist
 
 from resilience.core.peer_liveness import beat_key, take_place
-from resilience.core.restart import Add, Set
+from resilience.core.restart import Add, Set, WaitLimits
 from resilience.facts import encoding, events
-from resilience.inprocess._runtime import supervision
+from resilience.inprocess._runtime import lone_rank, supervision
+from resilience.inprocess._runtime.lone_rank import LoneRank
 from resilience.inprocess._runtime.supervision import (
     Member,
     Supervisor,
@@ -38,11 +39,22 @@ class Counting:
     def __init__(self) -> None:
         self.store = dist.HashStore()
         self.calls: list[str] = []
+        self.keys: list[str] = []
+
+    def add(self, key: str, amount: int) -> int:
+        self.calls.append("add")
+        self.keys.append(key)
+        return int(self.store.add(key, amount))
 
     def __getattr__(self, name: str) -> Any:
         if name != "has_extended_api":  # answered without the server
             self.calls.append(name)
         return getattr(self.store, name)
+
+
+def beginning(node: str = "here", **fields: Any) -> Any:
+    """Return what a monitor of this node is started with."""
+    return SimpleNamespace(origin=SimpleNamespace(node=node), waits=WaitLimits(), **fields)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 1000])
@@ -58,7 +70,7 @@ def test_leader_of_a_node_asks_the_store_once_a_second_at_any_number_of_nodes(
     for name in names[2:]:
         drive(take_place(f"{name}@{processes.pid_namespace()}"), store.store)
     lost: list[Any] = []
-    begin: Any = SimpleNamespace(origin=SimpleNamespace(node=names[0]), heartbeat_timeout=30.0, interval=1.0)
+    begin: Any = beginning(node=names[0], heartbeat_timeout=30.0, interval=1.0)
     supervisor = Supervisor(begin, "", lambda: store, lost.append, lambda event: lost.append(event))
     supervisor._store, supervisor._place = store, 1
     for second in range(1, HOUR):
@@ -72,7 +84,7 @@ def test_leader_of_a_node_asks_the_store_once_a_second_at_any_number_of_nodes(
 
 def leading(store: Any, represent: Any, emit: Any) -> Supervisor:
     """Return the supervisor of the leader of `here`, which has looked at no node yet."""
-    begin: Any = SimpleNamespace(origin=SimpleNamespace(node="here"), heartbeat_timeout=30.0, interval=1.0)
+    begin: Any = beginning(heartbeat_timeout=30.0, interval=1.0)
     supervisor = Supervisor(begin, "", lambda: store, represent, emit)
     supervisor._store, supervisor._place = store, 1
     return supervisor
@@ -145,6 +157,7 @@ def test_pid_namespace_that_falls_silent_is_represented_by_another_one_of_its_no
 
 OTHER = "4026532999-boot"  # a pid namespace
 ALONE = "4026532998-boot"
+LEADERLESS = range(10, 36)  # seconds in which no monitor of a node acts
 
 
 def watch(store: Any, monkeypatch: pytest.MonkeyPatch, seconds: int, every_second: Any) -> tuple[list[int], list[Any]]:
@@ -201,6 +214,38 @@ def test_node_after_one_without_a_monitor_is_watched(monkeypatch: pytest.MonkeyP
     assert (represented, silent_ranks(emitted)) == ([2], [(2,)])
 
 
+def test_rank_that_was_shown_by_itself_before_is_lost_together_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has lost its monitor; that of rank 2 leads their node, until all of it is lost."""
+    store, lost = dist.HashStore(), 50
+    announce(store, "here", entry_of(0, os.getpid(), os.getpid()))
+    for rank in (1, 2):
+        announce(store, "next", Member(rank, GONE, GONE, OTHER))
+    clock = SimpleNamespace(seconds=0)
+    node = f"next@{OTHER}"
+    monkeypatch.setattr(lone_rank, "own_beat_key", lambda _: beat_key(node))
+    monkeypatch.setattr(lone_rank, "dist", SimpleNamespace(PrefixStore=lambda prefix, store: store))
+
+    class Looks:
+        """Ends the rank with its node. Each look of the rank takes the time between two of its node's rounds."""
+
+        def is_set(self) -> bool:
+            return clock.seconds >= lost
+
+        def wait(self, seconds: float) -> bool:
+            clock.seconds += int(seconds)
+            if LEADERLESS.start <= clock.seconds < LEADERLESS.stop:
+                counts.append(execute(Add(alone_key(1), 0), store))
+            else:
+                execute(Add(beat_key(node), 1), store)
+            return self.is_set()
+
+    counts: list[int] = []
+    LoneRank(lambda: (store, []), "", "next", 1, 30.0, Looks())._run()  # type: ignore[arg-type]
+    assert counts[-1] > 0, "it does not show itself while no monitor acts"
+    represented, emitted = watch(store, monkeypatch, 40, lambda second: None)
+    assert (represented, silent_ranks(emitted)) == ([1, 2], [(1, 2)])
+
+
 class HungDisk:
     """Exports whose disk does not answer."""
 
@@ -223,10 +268,7 @@ def test_node_whose_disk_hangs_still_counts_as_alive(tmp_path: Any, monkeypatch:
     monkeypatch.setattr(exporters.NodeExports, "start", lambda *_: disk)
     monkeypatch.setattr(supervision, "EXPORT_LIMIT", 0.1)
     store: Any = dist.HashStore()
-    origin = SimpleNamespace(node="here")
-    begin: Any = SimpleNamespace(
-        origin=origin, heartbeat_timeout=0.06, interval=0.01, prefix="", folder=os.fsencode(tmp_path)
-    )
+    begin: Any = beginning(heartbeat_timeout=0.06, interval=0.01, prefix="", folder=os.fsencode(tmp_path))
     supervisor = Supervisor(begin, private.make(), lambda: store, lambda record: None, lambda event: None)
     supervisor.start()
     key = f"nodes/here@{processes.pid_namespace()}/beat"
@@ -268,14 +310,7 @@ class Silent:
 
 def _beginning(folder: Any) -> Any:
     """What the monitors of node "here" are started with."""
-    return SimpleNamespace(
-        origin=SimpleNamespace(node="here"),
-        heartbeat_timeout=0.6,
-        interval=0.01,
-        prefix="",
-        folder=os.fsencode(folder),
-        store=None,
-    )
+    return beginning(heartbeat_timeout=0.6, interval=0.01, prefix="", folder=os.fsencode(folder), store=None)
 
 
 def test_node_whose_leader_gets_no_answer_still_counts_as_alive(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
