@@ -109,7 +109,8 @@ class FitFailed(msgspec.Struct, frozen=True, tag="fit_failed"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The monitor watches, and hosts the wrapper's store if that is its task. error: why not."""
+    """The monitor watches, and hosts the wrapper's store if that is its task. error: why not. Sent once more if a
+    monitor of a Wrapper does not supervise its node any longer."""
 
     error: str = ""
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
-from resilience.inprocess._runtime import monitor_store
+from resilience.inprocess._runtime import monitor_store, supervision
 from resilience.inprocess.completion import Completion
 from resilience.inprocess.state import State
 from resilience.inprocess.store import TCPStore
@@ -142,6 +142,26 @@ def monitor_connects_late(
         return call.iteration
 
     return train()
+
+
+def monitor_does_not_supervise(when: str) -> int:
+    """Wait in the function until the test lets it go. Answers the iteration. The monitor of rank 1 cannot `start` to
+    supervise its node, or it fails in its first `round`."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if os.environ["RANK"] == "1":  # the monitor is forked
+        setattr(supervision.Supervisor, {"start": "start", "round": "_act"}[when], refuse)
+
+    @Wrapper(heartbeat_timeout=timedelta(seconds=3))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        while not Path("go").exists():  # in Python, so that a restart can interrupt it
+            time.sleep(0.01)
+        return call.iteration
+
+    return function()
 
 
 def cannot_start_a_monitor(how: str) -> int:

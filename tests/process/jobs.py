@@ -556,7 +556,7 @@ def break_while_others_wait(kind: str) -> int:
     return function()
 
 
-def leave_early(how: str) -> int:
+def leave_early(how: str, heartbeat: float = 30.0) -> int:
     """Rank 1 ends before the others: it `completes`, perhaps after it has held `in its hook`, and they hold in their
     completion hooks; or it `leaves`, and they hold in the next iteration."""
     rank = int(os.environ["RANK"])
@@ -569,7 +569,7 @@ def leave_early(how: str) -> int:
                 signs.hold("hook", rank)
             return state
 
-    @Wrapper(completion=Hold())
+    @Wrapper(completion=Hold(), heartbeat_timeout=timedelta(seconds=heartbeat))
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         if call.iteration == 0:

@@ -183,6 +183,40 @@ def test_rank_whose_nodes_only_monitor_is_lost_goes_on(start: Start, number: int
     assert not job.of(events.NodeFellSilent)
 
 
+@pytest.mark.parametrize("when", ["start", "round"])
+def test_rank_whose_nodes_only_monitor_does_not_supervise_goes_on(start: Start, when: str) -> None:
+    job, store = start_on_nodes(start, 2, "tests.process.hosted:monitor_does_not_supervise", when=when)
+    failed = job.await_record(events.HookFailed, rank=1, role="monitor").event
+    assert (failed.hook, "can't start new thread" in failed.error) == (
+        {"start": "monitor", "round": "supervision"}[when],
+        True,
+    )
+    await_beats(store, f"nodes/node0@{processes.pid_namespace()}/beat", 2.5)  # node 0 watches node 1
+    del store
+    (job.folder / "go").touch()
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    assert not job.of(events.NodeFellSilent)
+
+
+def test_rank_that_leaves_beside_its_stopped_monitor_is_not_taken_for_dead(start: Start) -> None:
+    job, store = start_on_nodes(start, 2, "tests.process.jobs:leave_early", how="completes", heartbeat=3.0)
+    for rank in range(2):
+        job.await_sign("first", rank)
+    monitor = job.monitor_pid(1)
+    stop(monitor)
+    try:
+        job.let_on("first")
+        assert job.wait_rank(1).value == 0
+        job.await_sign("last", 0)
+        await_beats(store, f"nodes/node0@{processes.pid_namespace()}/beat", 2.5)  # node 0 watches node 1
+    finally:
+        os.kill(monitor, signal.SIGCONT)
+    del store
+    job.let_on("last")
+    assert job.wait()[0].value == 0
+    assert not job.of(events.NodeFellSilent)
+
+
 def test_rank_that_dies_after_its_nodes_only_monitor_is_excluded(start: Start) -> None:
     job, store = start_on_nodes(start, 2, options={"heartbeat_timeout": 3.0, "monitor_process_interval": 0.1})
     os.kill(job.monitor_pid(1), signal.SIGKILL)
@@ -298,12 +332,17 @@ def test_monitor_whose_first_connection_fails_connects_again(start: Start) -> No
     assert job.wait()[0].value == 1
 
 
-def test_rank_whose_monitor_never_connects_is_ended_with_the_reason(start: Start) -> None:
-    job = start(2, "tests.process.hosted:monitor_connects_late", fails=1000, first_limit=1.0, heartbeat=2.0)
+def test_rank_whose_monitor_never_connects_goes_on_and_says_so(start: Start) -> None:
+    job, store = start_on_nodes(
+        start, 2, "tests.process.hosted:monitor_connects_late", fails=1000, first_limit=1.0, heartbeat=3.0
+    )
+    failed = job.await_record(events.HookFailed, rank=1, role="monitor").event
+    assert (failed.hook, "connection reset by peer" in failed.error) == ("monitor", True)
+    await_beats(store, f"nodes/node0@{processes.pid_namespace()}/beat", 2.5)  # node 0 watches node 1
+    del store
     job.let_on("train")
-    ranks = job.wait_ranks()
-    assert (ranks[0].value, ranks[1].type) == (0, "MonitorError"), ranks
-    assert "connection reset by peer" in ranks[1].error
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    assert not job.of(events.NodeFellSilent)
 
 
 def test_node_is_not_looked_for_before_its_monitor_has_connected(start: Start) -> None:

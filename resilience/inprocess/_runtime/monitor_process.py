@@ -87,7 +87,7 @@ class Handle:
         self._channel = channel
         self._is_ready = threading.Event()
         self._has_hung_up = False
-        self.error = ""  # why the monitor could not create the store
+        self.error = ""  # why the monitor does no work in the store: it is not connected, or does not supervise
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -170,10 +170,12 @@ class Handle:
         _leaving.append((self._identity, False))
 
     @property
-    def is_stopped(self) -> bool:
-        """Return True if the monitor was stopped by a signal or a debugger."""
+    def is_working(self) -> bool:
+        """Return True if the monitor does its work in the store: it lives, has not failed, and was not stopped by a
+        signal or a debugger."""
         state = processes.state(self.pid)
-        return state is not None and state.state in ("T", "t")
+        is_running = state is not None and state.state not in ("T", "t")
+        return is_running and not self.error and processes.is_alive(self._identity)
 
     def await_ready(self, limit: float, is_heard: bool = False) -> None:
         """Wait until the monitor is connected to the wrapper's store, or hosts it; `error` then says if it cannot.

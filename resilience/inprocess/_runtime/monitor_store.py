@@ -214,6 +214,8 @@ class MonitorStore:
             self._ready("")
         except Exception as error:  # a user's factory may raise anything; the rank gets the reason
             self._ready(str(error) if isinstance(error, StoreError) else error_in_words(error))
+            self._tasks.get()  # once the call has begun, events can be recorded
+            self._emit(events.HookFailed("monitor", f"it could not connect to the store: {error_in_words(error)}"))
             return
         with patience.bounded(self._patience):
             self._perform_tasks()
@@ -240,11 +242,25 @@ class MonitorStore:
         if self._patience is not None:
             self._patience.limit = begin.waits.barrier
         self._store = dist.PrefixStore(begin.prefix, self._base_store)
+        try:
+            self._supervise(begin)
+        except Exception as error:
+            self._does_not_supervise(error)
+            raise
+
+    def _supervise(self, begin: messages.Begin) -> None:
         folder = agree_on_folder(self._store, begin.origin.node)
         # Half the limit: another monitor of the node can still lead before the other nodes count this one as silent.
         connect_as_leader = partial(self._connect, begin.heartbeat_timeout / 2)
-        self._supervisor = Supervisor(begin, folder, connect_as_leader, self._represent, self._emit_unless_over)
+        self._supervisor = Supervisor(
+            begin, folder, connect_as_leader, self._represent, self._emit_unless_over, self._does_not_supervise
+        )
         self._supervisor.start()
+
+    def _does_not_supervise(self, error: Exception) -> None:
+        """Let the rank, which counted this monitor as ready, show by itself that it lives: the node may have no other
+        monitor."""
+        self._ready(error_in_words(error))
 
     def _connect(self, limit: float, failed: Callable[[Exception], None] = lambda error: None) -> Any:
         """Return a further connection to the store. `_repeated` has the arguments. Raises: what the factory raises."""

@@ -226,22 +226,14 @@ class Session:
             self.emit(*map(events.ConfigurationAdvised, new_advice))
         self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         try:
-            self._await_monitor(wrapper.barrier_timeout.total_seconds())
+            # The other nodes must not look for this one before its monitor is connected. If the rank dies meanwhile,
+            # its monitor stands in for it. If the monitor cannot connect, the rank continues without it.
+            self._monitor.await_ready(wrapper.barrier_timeout.total_seconds(), is_heard=True)
         finally:  # also if this rank ends here: the others then notice it
             supervision.announce(self.store, self.node, self._member)
         self._announce(function)
         client.activate(self.page)
         log.configure(folder / "logs" / f"{FileOwner(self.node, state.initial_rank).name}.jsonl", self._log_context)
-
-    def _await_monitor(self, limit: float) -> None:
-        """Wait until the monitor is connected to the store. The other nodes must not look for this one before that.
-        If the rank dies meanwhile, its monitor stands in for it. Raises: MonitorError."""
-        self._monitor.await_ready(limit, is_heard=True)
-        if self._monitor.error:
-            raise MonitorError(
-                f"monitor process {self._monitor.pid} could not connect to the wrapper's store, but this process "
-                f"could: {self._monitor.error}"
-            )
 
     @property
     def _root(self) -> Path:
@@ -357,7 +349,7 @@ class Session:
 
     def say_goodbye(self) -> None:
         """Note that the store knows this rank's end: no stand-in has to represent it in this call."""
-        supervision.depart(self.store, self._member)
+        supervision.depart(self.store, self._member, self._monitor.is_working)
         self.page.say_goodbye(self._call)
         self._said_goodbye = True
 
@@ -365,8 +357,10 @@ class Session:
         """Note that the rank has left the call, however that went. Without a goodbye, its monitor now stands in for it.
         Repeating it changes nothing."""
         self.page.leave_call(self._call)
-        if self._said_goodbye:  # the monitor may have been lost since, while a last hook ran
-            supervision.depart(self.store, self._member)
+        if self._said_goodbye:
+            # The monitor may have been lost since, while a last hook ran. A stopped one may host the store, for whose
+            # answer nobody would end the wait any more.
+            supervision.depart(self.store, self._member, processes.is_alive(self._member.monitor))
             self._said_goodbye = False
         self._monitor.send(messages.LeftCall())
 
@@ -447,7 +441,7 @@ class Session:
             self.page.ran()
             request_tick(self.page)
             self._check_patience()
-            if self._monitor.is_stopped:
+            if not self._monitor.is_working:
                 self._lone.start()
         if not self._closing.is_set():
             self._monitor_lost()

@@ -69,12 +69,15 @@ class Supervisor:
         connect: Callable[[], Any],
         represent: Callable[[InterruptionRecord], None],
         emit: Callable[..., None],
+        failed: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        """folder: the one that the node's monitors agreed on. connect: connects to the store; only the leader does."""
+        """folder: the one that the node's monitors agreed on. connect: connects to the store; only the leader does.
+        failed: called when an error has ended the supervision."""
         self._begin = begin
         self._connect = connect
         self._represent = represent
         self._emit = emit
+        self._failed = failed
         self._node = begin.origin.node
         self._group = _group(self._node, processes.pid_namespace())
         self._limit = begin.heartbeat_timeout
@@ -121,6 +124,7 @@ class Supervisor:
                     self._run_as_leader()
         except Exception as error:  # the edge of the thread: record that the node has no leader
             if not self._done.is_set():
+                self._failed(error)
                 self._emit(failure_of("supervision", error))
 
     def _act_for_the_leader(self) -> None:
@@ -350,9 +354,10 @@ def announce(store: StoreLike, node: str, member: Member) -> None:
         drive(take_place(group), store)
 
 
-def depart(store: StoreLike, member: Member) -> None:
-    """Note in place of a lost monitor that a rank leaves the call cleanly. Else the neighbours take it for dead."""
-    if not processes.is_alive(member.monitor):
+def depart(store: StoreLike, member: Member, is_watched: bool) -> None:
+    """Note, in place of a monitor that does not, that a rank leaves the call cleanly. Else the neighbours take it for
+    dead. is_watched: its monitor notes that."""
+    if not is_watched:
         with suppress(ResilienceError):  # a lost store tells the neighbours nothing either
             execute(Set(finished_key(member.initial_rank), "1"), store)
 
