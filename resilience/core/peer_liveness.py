@@ -5,6 +5,8 @@ watcher's own monotonic clock."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from resilience.core.restart import Add, CompareSet, Protocol, Read, Set
@@ -67,13 +69,14 @@ class SilentNode(msgspec.Struct, frozen=True):
 
 
 def look(
-    place: int, known: PeerRing, now: Seconds, allowed: Seconds
+    place: int, known: PeerRing, now: Seconds, allowed: Seconds, settled: Collection[str] = ()
 ) -> Protocol[tuple[PeerRing, tuple[SilentNode, ...]]]:
     """Look at the nodes that the node at `place` watches. Return the new state, and those that are silent.
 
     It watches the next node of the ring. A silent node watches nobody, so its watcher also watches the node after it.
     Nodes of one rack may be lost together: after a silent node, it also watches the nodes that follow, up to the first
-    one whose counter it has seen rise, but at most TOGETHER of them at once."""
+    one whose counter it has seen rise, but at most TOGETHER of them at once. settled: nodes that were silent and need
+    no further look."""
     places = yield Add(COUNT_KEY, 0)
     names, watched = dict(known.names), {}
     silent: list[SilentNode] = []
@@ -86,6 +89,9 @@ def look(
                 continue  # an empty place, which may be taken later
             names[at] = str(name)
         node = names[at]
+        if node in settled:
+            uncertain = TOGETHER
+            continue
         count = yield Add(beat_key(node), 0)
         liveness = weigh(known.watched.get(node, Peer(node, count, now)), count, now, allowed)
         watched[node] = liveness.peer

@@ -88,6 +88,8 @@ class Supervisor:
         self._done = threading.Event()
         self._store: Any = None  # connected while this monitor acts for the node
         self._ring = PeerRing()
+        self._settled: set[str] = set()  # silent groups all of whose ranks have a stand-in or have left
+        self._all_joined_at = time.monotonic() + begin.waits.barrier  # by then the others wait for no further rank
         self._alone: dict[int, Peer] = {}  # ranks of silent nodes that show by themselves that they live
         self._known_members: dict[str, list[Member]] = {}
         # A third: time for another monitor to act before the other nodes count this one as silent. But a leader that
@@ -196,16 +198,16 @@ class Supervisor:
             # This process or the store was paused: so may be the peers, without a fault.
             self._ring, self._alone = PeerRing(self._ring.names), {}
         self._checked_at = now
-        self._ring, silent = drive(look(self._place, self._ring, now, self._limit), self._store)
+        looks = look(self._place, self._ring, now, self._limit, self._settled)
+        self._ring, silent = drive(looks, self._store)
         for peer in silent:
             self._represent_node(peer.node, peer.silent_for, now)
 
     def _represent_node(self, group: str, silent_for: float, now: float) -> None:
-        members = [
-            member
-            for member in self._members(group)
-            if not self._is_settled(member.initial_rank) and not self._is_alive_alone(member.initial_rank, now)
-        ]
+        unsettled = [member for member in self._members(group) if not self._is_settled(member.initial_rank)]
+        if not unsettled and now >= self._all_joined_at:
+            self._settled.add(group)
+        members = [member for member in unsettled if not self._is_alive_alone(member.initial_rank, now)]
         if not members:
             return
         ranks = tuple(member.initial_rank for member in members)

@@ -144,6 +144,26 @@ def test_node_that_is_the_last_of_its_ring_watches_nobody_twice() -> None:
     assert list(silences(4, dict.fromkeys((1, 2, 3), 10.0), until=200.0)) == [1, 2, 3]
 
 
+def test_nodes_that_need_no_further_look_cost_no_operation() -> None:
+    store = Store()
+    for number in range(TOGETHER + 10):
+        store.run(take_place(f"node-{number}"))
+    settled = [f"node-{number}" for number in range(1, TOGETHER + 2)]
+    known, _ = store.run(look(1, PeerRing(), 0.0, ALLOWED))
+    known, _ = store.run(look(1, known, 1.0, ALLOWED, settled))
+    store.perform(Add(beat_key(f"node-{TOGETHER + 2}"), 1))
+    operations = list(iterate(look(1, known, 2.0, ALLOWED, settled), store))
+    assert operations == [Add(COUNT_KEY, 0), Add(beat_key(f"node-{TOGETHER + 2}"), 0)]
+
+
+def test_nodes_after_settled_ones_are_watched_together() -> None:
+    store = Store()
+    for number in range(2 * TOGETHER):
+        store.run(take_place(f"node-{number}"))
+    known, _ = store.run(look(1, PeerRing(), 0.0, ALLOWED, ["node-1"]))
+    assert len(known.watched) == TOGETHER
+
+
 def test_node_that_is_heard_again_is_watched_alone() -> None:
     store = Store()
     for node in ("a", "b", "c"):

@@ -246,6 +246,23 @@ def test_rank_that_was_shown_by_itself_before_is_lost_together_with_its_node(mon
     assert (represented, silent_ranks(emitted)) == ([1, 2], [(1, 2)])
 
 
+def test_node_whose_ranks_are_all_settled_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Counting()
+    store.store = ring_of_three()
+    asked: list[tuple[int, str]] = []
+
+    def live(second: int) -> None:
+        execute(Add(beat_key(f"last@{OTHER}"), 1), store.store)
+        asked.extend((second, key) for key in store.keys)
+        store.keys.clear()
+
+    joined = int(WaitLimits().barrier)
+    represented, _ = watch(store, monkeypatch, joined + 100, live)
+    last = max(second for second, key in asked if f"next@{ALONE}" in key)
+    assert represented == [1]
+    assert joined < last < joined + 10  # before that, a rank of the node may still join
+
+
 class HungDisk:
     """Exports whose disk does not answer."""
 
