@@ -154,25 +154,32 @@ class WorkerLink:
 
     def end(self) -> None:
         """End the monitoring: no limit applies any more, and no client uses this link. The connection stays: the
-        monitor sees where this process is and how it ends, and shows it that the job is asked to stop."""
+        monitor sees where this process is and how it ends, and shows it that the job is asked to stop. The main thread
+        also releases the page's mutex, for which a thread of the monitor waits: another process may be next."""
         if self.is_open:
             self.is_open, self.is_ended = False, True
             self.pause()
             self.page.end_monitoring()
+            if _is_main_thread():
+                self.page.unlock_life()
             self.send(messages.EndedMonitoring())
         if _link is self:
             on_change(None)
 
     def close(self) -> None:
-        """Close the connection. The main thread also releases the page, whose mutex it has locked."""
+        """Close the connection. The main thread also releases the page, whose mutex it may hold."""
         self.channel.hang_up()
-        if threading.current_thread() is threading.main_thread():
+        if _is_main_thread():
             self.page.close()
 
     def forget(self) -> None:
         """Drop the link in a forked child: it belongs to the parent."""
         self.is_open = False
         self.channel.close()
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _ignore(link: WorkerLink | None) -> None:
@@ -250,7 +257,7 @@ def _attach(path: str, deadline: float, turn_limit: float) -> WorkerLink:
         welcome, page = _await_welcome(channel, path, deadline, turn_limit)
         side = RankSide(page)
         page.close()  # it stays mapped
-        is_main = threading.current_thread() is threading.main_thread()
+        is_main = _is_main_thread()
         if is_main:  # a mutex belongs to a thread, so another thread's would show the wrong end
             side.lock_life()
         link = WorkerLink(side, channel, welcome)

@@ -140,6 +140,7 @@ class RankSide:
     longest: dict[str, int]  # ns in a section, by name; without sections that an exception left
 
     _asked_at: int = 0  # monotonic ns
+    _holds_mutex: bool = False
     _open: Opened  # a new one in each iteration
     _free: list[int]  # a stack of slots, _top of them free
     _top: int
@@ -449,15 +450,21 @@ class RankSide:
         # holds runs through it. First, because a signal handler may raise once the lock is held.
         _python.Py_IncRef(ctypes.py_object(page.memory))
         _Mutex(page).lock()
+        self._holds_mutex = True
         self._words[_IS_LOCKED] = 1
+
+    def unlock_life(self) -> None:
+        """Release the mutex, if this page holds it: nothing waits for it any more. Main thread."""
+        page, is_held = self._page, self._holds_mutex
+        self._holds_mutex = False
+        if page is not None and is_held:
+            _Mutex(page).unlock()
+            _python.Py_DecRef(ctypes.py_object(page.memory))
 
     def close(self) -> None:
         """Unmap the page; the monitor keeps it. Later signs of life have no effect. Main thread."""
-        page, is_locked = self._page, self._words[_IS_LOCKED]
+        self.unlock_life()
         self.let_go()
-        if page is not None and is_locked:
-            _Mutex(page).unlock()
-            _python.Py_DecRef(ctypes.py_object(page.memory))
 
     def is_stop_requested(self) -> bool:
         """Return True if the job is asked to stop. Also shows the monitor that this program checks."""

@@ -413,6 +413,24 @@ def test_next_worker_is_watched_once_the_one_before_has_ended_or_has_taken_its_l
                 reader.join()
 
 
+def test_monitor_keeps_no_thread_and_no_file_of_a_worker_that_took_its_leave_and_lives_on(tmp_path: Path) -> None:
+    code = (
+        f"{BEGIN}request = WorkloadControlRequest(WorkloadAction.ExcludeThisNode)\n"
+        "client.send_workload_control_request(request); input()\n"
+        "client.shutdown_workload_monitoring(); print('left', flush=True); input()"
+    )
+    with pair(tmp_path, code) as (server, workers):
+        assert server.receive_request(60.0) is not None  # so the monitor has all files of this worker
+        first_threads, first_files = threads(server), files(server)
+        for _ in range(3):
+            let_on(workers[-1])
+            assert await_line(workers[-1]) == "left"
+            workers.append(started(tmp_path / "monitor.sock", code))
+            assert server.receive_request(60.0) is not None
+        await_threads(server, first_threads)
+        await_files(server, first_files)
+
+
 def test_client_may_take_its_leave_and_begin_again_at_once_and_keeps_nothing_of_before(tmp_path: Path) -> None:
     code = (
         f"{BEGIN}import os\nbefore = os.listdir('/proc/self/fd')\n"
@@ -556,8 +574,7 @@ def test_rank_that_leaves_a_monitor_without_a_descriptor_lives_on(tmp_path: Path
         take_descriptors(server, tmp_path / "run")
         before = threads(server)
         let_on(worker)
-        while threads(server) == before:  # one of them waits for the rank's death, which it seems to see
-            time.sleep(0.01)
+        await_threads(server, before - 1)  # one of them waited for the rank's death, which it seemed to see
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, usual)
         let_on(worker)
         record = server.find(60.0)
@@ -569,6 +586,24 @@ def threads(server: RankMonitorServer) -> int:
     state = processes.state(server.pid)
     assert state is not None
     return state.threads
+
+
+def files(server: RankMonitorServer) -> int:
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+
+def await_files(server: RankMonitorServer, most: int) -> None:
+    deadline = time.monotonic() + 60.0
+    while files(server) > most:
+        assert time.monotonic() < deadline, f"the monitor has {files(server)} open files, expected {most} at most"
+        time.sleep(0.01)
+
+
+def await_threads(server: RankMonitorServer, number: int) -> None:
+    deadline = time.monotonic() + 60.0
+    while threads(server) != number:
+        assert time.monotonic() < deadline, f"the monitor has {threads(server)} threads, expected {number}"
+        time.sleep(0.01)
 
 
 def test_monitor_without_a_descriptor_does_not_take_its_agent_for_dead_when_a_rank_dies(tmp_path: Path) -> None:
