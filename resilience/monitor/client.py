@@ -176,7 +176,8 @@ def stop_requested() -> bool:
 
     The first call in the main thread takes over SIGTERM if no handler is set: if a scheduler signals all processes of a
     node, the rank then has time for a checkpoint. A SIGTERM to this rank alone ends it a second later, as a failure.
-    Without the launcher always False. Also works once a client has ended the monitoring."""
+    Without the launcher always False. Also works once a client has ended the monitoring, until another program of this
+    worker attaches to the monitor: then that program learns of the stop, and this one does not."""
     global _checks_for_stop
     _checks_for_stop = True
     if connect.latest() is None:
