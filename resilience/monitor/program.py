@@ -44,6 +44,7 @@ class Program:
     def __init__(self, line: Channel, listener: socket.socket) -> None:
         self._agent_channel = line
         self._listener = listener
+        self._socket_file = lines.file_at(Path(listener.getsockname()))
         self._selector = selectors.DefaultSelector()
         self._selector.register(line, selectors.EVENT_READ, self._on_agent_message)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -340,7 +341,7 @@ class Program:
         """Remove what the agent would have removed: this monitor's socket and, by the last monitor, the folder."""
         path = Path(self._listener.getsockname())
         with contextlib.suppress(OSError):
-            path.unlink()
+            lines.remove_own_file(path, self._socket_file)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
 

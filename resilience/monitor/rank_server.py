@@ -8,10 +8,13 @@ dies, the monitor ends its worker."""
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,7 +28,7 @@ from resilience.monitor.config import FaultToleranceConfig, rule_of, to_limits
 from resilience.monitor.rank_client import WorkloadAction, WorkloadControlRequest
 from resilience.monitor.starting import MonitorProcess
 from resilience.system import environment
-from resilience.system.channel import ChannelClosed, close_all, connect, listen
+from resilience.system.channel import ChannelClosed, close_all, connect, file_at, listen, remove_own_file
 
 START_LIMIT = 30.0  # seconds for the program to start; it needs 0.2
 END_LIMIT = 5.0  # seconds for it to close its files
@@ -48,6 +51,7 @@ class RankMonitorServer:
         limits = limits_of(cfg, settings)  # first: it may be wrong
         self._path = Path(ipc_socket_path)
         self._listener = _listen(self._path)
+        self._socket_file = file_at(self._path)
         self._findings: deque[InterruptionRecord] = deque(maxlen=MOST_UNREAD)
         self._requests: deque[tuple[int, WorkloadControlRequest]] = deque(maxlen=MOST_UNREAD)
         self._kill_at: float | None = None  # once it was asked to end
@@ -179,12 +183,44 @@ class RankMonitorServer:
         return message
 
     def _remove_socket(self) -> None:
-        self._listener.close()
-        self._path.unlink(missing_ok=True)
+        remove_own_file(self._path, self._socket_file)
+        self._listener.close()  # last: until then no other file gets this one's inode
 
 
 def _listen(path: Path) -> socket.socket:
     """Return a socket that listens at `path`, in place of one that a killed launch has left there. Raises: OSError."""
+    with _locked(path):
+        return _listen_alone(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one server at a time start at `path`. Else two would replace the same left-over socket, and one of them a
+    socket that the other one listens at, or is about to. Raises: OSError."""
+    file = Path(f"{path}.lock")
+    lock = _lock(file)
+    while file_at(file) != file_at(lock):  # the holder before this one has removed it
+        os.close(lock)
+        lock = _lock(file)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _lock(file: Path) -> int:
+    """Return a descriptor that holds the lock of a file. The kernel releases it if this process dies."""
+    lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _listen_alone(path: Path) -> socket.socket:
     try:
         return listen(path)
     except OSError as error:

@@ -158,6 +158,22 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
+def file_at(place: Path | int) -> tuple[int, int] | None:
+    """Return what identifies the file at a path or behind a descriptor while it exists, None if there is none."""
+    try:
+        found = os.stat(place)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def remove_own_file(path: Path, file: tuple[int, int] | None) -> None:
+    """Remove a listener's file, unless another one is at its path now. Call it while the listener is open. file: as
+    `file_at` returned it. Raises: OSError."""
+    if file is not None and file_at(path) == file:
+        path.unlink(missing_ok=True)
+
+
 def accept(listener: socket.socket) -> Channel | None:
     """Return the next requested channel, None if there is none."""
     try:

@@ -25,9 +25,10 @@ from resilience.facts.configuration import Configuration
 from resilience.facts.interruptions import Interruption
 from resilience.facts.limits import Limits
 from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer, WorkloadAction, WorkloadControlRequest
-from resilience.monitor import messages
+from resilience.monitor import messages, rank_server
 from resilience.monitor.config import to_limits
 from resilience.system import processes
+from resilience.system.channel import listen
 from resilience.telemetry.durations import Header, Recorder
 from tests.process.watched import Node, await_line, let_on, node
 from tests.support.account import Account
@@ -674,6 +675,73 @@ def test_server_leaves_a_path_alone_that_is_in_use_and_says_what_to_do(tmp_path:
         worker = started(path, f"{BEGIN}print('watched', flush=True)")
         assert worker.communicate(timeout=120.0)[0] == "watched\n"
         first.close()
+
+
+def test_of_two_servers_that_start_at_a_left_over_path_one_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    listen(path).close()
+    servers: list[RankMonitorServer] = []
+    errors: list[MonitorError] = []
+    to_check = rank_server.connect
+
+    def start() -> None:
+        try:
+            servers.append(RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path))
+        except MonitorError as error:
+            errors.append(error)
+
+    other = threading.Thread(target=start)
+
+    def check(*arguments: Any) -> Any:
+        try:
+            return to_check(*arguments)
+        finally:
+            if other.ident is None:  # the first server has found the left-over socket
+                other.start()
+                other.join(1.0)  # it cannot start before the first one listens
+
+    monkeypatch.setattr(rank_server, "connect", check)
+    start()
+    other.join()
+    worker = started(path, f"{BEGIN}print('watched', flush=True)")
+    assert worker.communicate(timeout=120.0)[0] == "watched\n"
+    for server in servers:
+        server.close()
+    assert (len(servers), len(errors)) == (1, 1)
+    assert not path.exists() and not Path(f"{path}.lock").exists()
+
+
+def test_server_that_ends_leaves_the_socket_of_a_later_one_at_its_path_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path / "first")
+    path.unlink()
+    second = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path / "second")
+    first.close()
+    worker = started(path, f"{BEGIN}print('watched', flush=True)")
+    assert worker.communicate(timeout=120.0)[0] == "watched\n"
+    second.close()
+
+
+def test_monitor_of_a_killed_owner_leaves_the_socket_of_a_later_server_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    code = (
+        "import sys; from resilience.fault_tolerance import FaultToleranceConfig, RankMonitorServer\n"
+        "server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), *sys.argv[1:2], folder=sys.argv[2])\n"
+        "print(server.pid, flush=True); input()"
+    )
+    arguments = [sys.executable, "-c", code, str(path), str(tmp_path / "killed")]
+    owner = subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    monitor = processes.identity_of(int(await_line(owner)))
+    path.unlink()
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path / "run")
+    owner.kill()
+    owner.communicate()
+    assert processes.await_end(monitor, 60.0)
+    worker = started(path, f"{BEGIN}print('watched', flush=True)")
+    assert worker.communicate(timeout=120.0)[0] == "watched\n"
+    server.close()
 
 
 def test_server_that_is_killed_says_so(tmp_path: Path) -> None:
