@@ -227,9 +227,16 @@ class Program:
             return
         if not self._outbox and self._agent_channel.send(data, fds):
             return
+        own: list[int] = []  # the caller may close its own before the agent reads
+        try:
+            own.extend(map(os.dup, fds))
+        except OSError as error:
+            close_all(own)
+            _print(f"a message with {len(fds)} files was dropped: they cannot be kept for the agent: {error.strerror}")
+            return
         if len(self._outbox) == OUTBOX:
             close_all(self._outbox.popleft()[1])
-        self._outbox.append((data, tuple(map(os.dup, fds))))  # the caller may close its own before the agent reads
+        self._outbox.append((data, tuple(own)))
         self._flush()
 
     def _flush(self) -> None:

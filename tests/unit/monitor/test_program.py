@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from resilience.facts.interruptions import Exit
 from resilience.monitor import messages
 from resilience.monitor.program import OUTBOX, Program
-from resilience.system.channel import listen, pair
+from resilience.system.channel import close_all, listen, pair
 
 CONNECTED = messages.Connected(2, messages.Attachment(2, is_locked=True))
 
@@ -81,3 +82,21 @@ def test_message_with_files_that_no_agent_reads_keeps_no_file_open(agent: LateAg
     assert os.listdir("/proc/self/fd") == before
     read = [message for message, _ in agent.read()]
     assert CONNECTED not in read and messages.Alive(1 - OUTBOX) in read
+
+
+def test_message_whose_files_cannot_be_copied_is_dropped_alone(agent: LateAgent) -> None:
+    before = os.listdir("/proc/self/fd")
+    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(fds[0])
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, hard))  # room for one of two copies
+    try:
+        agent.program.tell(CONNECTED, fds)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    close_all(fds)
+    assert os.listdir("/proc/self/fd") == before
+    agent.program.tell(messages.Alive(1))
+    read = [message for message, _ in agent.read()]
+    assert CONNECTED not in read and messages.Alive(1) in read
