@@ -94,10 +94,14 @@ class Page:
 
     @classmethod
     def create(cls) -> Page:
-        """Return a new page. A fork inherits its descriptor; a new program must be passed it."""
+        """Return a new page. A fork inherits its descriptor; a new program must be passed it. Raises: OSError."""
         fd = os.memfd_create("resilience-page", os.MFD_CLOEXEC)
-        os.ftruncate(fd, SIZE)
-        page = cls(fd)
+        try:
+            os.ftruncate(fd, SIZE)
+            page = cls(fd)
+        except OSError:  # a mapping has a descriptor of its own, and no other one may be left
+            os.close(fd)
+            raise
         _Mutex(page).initialise()
         page.words[_MAGIC] = MAGIC
         return page

@@ -35,6 +35,7 @@ from resilience.system.channel import Channel, ChannelClosed, close_all
 from resilience.system.processes import Process, ignore_job_signals, is_descendant
 
 MOST_WAITING = 16  # connections that wait for an assigned worker
+RETRY_EVERY = 1.0  # seconds between two attempts to watch a worker without a descriptor left
 OUTBOX = 256  # messages kept for an agent that does not read
 
 
@@ -68,11 +69,9 @@ class Program:
     def run(self) -> None:
         """Watch assigned workers until this process has to end."""
         while self._next or not self._is_leaving:
-            if self._next:
-                self._watch(*self._next.popleft())
-                continue
-            for key, _ in self._selector.select():
-                key.data()
+            if not (self._next and self._watch_next()):
+                for key, _ in self._selector.select(RETRY_EVERY if self._next else None):
+                    key.data()
         if self._agent_lost_at is not None:
             self._remove_socket()
         for loader_workers in self._loader_workers:
@@ -80,35 +79,55 @@ class Program:
 
     # -- workers --------------------------------------------------------------------------------
 
-    def _watch(self, assigned: messages.Assigned, fds: list[int]) -> None:
-        """Watch one worker until its end."""
-        process = _process(assigned)
-        if process is None:
+    def _watch_next(self) -> bool:
+        """Watch the next worker until its end. Return False if this process has no descriptor left for it."""
+        assigned, fds = self._next[0]
+        if self._watched_rank != assigned.origin.rank:
+            self._watched_rank, self._shown_silences, self._raised = assigned.origin.rank, Shown(), {}
+        try:
+            worker = self._opened(assigned)
+        except OSError:
+            return False
+        self._next.popleft()
+        if worker is None:
             close_all(fds)
             self.tell(messages.Gone(assigned.worker_pid, Exit(), goodbye=False))
-            return
+        else:
+            self._watch(assigned, worker, fds)
+        return True
+
+    def _opened(self, assigned: messages.Assigned) -> WorkerMonitor | None:
+        """Return what watches a worker, None once it has been reaped. Raises: OSError, as with too many open files."""
+        process = _process(assigned)
+        if process is None:
+            return None
+        try:
+            return WorkerMonitor(
+                assigned,
+                process,
+                self._selector,
+                self.tell,
+                self._agent_lost_at,
+                self._look_at_agent,
+                self._shown_silences,
+                self._raised,
+            )
+        except OSError:
+            process.close()
+            raise
+
+    def _watch(self, assigned: messages.Assigned, worker: WorkerMonitor, fds: list[int]) -> None:
+        self._worker = worker
         rank = assigned.origin.rank
         if self._titled_rank != rank:
             self._titled_rank = rank
             titles.name(f"res-monitor {rank}")
             titles.show([f"resilience-monitor: rank {rank} on {assigned.origin.node}"])
-        if self._watched_rank != rank:
-            self._watched_rank, self._shown_silences, self._raised = rank, Shown(), {}
-        worker = self._worker = WorkerMonitor(
-            assigned,
-            process,
-            self._selector,
-            self.tell,
-            self._agent_lost_at,
-            self._look_at_agent,
-            self._shown_silences,
-            self._raised,
-        )
         if assigned.link is not None:
             self._resume(worker, assigned, assigned.link, fds)
-        if process.pid in self._dismissed:
+        if worker.pid in self._dismissed:
             worker.dismiss()
-        if process.pid in self._stopped:
+        if worker.pid in self._stopped:
             worker.request_stop()
         waiting, self._waiting = self._waiting, deque()
         for channel in waiting:
@@ -360,7 +379,7 @@ def _print(text: str) -> None:
 
 
 def _process(assigned: messages.Assigned) -> Process | None:
-    """Return the worker's process, None once it has been reaped."""
+    """Return the worker's process, None once it has been reaped. Raises: OSError, as with too many open files."""
     try:
         process = Process(assigned.worker_pid, start_time=assigned.start_time or None)
     except ProcessLookupError:

@@ -105,7 +105,8 @@ class WorkerMonitor:
         raised: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """look_at_agent: called when the worker is gone; calls `agent_lost` if the agent is gone too. shown: silences
-        that earlier workers of this rank have shown. raised: learned limits that did not fit them."""
+        that earlier workers of this rank have shown. raised: learned limits that did not fit them. Raises: OSError, as
+        with too many open files."""
         unattached_page = Page.create()  # until a program attaches
         self._agent = AgentReceiver(tell, rank.pid)
         self._agent.are_others_seen = assigned.is_adopted  # no agent can observe them
@@ -128,9 +129,13 @@ class WorkerMonitor:
         self._selector = selector
         listener = Listener(shown, is_first_sign_expected=not assigned.is_cold)  # else a new node prepares itself
         side = MonitorSide(unattached_page)
-        self.monitor = RankMonitor(
-            side, None, rank, self._agent, None, self, selector, listener, raised, is_cold=assigned.is_cold
-        )
+        try:
+            self.monitor = RankMonitor(
+                side, None, rank, self._agent, None, self, selector, listener, raised, is_cold=assigned.is_cold
+            )
+        except OSError:
+            unattached_page.close()
+            raise
         self._open(assigned)
 
     def _open(self, assigned: messages.Assigned) -> None:
@@ -230,18 +235,26 @@ class WorkerMonitor:
         """Accept a connection from the worker, or from the first program that the worker has started."""
         reason = self._refusal_reason(channel)
         if reason:
-            self.monitor.refuse(f"foreign connection: {reason}")
-            channel.send(messages.encode(messages.Refused(reason)))
-            channel.close()
-            if self.monitor.channel is None:
-                self.monitor.listener.expect_nothing()  # the program runs on without its monitor
+            self._refuse(channel, reason, f"foreign connection: {reason}")
+            return
+        try:
+            page = Page.create()
+        except OSError as error:
+            reason = f"there is no page for process {channel.peer.pid}: {error.strerror}"
+            self._refuse(channel, reason, reason)
             return
         origin = self._assigned.origin
         welcome = messages.Welcome(origin.rank or 0, origin.world_size or 1, self.monitor.limits)
-        page = Page.create()
         self._applicants[channel] = page
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear_applicant(channel))
         channel.send(messages.encode(welcome), [page.fd])
+
+    def _refuse(self, channel: Channel, reason: str, recorded: str) -> None:
+        self.monitor.refuse(recorded)
+        channel.send(messages.encode(messages.Refused(reason)))
+        channel.close()
+        if self.monitor.channel is None:
+            self.monitor.listener.expect_nothing()  # the program runs on without its monitor
 
     def _refusal_reason(self, channel: Channel) -> str:
         peer = channel.peer
@@ -295,10 +308,14 @@ class WorkerMonitor:
         monitor = self.monitor
         try:
             program = monitor.rank if link.pid == self.pid else processes.Process(link.pid)
-        except ProcessLookupError:
-            channel.close()
+        except OSError as error:
             page.close()
             os.close(dump)
+            if isinstance(error, ProcessLookupError):
+                channel.close()
+                return
+            reason = f"process {link.pid} cannot be watched: {error.strerror}"
+            self._refuse(channel, reason, reason)
             return
         self._detach()
         monitor.listener.start_again()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -419,6 +420,62 @@ def test_worker_that_had_no_descriptor_left_attaches_at_a_later_sign_of_life(one
     )
     one.start(code)
     assert one.await_record(events.WorkerProgressed).event.step == 2
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 4])
+def test_monitor_with_few_descriptors_left_watches_its_worker_later(one: Node, left: int) -> None:
+    one.wait_until(lambda: one.monitors.is_monitored(0))
+    monitor = one.monitors.pid(0)
+    assert monitor is not None
+    usual = leave_descriptors(monitor, left)
+    worker = one.start(WAIT)
+    for is_suspicion in (False, True):  # the second answer comes after an attempt to watch the worker
+        one.monitors.look(is_suspicion=is_suspicion)
+        one.hear(
+            messages.Looked,
+            lambda looked, now=is_suspicion: (looked.worker_pid, looked.is_suspicion) == (worker.pid, now),
+        )
+    resource.prlimit(monitor, resource.RLIMIT_NOFILE, usual)
+    await_line(worker)
+    let_on(worker)
+    gone = one.hear(messages.Gone, lambda gone: gone.worker_pid == worker.pid)
+    assert (gone.exit.code, one.monitors.pid(0)) == (0, monitor)
+
+
+@pytest.mark.parametrize("left", [2, 4, 5])
+def test_monitor_with_few_descriptors_left_outlives_a_program_that_attaches(one: Node, left: int) -> None:
+    first = (
+        "import resilience, time; from resilience.monitor import connect; input(); resilience.step(3)\n"
+        "while connect.latest() is not None and not connect.latest().channel.is_closed(): time.sleep(0.01)"
+    )
+    code = (
+        "import subprocess, sys; print('up', flush=True)\n"
+        f"subprocess.run([sys.executable, '-c', {first!r}]); print('tried', flush=True); input()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import resilience; resilience.step(4); input()'])\n"
+        "print(child.pid, flush=True); child.wait()"
+    )
+    worker = one.start(code)
+    await_line(worker)
+    one.await_record(events.MonitorStarted, lambda started: started.rank_pid == worker.pid)
+    monitor = one.monitors.pid(0)
+    assert monitor is not None
+    usual = leave_descriptors(monitor, left)
+    let_on(worker)
+    assert await_line(worker) == "tried"
+    resource.prlimit(monitor, resource.RLIMIT_NOFILE, usual)
+    let_on(worker)
+    pid = int(await_line(worker))
+    one.hear(messages.Connected, lambda message: message.link.pid == pid)
+    assert one.monitors.pid(0) == monitor
+
+
+def leave_descriptors(monitor: int, number: int) -> tuple[int, int]:
+    """Let the monitor open this many more files. Return its usual limits."""
+    usual = resource.prlimit(monitor, resource.RLIMIT_NOFILE)
+    in_use = {int(fd) for fd in os.listdir(f"/proc/{monitor}/fd")}
+    free = [fd for fd in range(3, 1000) if fd not in in_use]
+    resource.prlimit(monitor, resource.RLIMIT_NOFILE, (free[number], usual[1]))
+    return usual
 
 
 def test_monitor_records_that_a_program_gave_up_attaching(one: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import threading
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit
+from resilience.facts.limits import Limits
 from resilience.monitor import messages
 from resilience.monitor.program import OUTBOX, Program
 from resilience.system.channel import close_all, listen, pair
+from resilience.system.processes import identity_of
 
 CONNECTED = messages.Connected(2, messages.Attachment(2, is_locked=True))
 
@@ -100,3 +104,24 @@ def test_message_whose_files_cannot_be_copied_is_dropped_alone(agent: LateAgent)
     agent.program.tell(messages.Alive(1))
     read = [message for message, _ in agent.read()]
     assert CONNECTED not in read and messages.Alive(1) in read
+
+
+def test_attempt_to_watch_a_worker_without_enough_descriptors_keeps_no_file_open(
+    agent: LateAgent, tmp_path: Path
+) -> None:
+    origin = Origin("job", "n", "rank", os.getpid(), initial_rank=0, rank=0, world_size=1)
+    assigned = messages.Assigned(*identity_of(os.getpid()), origin, bytes(tmp_path), Limits())
+    before = os.listdir("/proc/self/fd")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    failures = 0
+    for left in (0, 1, 2, 3):  # beside that of the list itself; a worker takes five
+        free = [fd for fd in range(3, 1000) if str(fd) not in before]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[left], hard))
+        try:
+            agent.program._opened(assigned)
+        except OSError:
+            failures += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    gc.collect()
+    assert (failures, os.listdir("/proc/self/fd")) == (4, before)
