@@ -118,8 +118,7 @@ class Program:
 
     def _watch(self, assigned: messages.Assigned, worker: WorkerMonitor, fds: list[int]) -> None:
         self._worker = worker
-        rank = assigned.origin.rank
-        if self._titled_rank != rank:
+        if self._titled_rank != (rank := assigned.origin.rank):
             self._titled_rank = rank
             titles.name(f"res-monitor {rank}")
             titles.show([f"resilience-monitor: rank {rank} on {assigned.origin.node}"])

@@ -161,10 +161,10 @@ def listen(path: Path) -> socket.socket:
 def file_at(place: Path | int) -> tuple[int, int] | None:
     """Return what identifies the file at a path or behind a descriptor while it exists, None if there is none."""
     try:
-        found = os.stat(place)
+        status = os.stat(place)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def remove_own_file(path: Path, file: tuple[int, int] | None) -> None:
