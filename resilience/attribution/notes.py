@@ -60,6 +60,8 @@ def note(event: events.Event) -> str | None:
             return f"a process lost its store: {event.error}"
         case events.HookFailed(hook="monitor" | "supervision"):
             return f"work of a monitor failed ({event.hook}): {event.error}"
+        case events.HookFailed(hook="hosting"):
+            return event.error
         case events.NodeFellSilent():
             return f"node {event.silent_node} fell silent for {seconds(event.silent_for_s)}"
         case events.CallStarted(monitor="executed"):

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.inprocess import CallWrapper, Wrapper
-from resilience.inprocess._runtime import monitor_store, supervision
+from resilience.inprocess._runtime import call, monitor_store, supervision
 from resilience.inprocess.completion import Completion
 from resilience.inprocess.state import State
 from resilience.inprocess.store import TCPStore
@@ -87,6 +87,23 @@ def rank_0_changes_the_address() -> str:
         return os.environ["MASTER_ADDR"]
 
     return train()
+
+
+def no_process_hosts_the_iterations_store() -> None:
+    """Neither rank 0 nor its monitor, which is forked from it, can open a server for process groups."""
+
+    def refuse(address: str) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monitor_store.iteration_server = refuse
+
+    call.HOST_LIMIT = 0.5  # seconds that rank 0 waits for its monitor
+
+    @Wrapper()
+    def train() -> None:
+        pass
+
+    train()
 
 
 def monitor_finds_no_store(barrier: float) -> None:

@@ -228,6 +228,17 @@ def test_thread_that_is_refused_for_a_moment_costs_neither_the_call_nor_the_watc
     assert not job.of(events.HookFailed) and not job.of(events.StoreLost)
 
 
+def test_store_of_an_iteration_that_neither_monitor_nor_rank_can_host_is_on_record(start: Start) -> None:
+    job = start(1, "tests.process.hosted:no_process_hosts_the_iterations_store")
+    for role in ("monitor", "rank"):
+        failed = job.await_record(events.HookFailed, rank=0, role=role)
+        assert failed.event.hook == "hosting"
+        assert "the store of iteration 0 could not be hosted: OSError: [Errno 24] Too many open" in failed.event.error
+    job.signal(0, signal.SIGKILL)  # it waits for a store until barrier_timeout
+    job.wait()
+    assert not job.of(events.StoreLost)
+
+
 def test_job_is_not_noted_as_without_a_store_because_a_last_hook_outlives_its_host(start: Start) -> None:
     job = start(2, "tests.process.hosted:hold_in_the_last_hook", env_of=lambda rank: {"RESILIENCE_NODE": f"node{rank}"})
     job.await_sign("hook", 1)

@@ -46,7 +46,7 @@ from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import telling
 from resilience.inprocess._runtime.assigning import Hooks, seat_after
 from resilience.inprocess._runtime.joining import connect, join, serving_key
-from resilience.inprocess._runtime.operations import failure_of, note_arrival
+from resilience.inprocess._runtime.operations import failure_of, not_hosted, note_arrival
 from resilience.inprocess._runtime.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.store import Notice, hosting
@@ -324,13 +324,17 @@ class MonitorStore:
         """Publish a store for the process groups of one iteration; create the next one ahead of time."""
         began = time.monotonic()
         spare, self._spare = self._spare, None
-        with suppress(OSError, RuntimeError):  # rank 0 hosts a store itself if this one is not published
+        try:
             server = publish_server(iteration, self._call_begin.base_host, self._store, spare)
-            if server is None:
-                return
-            self._emit(events.StoreHosted("iteration", server.host, server.port, time.monotonic() - began))
-            self._servers.append(server)
-            del self._servers[:-KEPT_SERVERS]
+        except (OSError, RuntimeError) as error:  # rank 0 hosts a store itself; a stand-in goes on
+            self._emit(not_hosted(iteration, error))
+            return
+        if server is None:
+            return
+        self._emit(events.StoreHosted("iteration", server.host, server.port, time.monotonic() - began))
+        self._servers.append(server)
+        del self._servers[:-KEPT_SERVERS]
+        with suppress(OSError, RuntimeError):  # then the next one is created when it is needed
             self._spare = iteration_server(server.host)
 
     def _stand_in(self, record: InterruptionRecord) -> None:

@@ -5,7 +5,6 @@ They are not in `inprocess._runtime.monitor_store`, because a rank imports that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -28,6 +27,13 @@ def failure_of(work: str, error: BaseException) -> events.Event:
     if is_of_store(error):
         return events.StoreLost(f"{work}: {error_in_words(error)}")
     return events.HookFailed(work, error_in_words(error))
+
+
+def not_hosted(iteration: int, error: BaseException) -> events.HookFailed:
+    """Return the event for a store of an iteration that this process could not host. No store is lost by that."""
+    return events.HookFailed(
+        "hosting", f"the store of iteration {iteration} could not be hosted: {error_in_words(error)}"
+    )
 
 
 def note_arrival(
@@ -56,8 +62,7 @@ def ensure_server(
     """Call `host` if the iteration's store is not published within `limit` seconds: rank 0's monitor may be stopped, or
     may have died with the request. give_up: returns True once the iteration needs no store. Raises: StoreError."""
     if not wait(store, Keys(iteration).server, limit, chunk, give_up) and not give_up():
-        with suppress(OSError, RuntimeError):  # the monitor may still publish one; `await_server` waits for it
-            host()
+        host()  # if it cannot, the monitor may still publish one: `await_server` waits for it
 
 
 def await_server(

@@ -40,6 +40,7 @@ from resilience.inprocess._runtime.joining import join
 from resilience.inprocess._runtime.lone_rank import LoneRank
 from resilience.inprocess._runtime.monitor_process import Handle, await_earlier, start
 from resilience.inprocess._runtime.monitor_store import publish_server
+from resilience.inprocess._runtime.operations import not_hosted
 from resilience.inprocess._runtime.progress import forget_request, request_tick
 from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore
@@ -420,12 +421,15 @@ class Session:
         self.page.set_seat(seat)
         collective_calls.begin()
         if seat.rank == 0 and not self._monitor.send(messages.HostStore(seat.iteration)):
-            with contextlib.suppress(OSError, RuntimeError):  # `ensure_server` tries again
-                self.host_store(seat.iteration)  # the monitor is gone
+            self.host_store(seat.iteration)  # the monitor is gone; if it fails, `ensure_server` tries again
 
     def host_store(self, iteration: int) -> None:
-        """Host the iteration's store in this process. One that ends with the rank is better than none."""
-        self._server = publish_server(iteration, self._base_host, self.store)
+        """Host the iteration's store in this process. One that ends with the rank is better than none. If it cannot be
+        hosted, that is on record. Raises: StoreError."""
+        try:
+            self._server = publish_server(iteration, self._base_host, self.store)
+        except (OSError, RuntimeError) as error:
+            self.emit(not_hosted(iteration, error))
 
     def _log_context(self) -> dict[str, Any]:
         origin = self.emitter.origin

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
-from resilience.core.restart import NO_SERVER, Keys, WaitLimits
-from resilience.errors import StoreError
+from resilience.core.restart import NO_SERVER, Assign, Keys, WaitLimits
+from resilience.errors import StoreError, error_in_words
 from resilience.facts import events
+from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import monitor_store
 from resilience.inprocess._runtime.monitor_store import MonitorStore
 from resilience.inprocess._runtime.supervision import finished_key
@@ -92,6 +94,33 @@ def test_server_that_cannot_be_made_ahead_of_time_is_no_lost_store(
     monkeypatch.setattr(monitor_store, "iteration_server", server)
     (hosted,) = host(store)
     assert isinstance(hosted, events.StoreHosted)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), dist.DistNetworkError("address in use")])
+def test_store_that_a_monitor_cannot_host_is_on_record_with_the_reason_and_is_no_lost_store(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(monitor_store, "iteration_server", mock.Mock(side_effect=error))
+    (failed,) = host(store)
+    assert failed == events.HookFailed(
+        "hosting", f"the store of iteration 1 could not be hosted: {error_in_words(error)}"
+    )
+    assert not store.check([KEY])
+
+
+def test_store_that_a_stand_in_cannot_host_keeps_it_from_no_iteration(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor_store, "iteration_server", mock.Mock(side_effect=OSError(24, "Too many open files")))
+    following = Seat(1, 0, 1, 1, 1)
+    monkeypatch.setattr(monitor_store, "seat_after", lambda *_: following)
+    emitted: list[Any] = []
+    receiver = monitor_store_of(store, emitted)
+    receiver._base_store = receiver._store = store
+    origin = SimpleNamespace(world_size=2)
+    receiver._call_begin = SimpleNamespace(base_host="host", prefix="call/", origin=origin)  # type: ignore[assignment]
+    assert receiver._assign(Assign(Seat(1, 1, 2, 2, 0), (0,))) == following
+    assert [type(event) for event in emitted] == [events.HookFailed]
 
 
 @pytest.mark.parametrize("has_completed", [False, True])
