@@ -173,15 +173,20 @@ _armed: _Armed | None = None  # faulthandler has one file per signal, so a proce
 
 def arm() -> Dump:
     """Make this process answer to DUMP_SIGNAL, and record its stacks when it crashes, unless the user's faulthandler
-    already does that. Main thread. A second call returns the same dump; each call needs its own `disarm`."""
+    already does that. Main thread. A second call returns the same dump; each call needs its own `disarm`.
+    Raises: OSError."""
     global _armed
     if _armed is not None:
         _armed.holders += 1
         return _armed.dump
     fd = os.memfd_create("resilience-stacks")
-    os.write(fd, f"{_MAIN}0x{threading.main_thread().ident:016x}\n".encode())
-    # Append, so that each dump follows the previous one, whatever process holds the descriptor.
-    appending = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(fd, f"{_MAIN}0x{threading.main_thread().ident:016x}\n".encode())
+        # Append, so that each dump follows the previous one, whatever process holds the descriptor.
+        appending = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND)
+    except BaseException:
+        os.close(fd)
+        raise
     faulthandler.register(DUMP_SIGNAL, file=appending, all_threads=True, chain=False)
     is_enabled_here = not faulthandler.is_enabled()
     if is_enabled_here:

@@ -369,6 +369,51 @@ def call_interrupted_at_each_line_of_its_start(stride: int) -> tuple[int, list[t
     return calls, found
 
 
+def calls_short_of_descriptors(is_forked: bool) -> list[tuple[str, list[str]]]:
+    """Call a function while this process can open 0, 1, 2, … more files, until they suffice for its monitor to start.
+    Answers how each call ended, and which files and mappings it left."""
+    if not is_forked:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    @Wrapper()
+    def function() -> str:
+        return "done"
+
+    def start(*arguments: Any) -> monitor_process.Handle:
+        handle = original(*arguments)
+        release()
+        return handle
+
+    def release() -> None:
+        while opened:
+            os.close(opened.pop())
+
+    tasks = threads.count()
+    function()  # what torch and we load and keep for good
+    before = settled(tasks)
+    original, session.start = session.start, start
+    opened: list[int] = []
+    endings: list[tuple[str, list[str]]] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    while not endings or endings[-1][0] != "done":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 32, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        for _ in endings:
+            os.close(opened.pop())
+        try:
+            ending = function()
+        except Exception as error:
+            ending = f"{type(error).__name__}: {error}"
+        release()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        now = snapshot([])
+        left = [each for name in ("descriptors", "mappings") for each in now[name] if each not in before[name]]
+        endings.append((ending, left))
+    return endings
+
+
 def call_interrupted_where_it_takes_signals() -> tuple[str, dict[str, Any]]:
     """Send SIGINT while a call takes over the program's signals. Answers how it ended and what was left."""
 

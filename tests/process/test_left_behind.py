@@ -76,6 +76,20 @@ def test_call_interrupted_at_any_line_of_its_start_leaves_nothing(start: Start, 
     assert calls > 200 / stride
 
 
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_start_of_a_monitor_that_runs_out_of_descriptors_says_so_and_leaves_nothing(
+    start: Start, is_forked: bool
+) -> None:
+    (rank,) = start(1, f"{JOBS}:calls_short_of_descriptors", is_forked=is_forked).wait()
+    *failed, done = rank.value
+    assert done == ("done", [])
+    assert len(failed) > 5
+    for ending, left in failed:
+        assert ending.startswith("MonitorError: the monitor process could not be started: OSError: [Errno 24]"), ending
+        assert "ulimit -n" in ending
+        assert left == []
+
+
 def test_call_interrupted_where_it_takes_signals_leaves_nothing(start: Start) -> None:
     (rank,) = start(1, f"{JOBS}:call_interrupted_where_it_takes_signals").wait()
     assert rank.value == ("interrupted", {})

@@ -209,34 +209,34 @@ def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Hand
     notice: names the key for the address of a store beside the launcher's own.
     Raises: MonitorError, ConfigurationError."""
     began = time.monotonic()
-    plan = Plan(wrapper, state, is_host, notice)
-    check_logfile(plan.logfile)
-    page = Page.create()
-    ours, theirs = pair()
-    rank_side = RankSide(page)
-    rank_side.lock_life()
-    dump = stacks.arm()
-    # Opened here, because this process may have ended before its monitor runs.
-    rank = processes.Process(plan.rank_pid, start_time=plan.rank_start_time)
-    try:
-        pickled, reason = _plan_to_send(plan)
-        if pickled is None:
-            pid = _fork(plan, page, theirs, ours, dump, rank)
-        else:
-            pid = _execute(pickled, page, theirs, dump, rank)
-        how: StartMethod = "forked" if pickled is None else "executed"
-        return Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
-    except BaseException as error:
-        rank_side.close()
-        stacks.disarm()
-        ours.close()
-        if isinstance(error, OSError):
+    with contextlib.ExitStack() as on_error, contextlib.ExitStack() as always:
+        try:
+            plan = Plan(wrapper, state, is_host, notice)
+            check_logfile(plan.logfile)
+            page = Page.create()
+            always.callback(page.close)
+            rank_side = RankSide(page)
+            on_error.callback(rank_side.close)
+            rank_side.lock_life()
+            ours, theirs = pair()
+            on_error.callback(ours.close)
+            always.callback(theirs.close)
+            dump = stacks.arm()
+            on_error.callback(stacks.disarm)
+            # Opened here, because this process may have ended before its monitor runs.
+            rank = processes.Process(plan.rank_pid, start_time=plan.rank_start_time)
+            always.callback(rank.close)
+            pickled, reason = _plan_to_send(plan)
+            if pickled is None:
+                pid = _fork(plan, page, theirs, ours, dump, rank)
+            else:
+                pid = _execute(pickled, page, theirs, dump, rank)
+            how: StartMethod = "forked" if pickled is None else "executed"
+            handle = Handle(pid, how, reason, time.monotonic() - began, rank_side, ours)
+        except OSError as error:
             raise _not_started(error_in_words(error)) from error
-        raise
-    finally:
-        rank.close()
-        theirs.close()
-        page.close()
+        on_error.pop_all()
+    return handle
 
 
 def await_earlier(limit: float) -> None:
