@@ -31,11 +31,13 @@ from resilience.inprocess.completion import Completion
 from resilience.inprocess.rank_assignment import ShiftRanks
 from resilience.inprocess.state import State
 from resilience.inprocess.terminate import Terminate
+from resilience.monitor.page import RankSide
 from resilience.system import private
 from resilience.system.interrupt import Interrupter
 from resilience.system.signal_handlers import ProgramHandlers
 from tests.support import threads
 
+TICKER = "resilience-ticker"
 SETTLE_LIMIT = 20.0  # seconds; a monitor that hosts a store serves until the last rank has left
 
 
@@ -412,6 +414,58 @@ def calls_short_of_descriptors(is_forked: bool) -> list[tuple[str, list[str]]]:
         left = [each for name in ("descriptors", "mappings") for each in now[name] if each not in before[name]]
         endings.append((ending, left))
     return endings
+
+
+def call_interrupted_as_its_ticker_starts(has_begun: bool) -> tuple[str, list[str]]:
+    """Send SIGINT in the start of the ticker. Answers how the call ended, and which thread waited for the monitor or
+    still ran when the call's page was closed.
+
+    has_begun: the ticker runs by then; else it begins as the page is closed."""
+    late: list[threading.Thread] = []
+    beside: list[str] = []
+    is_closing = threading.Event()
+
+    @Wrapper()
+    def function() -> str:
+        return "done"
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == TICKER and has_begun:
+            original_start(thread)
+        elif thread.name == TICKER:
+            late.append(thread)
+        if thread.name == TICKER:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            original_start(thread)
+
+    def close(page: RankSide) -> None:
+        is_closing.set()
+        beside.extend(thread.name for thread in threading.enumerate() if thread.name == TICKER)
+        for thread in late:
+            original_start(thread)
+            thread.join()
+        original_close(page)
+
+    def is_alive(handle: monitor_process.Handle, wait: float) -> bool:
+        if is_closing.is_set():
+            beside.append(threading.current_thread().name)
+        return original_is_alive(handle, wait)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    original_start, original_close, original_is_alive = (
+        threading.Thread.start,
+        RankSide.close,
+        monitor_process.Handle.is_alive,
+    )
+    threading.Thread.start = start  # type: ignore[method-assign]
+    RankSide.close = close  # type: ignore[method-assign]
+    monitor_process.Handle.is_alive = is_alive  # type: ignore[method-assign]
+    try:
+        ending = function()
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    return ending, beside
 
 
 def call_interrupted_where_it_takes_signals() -> tuple[str, dict[str, Any]]:

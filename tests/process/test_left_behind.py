@@ -90,6 +90,14 @@ def test_start_of_a_monitor_that_runs_out_of_descriptors_says_so_and_leaves_noth
         assert left == []
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_page_of_a_call_interrupted_as_its_ticker_starts_is_closed_once_nothing_uses_it(
+    start: Start, has_begun: bool
+) -> None:
+    (rank,) = start(1, f"{JOBS}:call_interrupted_as_its_ticker_starts", has_begun=has_begun).wait_ranks()
+    assert rank.value == ("interrupted", [])
+
+
 def test_call_interrupted_where_it_takes_signals_leaves_nothing(start: Start) -> None:
     (rank,) = start(1, f"{JOBS}:call_interrupted_where_it_takes_signals").wait()
     assert rank.value == ("interrupted", {})

@@ -167,9 +167,7 @@ class Session:
         self._patience = Patience(self._base, rank_sockets, limit, self._interval, asks, answered)
         self.watch_patience = Patience(self._watch_base, watcher_sockets, limit, self._interval)
         self._patiences = self._patience, self.watch_patience
-        self._ticker = call_with_timeout.start(
-            lambda: threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
-        )
+        call_with_timeout.start(self._new_ticker)
 
     def _begin(self, wrapper: Wrapper, function: str, number: int, state: State) -> None:
         self.store = dist.PrefixStore(self._prefix, self._base)
@@ -333,7 +331,7 @@ class Session:
         log.configure(None, None)
 
     def _join_ticker(self, limit: float) -> bool:
-        if self._ticker is None:
+        if self._ticker is None or not self._ticker.is_alive():  # if it begins after this, it finds `_closing` set
             return True
         self._ticker.join(limit)
         return not self._ticker.is_alive()
@@ -438,9 +436,16 @@ class Session:
 
     # -- the ticker -----------------------------------------------------------------------------
 
+    def _new_ticker(self) -> threading.Thread:
+        # Assigned before it starts: a signal handler may raise while `Thread.start` waits for the thread.
+        self._ticker = threading.Thread(target=self._tick_until_closed, name="resilience-ticker", daemon=True)
+        return self._ticker
+
     def _tick_until_closed(self) -> None:
         """Ask the main thread for proof of life, end waits for the store that exceed their limit, and notice a lost
         monitor."""
+        if self._closing.is_set():  # the start was interrupted, and `_join_ticker` did not wait for this thread
+            return
         while self._monitor.is_alive(self._interval):
             self.page.ran()
             request_tick(self.page)

@@ -120,7 +120,7 @@ class IterationWatcher:
 
     def join(self, limit: float) -> bool:
         """Wait at most `limit` seconds until the watcher has ended; return True if it has."""
-        if self._thread.ident is not None:  # an exception may have kept it from being started
+        if self._thread.is_alive():  # an exception may have kept it from being started
             self._thread.join(limit)
         return not self._thread.is_alive()
 
