@@ -33,6 +33,8 @@ from resilience.system.channel import ChannelClosed, close_all, connect, file_at
 START_LIMIT = 30.0  # seconds for the program to start; it needs 0.2
 END_LIMIT = 5.0  # seconds for it to close its files
 LOOK_EVERY = 1.0  # seconds
+LOCK_LIMIT = 10.0  # seconds for another server at the same path to listen
+LOCK_EVERY = 0.01  # seconds between two attempts to lock
 CONNECT_LIMIT = 1.0  # seconds; a monitor that runs takes a connection at once, or its queue is full
 MOST_UNREAD = 256  # records, and requests, that are kept until the caller asks for them
 
@@ -212,12 +214,32 @@ def _locked(path: Path) -> Iterator[None]:
 def _lock(file: Path) -> int:
     """Return a descriptor that holds the lock of a file. The kernel releases it if this process dies."""
     lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + LOCK_LIMIT
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _has_locked(lock):
+            if time.monotonic() >= deadline:
+                raise OSError(
+                    errno.EAGAIN,
+                    f"another server has been starting there for {LOCK_LIMIT:g} s: it holds {file}; end it, or use "
+                    "another path",
+                )
+            time.sleep(LOCK_EVERY)
     except BaseException:
         os.close(lock)
         raise
     return lock
+
+
+def _has_locked(lock: int) -> bool:
+    """Lock the file. Return False if another process holds the lock; True also where the file system has no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    return True
 
 
 def _listen_alone(path: Path) -> socket.socket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import queue
@@ -675,6 +677,26 @@ def test_server_leaves_a_path_alone_that_is_in_use_and_says_what_to_do(tmp_path:
         worker = started(path, f"{BEGIN}print('watched', flush=True)")
         assert worker.communicate(timeout=120.0)[0] == "watched\n"
         first.close()
+
+
+def test_server_starts_where_the_file_system_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), folder=tmp_path)
+    assert server.is_alive()
+    server.close()
+
+
+def test_server_does_not_wait_for_ever_for_one_that_is_stopped_as_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_server, "LOCK_LIMIT", 0.1)
+    with open(tmp_path / "s.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(MonitorError, match=r"another server has been starting there for 0.1 s: it holds .*s\.lock"):
+            RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), folder=tmp_path)
 
 
 def test_of_two_servers_that_start_at_a_left_over_path_one_listens(

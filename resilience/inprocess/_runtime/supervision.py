@@ -202,14 +202,16 @@ class Supervisor:
         self._ring, silent = drive(looks, self._store)
         for peer in silent:
             self._represent_node(peer.node, peer.silent_for, now)
+        ranks = {member.initial_rank for peer in silent for member in self._known_members.get(peer.node, [])}
+        self._alone = {rank: peer for rank, peer in self._alone.items() if rank in ranks}  # of this outage only
 
     def _represent_node(self, group: str, silent_for: float, now: float) -> None:
         unsettled = [member for member in self._members(group) if not self._is_settled(member.initial_rank)]
         if not unsettled and now >= self._all_joined_at:
             self._settled.add(group)
         members = [member for member in unsettled if not self._is_alive_alone(member.initial_rank, now)]
-        if not members:
-            return
+        if not members or execute(Add(beat_key(group), 0), self._store) != self._ring.watched[group].count:
+            return  # the latter: a rank whose monitor has just come back resets its counter
         ranks = tuple(member.initial_rank for member in members)
         name = _node_of(group)
         if not self._unstarted.issuperset(ranks):  # else it is on record

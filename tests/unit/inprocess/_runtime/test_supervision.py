@@ -208,6 +208,22 @@ def test_rank_without_a_monitor_is_represented_once_it_is_silent_itself(monkeypa
     assert (represented, silent_ranks(emitted)) == ([1], [(1,)])
 
 
+def test_rank_is_alive_in_a_second_outage_that_begins_with_the_number_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its counter begins anew in each outage of its node's monitor."""
+    store, outages = ring_of_three(), (range(60, 100), range(600, 640))
+
+    def live(second: int) -> None:
+        execute(Add(beat_key(f"last@{OTHER}"), 1), store)
+        is_outage = any(second in outage for outage in outages)
+        execute(Set(alone_key(1), "5" if is_outage else "0"), store)
+        if not is_outage:
+            execute(Add(beat_key(f"next@{ALONE}"), 1), store)
+
+    assert watch(store, monkeypatch, 660, live) == ([], [])
+
+
 def test_node_after_one_without_a_monitor_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ring_of_three()
     represented, emitted = watch(store, monkeypatch, 120, lambda second: execute(Add(alone_key(1), 1), store))
