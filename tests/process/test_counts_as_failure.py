@@ -21,7 +21,7 @@ from resilience.system.channel import close_all
 from tests.process.launching import Launched, launcher
 from tests.process.told import only_incident, told
 from tests.support.ranks import Job
-from tests.support.stops import stop
+from tests.support.stops import kill, stop
 
 Launch = Callable[..., Launched]
 
@@ -260,11 +260,9 @@ def test_no_worker_survives_when_all_processes_of_the_launcher_are_killed_at_onc
     launchers = [agent, *(each for each in agent.children(recursive=True) if each not in workers)]
     assert len(launchers) >= 4  # the agent, its store process, two monitors
     stop(*(each.pid for each in launchers))  # so that none acts on the death of another one
-    for each in launchers:
-        each.kill()
+    kill(launchers)
     _, alive = psutil.wait_procs(workers, timeout=60.0)
-    for each in alive:
-        each.kill()
+    kill(alive)
     assert alive == []
     job.wait_agent(0)
     job.job.ran_to_its_end = True
@@ -307,8 +305,7 @@ def test_what_a_worker_has_started_ends_with_the_agent_and_the_agent_is_named(la
     job.job.signal(0, signal.SIGKILL)
     job.wait_agent(0)
     _, alive = psutil.wait_procs([child], timeout=60.0)
-    for each in alive:
-        each.kill()
+    kill(alive)
     assert alive == []
     job.await_record(events.MonitorEnded)
     incident = only_incident(job, killed="node0")

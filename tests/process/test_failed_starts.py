@@ -17,6 +17,7 @@ from resilience.run_folder.load import load
 from tests.process.leftovers import left_after
 from tests.support.account import Account
 from tests.support.ranks import free_port
+from tests.support.stops import kill
 
 TRAIN = """
 import resource, sys
@@ -52,9 +53,7 @@ def started(folder: Path, launcher: list[str], script: str) -> tuple[int, str]:
             left = [each for each in psutil.process_iter() if of_session(each, process.pid)]
             _, alive = psutil.wait_procs(left, 60.0)
         finally:
-            for each in psutil.process_iter():
-                if of_session(each, process.pid):
-                    each.kill()
+            kill(each for each in psutil.process_iter() if of_session(each, process.pid))
     text = (folder / "output").read_text()
     assert alive == [], text
     return status, text

@@ -22,7 +22,7 @@ import pytest
 from resilience.facts import events
 from tests.support import disks
 from tests.support.ranks import Job, free_port
-from tests.support.stops import stop
+from tests.support.stops import kill, stop
 
 LAUNCHERS = ("torchrun", "ours")
 # What torchrun does alone changes only with the pin of torch.
@@ -541,8 +541,7 @@ def test_no_worker_outlives_the_launcher_where_torchruns_does(launch: Launch) ->
         agent = psutil.Process(job.job.pids[0])
         others = [each for each in agent.children(recursive=True) if each != worker]
         stop(*(each.pid for each in (agent, *others)))  # so that none acts on the death of another one
-        for each in (agent, *others):
-            each.kill()
+        kill((agent, *others))
         if launcher == "torchrun":
             job.said("orphaned")
         else:

@@ -1,15 +1,18 @@
-"""Stop a process, and know that it stands still.
+"""Stop a process, and know that it stands still; end processes of which one may take others with it.
 
 The kernel gives SIGSTOP to one thread of a process. The others run on until that one has had its turn, which takes
 long on a busy machine."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+import psutil
 
 LIMIT = 120.0  # seconds
 STANDS_STILL = "TtZX"  # states of a thread
@@ -31,6 +34,13 @@ def await_stops(pids: Iterable[int]) -> None:
                 f"process {pid} has threads in states {running} {LIMIT:g} s after SIGSTOP"
             )
             time.sleep(0.001)
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Kill each of these. One that is tied to another of them has ended with that one, and may be gone by its turn."""
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def _states(pid: int) -> list[str]:
