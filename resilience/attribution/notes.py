@@ -60,6 +60,8 @@ def note(event: events.Event) -> str | None:
             return f"a process lost its store: {event.error}"
         case events.HookFailed(hook="monitor" | "supervision"):
             return f"work of a monitor failed ({event.hook}): {event.error}"
+        case events.HookFailed(hook="sign of life"):
+            return f"a rank without a working monitor could not show in the store that it lives: {event.error}"
         case events.HookFailed(hook="hosting"):
             return event.error
         case events.NodeFellSilent():

@@ -443,7 +443,8 @@ class SignalDeferred(Event, frozen=True, tag="signal.deferred"):
 class HookFailed(Event, frozen=True, tag="hook.failed"):
     """A hook of the wrapper raised, or a step of the package failed: torch's modes could not be restored at the end of
     a call (hook: torch modes), a rank could not record how it left (leave), a rank or its monitor could not host the
-    store of an iteration (hosting), or a monitor's work ended (monitor, supervision)."""
+    store of an iteration (hosting), a monitor's work ended (monitor, supervision), or a rank without a working monitor
+    could not show in the store that it lives (sign of life)."""
 
     level: ClassVar[Level] = "error"
     hook: str

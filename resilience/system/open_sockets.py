@@ -90,6 +90,17 @@ class Connection(NamedTuple):
             pass  # closed, or no longer connected
 
 
+class Opening:
+    """The connections to one port that this process opens from now on: a thread may still wait in the midst of it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._before = frozenset(connected())
+
+    def connections(self) -> list[Connection]:
+        return [one for one in connected() if one.port == self._port and one not in self._before]
+
+
 def opened_by(connect: Callable[[], T]) -> tuple[T, list[Connection]]:
     """Call `connect`. Return its result and the connections of this process that were not there before.
 

@@ -16,25 +16,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
 from resilience.system.client_sockets import await_server
-from resilience.system.open_sockets import Connection, connected
+from resilience.system.open_sockets import Connection, Opening
 
 ATTEMPT = 1.0  # seconds for torch to connect to a server that exists
 DEFAULT_TIMEOUT = timedelta(seconds=300)  # torch's
 
 
-class _Construction(NamedTuple):
-    """A construction by the main thread. before: the process's connections at its start."""
-
-    port: int
-    before: frozenset[Connection]
-
-
-_current: _Construction | None = None
+_current: Opening | None = None  # by the construction that the main thread is in
 _constructed: list[Connection] = []  # of the stores that the main thread has constructed in this iteration
 
 
@@ -92,10 +85,10 @@ def _connect(host: str, port: int, timeout: timedelta, attempt: Callable[[timede
 @contextmanager
 def _recorded_construction(port: int) -> Iterator[None]:
     global _current
-    _current = construction = _Construction(port, frozenset(connected()))
+    _current = opening = Opening(port)
     try:
         yield
-        _constructed.extend(_opened(construction))
+        _constructed.extend(opening.connections())
     finally:
         _current = None
 
@@ -103,17 +96,9 @@ def _recorded_construction(port: int) -> Iterator[None]:
 def cut(port: int | None) -> int:
     """End the connections of the store that the main thread constructs now, and of stores constructed in this iteration
     whose server is on `port`. Return how many. Any other thread."""
-    construction = _current
-    opened = [] if construction is None else _opened(construction)
+    opening = _current
+    opened = [] if opening is None else opening.connections()
     opened += [connection for connection in _constructed if connection.port == port]
     for connection in opened:
         connection.shut_down()
     return len(opened)
-
-
-def _opened(construction: _Construction) -> list[Connection]:
-    return [
-        connection
-        for connection in connected()
-        if connection.port == construction.port and connection not in construction.before
-    ]

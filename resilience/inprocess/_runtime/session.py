@@ -159,10 +159,9 @@ class Session:
                 _raise_factory_error(wrapper, self._notice, self._monitor.error)
         self._base, rank_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit, is_rank=True)
         self._watch_base, watcher_sockets = join(wrapper.store_factory, wrapper.store_kwargs, self._notice, limit)
-        # A clone: in an iteration, the variables that the factory reads name the store of that iteration.
-        once_more = partial(patience.connect, lambda: self._base.clone())
         heartbeat_timeout = wrapper.heartbeat_timeout.total_seconds()
-        self._lone = LoneRank(once_more, self._prefix, self.node, state.initial_rank, heartbeat_timeout, self._closing)
+        who = self.node, state.initial_rank
+        self._lone = LoneRank(self._base, self._prefix, *who, heartbeat_timeout, self._closing, self.emit)
         asks, answered = self.page.asks_store, self.page.store_answered
         self._patience = Patience(self._base, rank_sockets, limit, self._interval, asks, answered)
         self.watch_patience = Patience(self._watch_base, watcher_sockets, limit, self._interval)
@@ -326,6 +325,8 @@ class Session:
         stays mapped, and the stacks' file open."""
         self.page.leave_call(self._call)  # `leave` may have been interrupted too
         self._closing.set()
+        if hasattr(self, "_lone"):
+            self._lone.end(0.0)
         self._monitor.abandon()
         client.deactivate()
         log.configure(None, None)

@@ -256,7 +256,7 @@ def test_rank_that_was_shown_by_itself_before_is_lost_together_with_its_node(mon
             return self.is_set()
 
     counts: list[int] = []
-    LoneRank(lambda: (store, []), "", "next", 1, 30.0, Looks())._run()  # type: ignore[arg-type]
+    LoneRank(SimpleNamespace(clone=lambda: store), "", "next", 1, 30.0, Looks(), emit=print)._run()  # type: ignore[arg-type]
     assert counts[-1] > 0, "it does not show itself while no monitor acts"
     represented, emitted = watch(store, monkeypatch, 40, lambda second: None)
     assert (represented, silent_ranks(emitted)) == ([1, 2], [(1, 2)])
