@@ -33,6 +33,17 @@ def since_standstills(standstills: Iterable[Standstill], since: Seconds) -> Seco
     return since + sum(max(0.0, standstill.ended - max(standstill.began, since)) for standstill in standstills)
 
 
+def united(standstills: Iterable[Standstill]) -> list[Standstill]:
+    """Return the same time as standstills that do not overlap."""
+    apart: list[Standstill] = []
+    for standstill in sorted(standstills, key=lambda standstill: standstill.began):
+        if apart and standstill.began <= apart[-1].ended:
+            apart[-1] = Standstill(apart[-1].began, max(apart[-1].ended, standstill.ended))
+        else:
+            apart.append(standstill)
+    return apart
+
+
 def longest(standstills: Iterable[Standstill]) -> list[Standstill]:
     """Return those that are remembered, in order: many short ones must not displace a long one."""
     kept = heapq.nlargest(REMEMBERED, standstills, key=lambda standstill: standstill.ended - standstill.began)

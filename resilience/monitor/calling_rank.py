@@ -5,13 +5,26 @@ monitor, and asks it to host the store of an iteration."""
 
 from __future__ import annotations
 
-from resilience.core.observation import Observation
+import time
+from typing import Protocol
+
+import msgspec
+
+from resilience.core.observation import Doing, Observation
+from resilience.core.standstills import SHARE, Standstill, united
 from resilience.monitor import messages
 from resilience.monitor.loader_workers import GRACE
 from resilience.monitor.page import MonitorSide
 from resilience.monitor.server import FindingsReceiver, RankMonitor
 from resilience.system import processes, stacks
 from resilience.system.channel import Channel
+
+
+class AskedStore(Protocol):
+    """Asks the store whether it answers."""
+
+    def ask(self) -> None: ...
+    def all(self) -> list[Standstill]: ...
 
 
 class CallingRank:
@@ -26,7 +39,10 @@ class CallingRank:
         rank: processes.Process,
         receiver: FindingsReceiver,
         dump: stacks.Dump | None,
+        silences: AskedStore | None = None,
     ) -> None:
+        """silences: of the store for which the rank may wait."""
+        self._silences = silences
         self.monitor = RankMonitor(page, channel, rank, receiver, dump, subject=self)
 
     def handle(self, message: messages.FromRank) -> None:
@@ -60,7 +76,21 @@ class CallingRank:
         """Do nothing: no other monitor can continue with the rank."""
 
     def completed(self, observation: Observation) -> Observation:
-        return observation
+        """Add the time in which the store did not answer: the rank may wait for it without a sign of that."""
+        if self._silences is None:
+            return observation
+        if self._is_silent(observation):
+            self._silences.ask()
+        standstills = united([*observation.standstills, *self._silences.all()])
+        return msgspec.structs.replace(observation, standstills=tuple(standstills))
+
+    def _is_silent(self, observation: Observation) -> bool:
+        """Return True if the main thread has run no bytecode in the function for a good part of its limit."""
+        soft = self.monitor.limits.watchdog.soft
+        if soft is None or observation.doing is not Doing.FUNCTION or observation.interrupted_at is not None:
+            return False
+        ran_at = max(observation.since, observation.watchdog_at or 0.0)
+        return time.monotonic() - ran_at >= SHARE * soft
 
     def died(self) -> None:
         """Do nothing: the monitor ends soon."""

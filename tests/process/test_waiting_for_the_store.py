@@ -88,16 +88,32 @@ def test_rank_that_stands_still_before_its_first_store_operation_costs_itself_al
     assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
 
 
-def test_wait_for_the_store_in_init_process_group_has_the_limits_of_the_function(start: Start) -> None:
-    job = start(2, "tests.process.jobs:build_a_group_when_asked", options=LIMITS | {"termination_grace_time": 0.5})
+def test_host_of_the_store_that_goes_on_in_time_costs_nobody_in_init_process_group(start: Start) -> None:
+    limits = LIMITS | {"barrier_timeout": 90.0, "termination_grace_time": 0.5}
+    job = start(2, "tests.process.jobs:build_a_group_when_asked", options=limits)
     inside(job, 2)
     with stopped(job.monitor_pid(0)):
         (job.folder / "go").touch()
+        time.sleep(14.0)
+    assert [rank.value for rank in job.wait(90.0)] == [0, 0]
+    assert not job.of(events.RankSignalled)
+    assert not job.of(events.RankFellSilent)
+    assert not job.interruptions()
+
+
+def test_wait_in_init_process_group_ends_its_rank_once_the_host_has_stayed_away_for_long(start: Start) -> None:
+    limits = LIMITS | {"barrier_timeout": 10.0, "termination_grace_time": 0.5}
+    job = start(2, "tests.process.jobs:build_a_group_when_asked", options=limits)
+    inside(job, 2)
+    began = time.monotonic()
+    with stopped(job.monitor_pid(0)):
+        (job.folder / "go").touch()
         job.await_record(events.RankSignalled, rank=1)
-    ranks = job.wait(90.0)
-    assert (ranks[0].value, ranks[1].signal is not None) == (1, True)
-    silences = [record.event for record in job.of(events.RankFellSilent, rank=1)]
-    assert {(event.limit, event.allowed_s) for event in silences} == {("watchdog", 4.0), ("watchdog", 8.0)}
+    assert time.monotonic() - began >= 8.0 + 10.0 - 0.5  # its last sign of life may be a little older
+    job.wait(90.0)
+    (hard,) = [each.event for each in job.of(events.RankFellSilent, rank=1) if each.event.severity == "hard"]
+    assert hard.allowed_s == 8.0
+    assert hard.silent_for_s >= 8.0
 
 
 @pytest.mark.slow

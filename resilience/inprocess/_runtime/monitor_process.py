@@ -447,7 +447,7 @@ def _become_monitor(plan: Plan, page: Page, channel: Channel, dump: stacks.Dump,
         terminal=plan.terminal,
         has_completed=lambda: monitor.has_completed,
     )
-    monitor = CallingRank(MonitorSide(page), channel, rank, receiver, dump).monitor
+    monitor = CallingRank(MonitorSide(page), channel, rank, receiver, dump, receiver.silences).monitor
     receiver.start()
     monitor.run()
     WRITER.flush()

@@ -47,6 +47,7 @@ from resilience.inprocess._runtime import telling
 from resilience.inprocess._runtime.assigning import Hooks, seat_after
 from resilience.inprocess._runtime.joining import connect, join, serving_key
 from resilience.inprocess._runtime.operations import failure_of, not_hosted, note_arrival
+from resilience.inprocess._runtime.store_silences import StoreSilences
 from resilience.inprocess._runtime.supervision import Supervisor, agree_on_folder, finished_key
 from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.store import Notice, hosting
@@ -105,11 +106,10 @@ class MonitorStore:
         self._patience: Patience | None = None
         self._store: StoreLike
         self._call_begin: messages.Begin
-        self._is_begun = False
         self._folder = Path()
         self._line: RestartLine | None = None  # for the last restart
         self._started_iteration: int | None = None
-        self._is_representing = self._are_others_seen = False
+        self._is_begun = self._is_representing = self._are_others_seen = False
         # Initial rank and iteration after which the rank hung in assignment or filter.
         self._hung_assignment_of: tuple[int, int | None] | None = None
         self._witnessed_iteration: int | None = None  # the last iteration in which the other ranks were waited for
@@ -124,6 +124,7 @@ class MonitorStore:
         self._job_goes_on = False  # without this rank; other ranks still need the store hosted here
         self._supervisor: Supervisor | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.silences = StoreSilences(self._tasks.put, lambda: execute(Add(LEFT_KEY, 0), self._store))
         self._thread = threading.Thread(target=self._work, name="resilience-store", daemon=True)
 
     def start(self) -> None:
@@ -135,6 +136,7 @@ class MonitorStore:
     def begin(self, begin: messages.Begin) -> None:
         self._is_begun = True
         self._waits = begin.waits
+        self.silences.limit = begin.waits.barrier
         self._ranks_store = begin.store
         self._folder = Path(os.fsdecode(begin.folder))
         self._tasks.put(lambda: self._begin(begin))
@@ -214,6 +216,7 @@ class MonitorStore:
             self._ready("")
         except Exception as error:  # a user's factory may raise anything; the rank gets the reason
             self._ready(str(error) if isinstance(error, StoreError) else error_in_words(error))
+            self.silences.lose()
             self._tasks.get()  # once the call has begun, events can be recorded
             self._emit(events.HookFailed("monitor", f"it could not connect to the store: {error_in_words(error)}"))
             return

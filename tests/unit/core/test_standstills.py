@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.core.standstills import NOTICEABLE, REMEMBERED, Standstill, longest, longest_sleep, since_standstills
+from resilience.core.standstills import (
+    NOTICEABLE,
+    REMEMBERED,
+    Standstill,
+    longest,
+    longest_sleep,
+    since_standstills,
+    united,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,6 +22,14 @@ from resilience.core.standstills import NOTICEABLE, REMEMBERED, Standstill, long
 def test_silence_is_shorter_by_the_standstills_since_its_beginning(since: float, later_by: float) -> None:
     standstills = [Standstill(10.0, 13.0), Standstill(20.0, 22.0)]
     assert since_standstills(standstills, since) == since + later_by
+
+
+def test_time_in_which_host_and_store_stood_still_counts_once() -> None:
+    host, store = Standstill(10.0, 20.0), Standstill(15.0, 18.0)
+    assert united([store, host]) == [host]
+    assert united([Standstill(18.0, 25.0), host]) == [Standstill(10.0, 25.0)]
+    assert united([Standstill(20.0, 25.0), host]) == [Standstill(10.0, 25.0)]
+    assert united([Standstill(21.0, 25.0), host]) == [host, Standstill(21.0, 25.0)]
 
 
 def test_many_short_standstills_do_not_displace_a_long_one() -> None:

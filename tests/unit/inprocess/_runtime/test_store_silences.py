@@ -1,0 +1,113 @@
+"""For how long the store did not answer, and what that makes of a rank's silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resilience.core.observation import Doing, Observation
+from resilience.core.standstills import Standstill
+from resilience.errors import StoreError
+from resilience.facts.limits import Limit, Limits
+from resilience.inprocess._runtime import store_silences
+from resilience.inprocess._runtime.store_silences import StoreSilences
+from resilience.monitor import calling_rank
+from resilience.monitor.calling_rank import CallingRank
+
+
+class Store:
+    """A store that answers when it is let, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(store_silences, "time", clock)
+        monkeypatch.setattr(calling_rank, "time", clock)
+        self.questions: list[Callable[[], None]] = []
+        self.error: Exception | None = None
+        self.silences = StoreSilences(self.questions.append, self.ask)
+        self.silences.limit = 60.0
+
+    def ask(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def answer(self) -> None:
+        self.questions.pop()()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(monkeypatch)
+
+
+def test_store_is_silent_from_a_question_to_its_answer(store: Store) -> None:
+    store.silences.ask()
+    assert store.silences.all() == []
+    store.now += 10.0
+    store.silences.ask()  # the first one is open
+    assert len(store.questions) == 1
+    assert store.silences.all() == [Standstill(100.0, 110.0)]
+    store.answer()
+    store.now += 5.0
+    assert store.silences.all() == [Standstill(100.0, 110.0)]
+
+
+def test_store_that_answers_at_once_was_not_silent(store: Store) -> None:
+    store.silences.ask()
+    store.answer()
+    assert store.silences.all() == []
+
+
+def test_silence_of_a_store_counts_up_to_its_limit(store: Store) -> None:
+    store.silences.ask()
+    store.now += 3600.0
+    assert store.silences.all() == [Standstill(100.0, 160.0)]
+    store.answer()
+    assert store.silences.all() == [Standstill(100.0, 160.0)]
+
+
+def test_lost_store_is_not_asked_again(store: Store) -> None:
+    store.silences.ask()
+    store.now += 2.0
+    store.error = StoreError("lost")
+    with pytest.raises(StoreError):
+        store.answer()
+    store.silences.ask()
+    assert store.questions == []
+    assert store.silences.all() == [Standstill(100.0, 102.0)]
+
+
+def test_question_that_nobody_will_put_is_open_no_longer(store: Store) -> None:
+    store.silences.ask()
+    store.silences.lose()  # the monitor has found no store
+    store.now += 30.0
+    assert store.silences.all() == []
+
+
+@pytest.mark.parametrize(
+    ("observation", "is_asked"),
+    [
+        (Observation(doing=Doing.FUNCTION, since=10.0, watchdog_at=85.0), True),  # 15 of 60 s
+        (Observation(doing=Doing.FUNCTION, since=85.0), True),
+        (Observation(doing=Doing.FUNCTION, since=10.0, watchdog_at=86.0), False),
+        (Observation(doing=Doing.FUNCTION, since=86.0, watchdog_at=10.0), False),
+        (Observation(doing=Doing.FUNCTION, since=10.0, interrupted_at=90.0), False),
+        (Observation(doing=Doing.HOOK, since=10.0), False),
+        (Observation(doing=Doing.OUTSIDE), False),
+    ],
+)
+def test_store_is_asked_while_its_rank_is_silent_in_the_function(
+    store: Store, observation: Observation, is_asked: bool
+) -> None:
+    subject: Any = CallingRank.__new__(CallingRank)
+    subject._silences = store.silences
+    subject.monitor = SimpleNamespace(limits=Limits(watchdog=Limit(60.0, 90.0)))
+    assert subject.completed(observation).standstills == ()
+    assert bool(store.questions) is is_asked
+    store.now += 10.0
+    expected = (Standstill(100.0, 110.0),) if is_asked else ()
+    assert subject.completed(observation).standstills == expected
