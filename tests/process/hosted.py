@@ -131,12 +131,12 @@ def monitor_finds_no_store(barrier: float) -> None:
 
 
 def monitor_connects_late(
-    fails: int = 0, is_held: bool = False, heartbeat: float = 30.0, first_limit: float = 60.0
+    fails: int = 0, is_held: bool = False, heartbeat: float = 30.0, first_limit: float = 60.0, barrier: float = 120.0
 ) -> int:
     """Wait in the function until the test lets it go. Answers the iteration.
 
     fails: how many connections of rank 1's monitor fail first. is_held: its first one waits for the test.
-    first_limit: seconds for which it tries again."""
+    first_limit: seconds for which it tries again. barrier: the limit of the ranks' barriers."""
     monitor_store.FIRST_LIMIT = first_limit  # the monitor is forked
     rank_pid, is_rank_1 = os.getpid(), os.environ["RANK"] == "1"
     tries = itertools.count()
@@ -150,7 +150,14 @@ def monitor_connects_late(
                 raise RuntimeError("connection reset by peer")
         return TCPStore(**kwargs)
 
-    @Wrapper(store_factory=factory, heartbeat_timeout=timedelta(seconds=heartbeat))
+    hard = 0.75 * barrier
+    limits = {"soft_timeout": hard / 2, "hard_timeout": hard, "barrier_timeout": barrier, "completion_timeout": 120.0}
+
+    @Wrapper(
+        store_factory=factory,
+        heartbeat_timeout=timedelta(seconds=heartbeat),
+        **{name: timedelta(seconds=limit) for name, limit in limits.items()},  # type: ignore[arg-type]
+    )
     def train(call: CallWrapper | None = None) -> int:
         assert call is not None
         signs.show("entered", int(os.environ["RANK"]))

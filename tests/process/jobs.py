@@ -756,7 +756,7 @@ def die_before_the_monitor_runs() -> Any:
 
     if os.environ["RANK"] == "1":
         os.environ[late_filter.AWAITED] = str(os.getpid())
-        Handle.await_ready = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        Handle.await_connected = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     end = threading.Event()
     threading.Thread(target=end.wait, args=(120,), name="user-thread", daemon=True).start()
 

@@ -345,6 +345,20 @@ def test_rank_whose_monitor_never_connects_goes_on_and_says_so(start: Start) -> 
     assert not job.of(events.NodeFellSilent)
 
 
+def test_rank_whose_monitor_neither_connects_nor_fails_goes_on_and_says_so(start: Start) -> None:
+    job, store = start_on_nodes(
+        start, 2, "tests.process.hosted:monitor_connects_late", is_held=True, heartbeat=3.0, barrier=20.0
+    )
+    await_beats(store, alone_key(1), 1.5)
+    failed = job.await_record(events.HookFailed, rank=1, role="rank").event
+    assert failed == events.HookFailed("monitor", "it was not connected to the store within 10 s")
+    job.let_on("connects")
+    del store
+    job.let_on("train")
+    assert [rank.value for rank in job.wait()] == [0, 0]
+    assert not job.of(events.NodeFellSilent)
+
+
 def test_node_is_not_looked_for_before_its_monitor_has_connected(start: Start) -> None:
     port, limit = free_port(), 3.0
     job = start(

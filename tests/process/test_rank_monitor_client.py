@@ -416,6 +416,7 @@ def test_next_worker_is_watched_once_the_one_before_has_ended_or_has_taken_its_l
                 reader.join()
 
 
+@pytest.mark.slow
 def test_monitor_keeps_no_thread_and_no_file_of_a_worker_that_took_its_leave_and_lives_on(tmp_path: Path) -> None:
     code = (
         f"{BEGIN}request = WorkloadControlRequest(WorkloadAction.ExcludeThisNode)\n"

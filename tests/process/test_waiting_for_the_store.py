@@ -101,6 +101,7 @@ def test_host_of_the_store_that_goes_on_in_time_costs_nobody_in_init_process_gro
     assert not job.interruptions()
 
 
+@pytest.mark.slow
 def test_wait_in_init_process_group_ends_its_rank_once_the_host_has_stayed_away_for_long(start: Start) -> None:
     limits = LIMITS | {"barrier_timeout": 10.0, "termination_grace_time": 0.5}
     job = start(2, "tests.process.jobs:build_a_group_when_asked", options=limits)

@@ -86,6 +86,7 @@ class Handle:
         self.dropped = 0
         self._channel = channel
         self._is_ready = threading.Event()
+        self._is_late = False  # it was not ready when the call began
         self._has_hung_up = False
         self.error = ""  # why the monitor does no work in the store: it is not connected, or does not supervise
 
@@ -175,17 +176,15 @@ class Handle:
         signal or a debugger."""
         state = processes.state(self.pid)
         is_running = state is not None and state.state not in ("T", "t")
-        return is_running and not self.error and processes.is_alive(self._identity)
+        is_missing = bool(self.error) or (self._is_late and not self._is_ready.is_set())
+        return is_running and not is_missing and processes.is_alive(self._identity)
 
-    def await_ready(self, limit: float, is_heard: bool = False) -> None:
+    def await_ready(self, limit: float) -> None:
         """Wait until the monitor is connected to the wrapper's store, or hosts it; `error` then says if it cannot.
 
-        is_heard: another thread listens in `is_alive`. If the monitor ends, that thread notices it, and the rank
-        continues without it. Raises: MonitorError."""
+        Raises: MonitorError."""
         deadline = time.monotonic() + limit
         while not self._is_ready.is_set():
-            if self._has_hung_up and is_heard:
-                return
             if self._has_hung_up:
                 raise MonitorError(
                     f"monitor process {self.pid} ended before it was ready; its messages go to "
@@ -193,14 +192,22 @@ class Handle:
                 )
             if time.monotonic() > deadline:
                 raise MonitorError(
-                    f"monitor process {self.pid} was not connected to the wrapper's store within {limit:g} s "
+                    f"monitor process {self.pid} did not host the wrapper's store within {limit:g} s "
                     "(barrier_timeout). A monitor that is a fresh process imports torch first, perhaps from a slow "
                     "file system: raise barrier_timeout if that may take longer"
                 )
-            if is_heard:
-                self._is_ready.wait(LISTEN)
-            else:
-                self.is_alive(LISTEN)
+            self.is_alive(LISTEN)
+
+    def await_connected(self, limit: float) -> bool:
+        """Wait until the monitor is connected to the store, cannot be, or has ended. Another thread listens in
+        `is_alive`. Return False if it is still not connected: the rank goes on, and the monitor does no work yet."""
+        deadline = time.monotonic() + limit
+        while not self._is_ready.is_set() and not self._has_hung_up:
+            if time.monotonic() > deadline:
+                self._is_late = True
+                return False
+            self._is_ready.wait(LISTEN)
+        return True
 
 
 def start(wrapper: Wrapper, state: State, is_host: bool, notice: Notice) -> Handle:

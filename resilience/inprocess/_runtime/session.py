@@ -225,8 +225,11 @@ class Session:
         self._member = supervision.entry_of(state.initial_rank, os.getpid(), self._monitor.pid)
         try:
             # The other nodes must not look for this one before its monitor is connected. If the rank dies meanwhile,
-            # its monitor stands in for it. If the monitor cannot connect, the rank continues without it.
-            self._monitor.await_ready(wrapper.barrier_timeout.total_seconds(), is_heard=True)
+            # its monitor stands in for it. If the monitor cannot connect, the rank continues without it. Half the
+            # time for which the others wait in the first barrier.
+            limit = wrapper.barrier_timeout.total_seconds() / 2
+            if not self._monitor.await_connected(limit):
+                self.emit(events.HookFailed("monitor", f"it was not connected to the store within {limit:g} s"))
         finally:  # also if this rank ends here: the others then notice it
             supervision.announce(self.store, self.node, self._member)
         self._announce(function)
