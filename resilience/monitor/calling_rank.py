@@ -5,6 +5,7 @@ monitor, and asks it to host the store of an iteration."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
@@ -43,6 +44,7 @@ class CallingRank:
     ) -> None:
         """silences: of the store for which the rank may wait."""
         self._silences = silences
+        self._asks_at = math.inf  # when the store is asked, if the rank shows no life until then
         self.monitor = RankMonitor(page, channel, rank, receiver, dump, subject=self)
 
     def handle(self, message: messages.FromRank) -> None:
@@ -76,27 +78,27 @@ class CallingRank:
         """Do nothing: no other monitor can continue with the rank."""
 
     def completed(self, observation: Observation) -> Observation:
-        """Add the time in which the store did not answer: the rank may wait for it without a sign of that."""
-        if self._silences is None:
+        """Add the time in which the store did not answer: in its function the rank may wait for it without a sign of
+        that."""
+        self._asks_at = math.inf
+        soft = self.monitor.limits.watchdog.soft
+        is_running = observation.doing is Doing.FUNCTION and observation.interrupted_at is None
+        if self._silences is None or soft is None or not is_running or observation.store_due_at is not None:
             return observation
-        if self._is_silent(observation):
+        # It is asked once the main thread has run no bytecode for a good part of its limit, and then again.
+        now, asks_at = time.monotonic(), max(observation.since, observation.watchdog_at or 0.0) + SHARE * soft
+        if now >= asks_at:
             self._silences.ask()
+            asks_at = now + SHARE * soft
+        self._asks_at = asks_at
         standstills = united([*observation.standstills, *self._silences.all()])
         return msgspec.structs.replace(observation, standstills=tuple(standstills))
-
-    def _is_silent(self, observation: Observation) -> bool:
-        """Return True if the main thread has run no bytecode in the function for a good part of its limit."""
-        soft = self.monitor.limits.watchdog.soft
-        if soft is None or observation.doing is not Doing.FUNCTION or observation.interrupted_at is not None:
-            return False
-        ran_at = max(observation.since, observation.watchdog_at or 0.0)
-        return time.monotonic() - ran_at >= SHARE * soft
 
     def died(self) -> None:
         """Do nothing: the monitor ends soon."""
 
     def due(self, due: float) -> float:
-        return due
+        return min(due, self._asks_at)
 
     def send(self, number: int) -> None:
         self.monitor.rank.send(number)

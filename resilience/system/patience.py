@@ -52,7 +52,7 @@ class Patience:
         self._waits: tuple[float, float] | None = None  # when the wait began, and when the answer is due
         self._interval = interval
         self._overdue: tuple[float, float] | None = None  # the wait that the last check found overdue
-        self._checked_at = math.inf
+        self._checked_from = self._checked_at = math.inf
         self._standstills: deque[Standstill] = deque(maxlen=REMEMBERED)
 
     def ask(self, operation: Callable[[], T], allowed: float) -> T:
@@ -71,12 +71,13 @@ class Patience:
     def check(self) -> None:
         """End the connection of an operation that two checks have found overdue by more than the limit: after a short
         stop the answer may be there already. A longer time in which this process stood still does not count, because
-        the store may have stood still too. From any other thread."""
+        the store may have stood still too, nor does the time before the first check. From any other thread."""
         waits, now = self._waits, time.monotonic()
         if now - self._checked_at > STOOD_STILL + 2 * self._interval:
             self._standstills.append(Standstill(self._checked_at + self._interval, now))
-        self._checked_at = now
-        if waits is None or now < since_standstills(self._standstills, waits[1]) + self.limit:
+        self._checked_from, self._checked_at = min(self._checked_from, now), now
+        due_at = 0.0 if waits is None else max(waits[1], self._checked_from)
+        if waits is None or now < since_standstills(self._standstills, due_at) + self.limit:
             return
         if self._overdue is waits:
             self.ran_out_after = now - waits[0]

@@ -30,8 +30,8 @@ from resilience.system.open_sockets import Connection, Opening
 from resilience.system.store import execute
 
 STILL = 2  # consecutive looks that find the node's counter unchanged; its leader may be late for one
-ATTEMPT = timedelta(seconds=1)  # to connect; torch goes on that long after a cut
-END_LIMIT = 2.0  # seconds that the call's end waits for the thread
+ATTEMPT = timedelta(seconds=5)  # to connect; torch goes on that long after a cut
+END_LIMIT = 6.0  # seconds that the call's end waits for the thread
 CUT_AGAIN = 0.05  # seconds; a connection may be opened just after a cut
 
 
@@ -83,6 +83,7 @@ class LoneRank:
             try:
                 self._beat()
             except Exception as error:  # whatever a store raises; the next round connects anew
+                self._connections = tuple
                 self._note_failure(error)
             self._done.wait(self._beat_every)
 
@@ -104,6 +105,8 @@ class LoneRank:
     def _beat(self) -> None:
         client, opened = patience.connect(self._connect)
         self._connections = lambda: opened  # no later ones to the same port, which are the function's
+        if self._done.is_set():  # perhaps it was not connected yet when `end` cut it
+            return
         store = dist.PrefixStore(self._prefix, client)
         count, still = execute(Add(self._nodes_key, 0), store), 0
         while not self._done.wait(self._beat_every):

@@ -136,7 +136,6 @@ class MonitorStore:
     def begin(self, begin: messages.Begin) -> None:
         self._is_begun = True
         self._waits = begin.waits
-        self.silences.limit = begin.waits.barrier
         self._ranks_store = begin.store
         self._folder = Path(os.fsdecode(begin.folder))
         self._tasks.put(lambda: self._begin(begin))
@@ -216,7 +215,6 @@ class MonitorStore:
             self._ready("")
         except Exception as error:  # a user's factory may raise anything; the rank gets the reason
             self._ready(str(error) if isinstance(error, StoreError) else error_in_words(error))
-            self.silences.lose()
             self._tasks.get()  # once the call has begun, events can be recorded
             self._emit(events.HookFailed("monitor", f"it could not connect to the store: {error_in_words(error)}"))
             return
@@ -250,6 +248,7 @@ class MonitorStore:
         except Exception as error:
             self._does_not_supervise(error)
             raise
+        self.silences.open(begin.waits.barrier)
 
     def _supervise(self, begin: messages.Begin) -> None:
         folder = agree_on_folder(self._store, begin.origin.node)

@@ -20,14 +20,20 @@ class StoreSilences:
         lost."""
         self._perform = perform
         self._ask = ask
-        self.limit = 0.0  # seconds of one silence that count
+        self._limit = 0.0  # seconds of one silence that count
         self._asked_at: float | None = None
-        self._is_lost = False
+        self._is_open = False
         self._ended: list[Standstill] = []
+
+    def open(self, limit: float) -> None:
+        """Note that the store can be asked from now on. Until then a question would wait for something else. limit:
+        seconds of one silence that count."""
+        self._limit = limit
+        self._is_open = True
 
     def ask(self) -> None:
         """Ask, unless a question is open. Returns at once."""
-        if self._asked_at is None and not self._is_lost:
+        if self._asked_at is None and self._is_open:
             self._asked_at = time.monotonic()
             self._perform(self._await_answer)
 
@@ -36,18 +42,14 @@ class StoreSilences:
         asked_at = self._asked_at
         return self._ended if asked_at is None else self._with(asked_at)
 
-    def lose(self) -> None:
-        """Ask no more: a lost store answers no later question either."""
-        self._is_lost = True
-        self._end()
-
     def _await_answer(self) -> None:
         try:
             self._ask()
-            self._end()
         except Exception:
-            self.lose()
+            self._is_open = False  # a lost store answers no later question either
             raise
+        finally:
+            self._end()
 
     def _end(self) -> None:
         if self._asked_at is not None:
@@ -58,4 +60,4 @@ class StoreSilences:
         now = time.monotonic()
         if now - asked_at <= NOTICEABLE:
             return self._ended
-        return longest([*self._ended, Standstill(asked_at, min(now, asked_at + self.limit))])
+        return longest([*self._ended, Standstill(asked_at, min(now, asked_at + self._limit))])

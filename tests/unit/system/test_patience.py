@@ -47,7 +47,7 @@ def test_wait_is_ended_once_it_exceeds_its_limit(monkeypatch: pytest.MonkeyPatch
 
 def test_time_in_which_the_process_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     resumed = [3000.0 + second for second in range(40)]
-    assert ended_after(monkeypatch, [1.0, 2.0, *resumed]) == 3000.0 - 3.0 + LIMIT + 1.0  # it was to check at 3.0
+    assert ended_after(monkeypatch, [0.0, 1.0, 2.0, *resumed]) == 3000.0 - 3.0 + LIMIT + 1.0  # it was to check at 3.0
 
 
 def test_wait_is_ended_however_often_the_process_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +57,7 @@ def test_wait_is_ended_however_often_the_process_stands_still(monkeypatch: pytes
 
 def test_busy_machine_that_delays_checks_a_little_ends_the_wait_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended_after(monkeypatch, [float(second) for second in range(0, 60, 6)]) == 18.0
+
+
+def test_time_before_the_first_check_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ended_after(monkeypatch, [100.0 + second for second in range(40)]) == 100.0 + LIMIT + 1.0

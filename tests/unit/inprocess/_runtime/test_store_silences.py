@@ -29,7 +29,7 @@ class Store:
         self.questions: list[Callable[[], None]] = []
         self.error: Exception | None = None
         self.silences = StoreSilences(self.questions.append, self.ask)
-        self.silences.limit = 60.0
+        self.silences.open(60.0)
 
     def ask(self) -> None:
         if self.error is not None:
@@ -81,11 +81,11 @@ def test_lost_store_is_not_asked_again(store: Store) -> None:
     assert store.silences.all() == [Standstill(100.0, 102.0)]
 
 
-def test_question_that_nobody_will_put_is_open_no_longer(store: Store) -> None:
-    store.silences.ask()
-    store.silences.lose()  # the monitor has found no store
+def test_store_is_not_asked_before_the_monitor_is_connected_to_it(store: Store) -> None:
+    silences = StoreSilences(store.questions.append, store.ask)
+    silences.ask()
     store.now += 30.0
-    assert store.silences.all() == []
+    assert (store.questions, silences.all()) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,7 @@ def test_question_that_nobody_will_put_is_open_no_longer(store: Store) -> None:
         (Observation(doing=Doing.FUNCTION, since=10.0, watchdog_at=86.0), False),
         (Observation(doing=Doing.FUNCTION, since=86.0, watchdog_at=10.0), False),
         (Observation(doing=Doing.FUNCTION, since=10.0, interrupted_at=90.0), False),
+        (Observation(doing=Doing.FUNCTION, since=10.0, store_due_at=90.0), False),
         (Observation(doing=Doing.HOOK, since=10.0), False),
         (Observation(doing=Doing.OUTSIDE), False),
     ],
@@ -104,10 +105,35 @@ def test_store_is_asked_while_its_rank_is_silent_in_the_function(
     store: Store, observation: Observation, is_asked: bool
 ) -> None:
     subject: Any = CallingRank.__new__(CallingRank)
-    subject._silences = store.silences
+    subject._silences, subject._asks_at = store.silences, 0.0
     subject.monitor = SimpleNamespace(limits=Limits(watchdog=Limit(60.0, 90.0)))
     assert subject.completed(observation).standstills == ()
     assert bool(store.questions) is is_asked
     store.now += 10.0
     expected = (Standstill(100.0, 110.0),) if is_asked else ()
     assert subject.completed(observation).standstills == expected
+
+
+def test_silence_of_the_store_is_none_of_a_hook(store: Store) -> None:
+    subject: Any = CallingRank.__new__(CallingRank)
+    subject._silences = store.silences
+    subject.monitor = SimpleNamespace(limits=Limits(watchdog=Limit(60.0, 90.0)))
+    subject.completed(Observation(doing=Doing.FUNCTION, since=10.0))
+    store.now += 10.0
+    assert subject.completed(Observation(doing=Doing.HOOK, since=100.0)).standstills == ()
+
+
+@pytest.mark.parametrize(
+    ("observation", "looks_at"),
+    [
+        (Observation(doing=Doing.FUNCTION, since=10.0, watchdog_at=95.0), 110.0),
+        (Observation(doing=Doing.FUNCTION, since=10.0, watchdog_at=50.0), 115.0),  # it is asked now, and then again
+        (Observation(doing=Doing.WAITING, since=10.0), 1000.0),
+    ],
+)
+def test_monitor_looks_in_time_to_ask_the_store(store: Store, observation: Observation, looks_at: float) -> None:
+    subject: Any = CallingRank.__new__(CallingRank)
+    subject._silences = store.silences
+    subject.monitor = SimpleNamespace(limits=Limits(watchdog=Limit(60.0, 90.0)))
+    subject.completed(observation)
+    assert subject.due(1000.0) == looks_at
