@@ -18,6 +18,7 @@ import pytest
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption
 from tests.process.launching import Launched, launcher
+from tests.support.pids import child_named
 from tests.support.ranks import Job
 
 Launch = Callable[..., Launched]
@@ -284,12 +285,7 @@ def test_what_workers_leave_behind_is_collected_while_they_run(launch: Launch) -
 def test_death_of_the_zygote_disturbs_no_worker_and_the_next_ones_start_cold(launch: Launch) -> None:
     job = launch("say('up')\nawait_file('go')\nsys.exit(cycle == 0 and 3)", nproc=1)
     job.await_worker("up.0.0")
-    (zygote,) = (
-        child
-        for child in psutil.Process(job.job.pids[0]).children()
-        if "resilience-zygote" in (child.name(), *child.cmdline())
-    )
-    zygote.kill()
+    child_named(job.job.pids[0], "resilience-zygote").kill()
     job.await_record(events.ZygoteLost)
     (job.folder / "go").touch()
     assert job.wait() == [0]
@@ -379,7 +375,7 @@ def test_store_process_without_descriptors_gives_those_of_the_last_cycle_to_the_
     job = launch(FAILS_TWICE)
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
-    (store,) = (each.pid for each in psutil.Process(job.job.pids[0]).children() if each.name() == "res-store")
+    store = child_named(job.job.pids[0], "res-store").pid
     await_servers(store, 3)
     limit = len(os.listdir(f"/proc/{store}/fd")) - 2  # a server has more: that of this cycle gives some back
     resource.prlimit(store, resource.RLIMIT_NOFILE, (limit, limit))

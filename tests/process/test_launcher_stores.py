@@ -21,6 +21,7 @@ from resilience.launcher.signals import Signals
 from resilience.report.condensed import report
 from resilience.run_folder.load import load
 from tests.process.launching import NO_NODE_IS_LOST, Launched, launcher
+from tests.support.pids import children_named
 from tests.support.ranks import Job
 from tests.support.signs import await_true
 from tests.support.stops import stop
@@ -36,11 +37,7 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
 
 def store_process(agent: int) -> psutil.Process | None:
     """Return an agent's store process, None while there is none."""
-    with contextlib.suppress(psutil.Error):  # another child ends meanwhile
-        for child in psutil.Process(agent).children():
-            if child.name() == "res-store" and child.status() != psutil.STATUS_ZOMBIE:
-                return child
-    return None
+    return next(iter(children_named(agent, "res-store")), None)
 
 
 def store_of(agent: int) -> psutil.Process:

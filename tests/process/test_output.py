@@ -35,7 +35,7 @@ from resilience.system.channel import connect, listen, pair
 from tests.process.launching import Launched, launcher
 from tests.support import disks
 from tests.support.account import Account
-from tests.support.pids import has_ended
+from tests.support.pids import child_named, has_ended
 from tests.support.ranks import Job
 from tests.support.server import ROOT
 from tests.support.signs import await_true
@@ -83,12 +83,7 @@ def of(folder: Path, kind: type[events.Event]) -> list[Any]:
 def drain_of(job: Launched) -> psutil.Process:
     """The process that reads the output of a job's workers."""
     (agent,) = job.job.pids
-    (found,) = [
-        each
-        for each in psutil.Process(agent).children()
-        if "resilience.launcher.output.drain" in " ".join(each.cmdline())
-    ]
-    return found
+    return child_named(agent, "resilience.launcher.output.drain")
 
 
 # -- the disk -----------------------------------------------------------------------------------------
@@ -296,11 +291,7 @@ def test_output_that_a_killed_drain_process_had_not_shown_is_counted(tmp_path: P
         os.close(writing)
         files_of = tmp_path / "runs" / "job" / "output" / "0" / "0.out"
         await_true(lambda: (tmp_path / "written").exists() and files_of.stat().st_size == 5 * PER_MB)
-        (drain,) = [
-            each
-            for each in psutil.Process(child.pid).children(recursive=True)
-            if "output.drain" in " ".join(each.cmdline())
-        ]
+        drain = child_named(child.pid, "resilience.launcher.output.drain")
         (door,) = {each.laddr for each in drain.net_connections("unix") if each.laddr}
         asking = connect(door, 60.0)
         assert asking.send(b"keep")

@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -30,6 +29,7 @@ from resilience.system.client_sockets import await_server
 from resilience.system.store import execute
 from tests.process.launching import Launched, await_arrival, launcher
 from tests.process.rendezvousing import agents, meet
+from tests.support.pids import child_named
 from tests.support.ranks import Job, free_port
 from tests.support.server import ForkServer
 
@@ -321,8 +321,7 @@ def test_cycle_of_a_spare_whose_store_process_has_died_is_followed_by_one_with_a
     parameters = RendezvousParameters(backend="etcd", endpoint=endpoint, run_id="test", min_nodes=1, max_nodes=1)
     client = meet_in_store(parameters, cast(Any, None), 30.0).connect()
     await_arrival(dist.PrefixStore("resilience/test", client), "node2")
-    (store,) = (each for each in psutil.Process(spare.job.pids[0]).children() if each.cmdline() == ["resilience-store"])
-    store.kill()
+    child_named(spare.job.pids[0], "resilience-store").kill()
     job.job.signal(0, signal.SIGTERM)
     assert (job.wait(), spare.wait()) == ([143, 0], [0])
     # A node that notices the end of cycle 1 before it has begun has no record of it.
@@ -351,8 +350,7 @@ def test_nodes_whose_store_processes_are_killed_start_others(launch: Launch) -> 
         for rank in range(2):
             job.await_worker(f"up.{cycle}.{rank}")
         for agent in job.job.pids:
-            (store,) = [each for each in psutil.Process(agent).children() if each.name() == "res-store"]
-            store.kill()
+            child_named(agent, "res-store").kill()
         (job.folder / f"go.{cycle}").touch()
     assert job.wait() == [0, 0]
     assert not job.of(events.StoreLost)

@@ -9,10 +9,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from resilience.attribution.incident import Incident
@@ -23,6 +21,7 @@ from tests.process.launching import Launched, launcher
 from tests.process.test_launcher import await_end
 from tests.process.test_launcher_nodes import has_ended, whys
 from tests.support.hosts import Hosts, hosts, missing
+from tests.support.pids import child_named
 from tests.support.ranks import Job
 from tests.system.jobs import RESULT
 
@@ -293,13 +292,7 @@ def test_two_ranks_that_do_not_reach_each_other_are_found_by_their_limits(launch
 
 def store_pid(job: Launched) -> int:
     """Return the pid of the first agent's store process."""
-    found = []
-    for child in psutil.Process(job.job.pids[0]).children():
-        with suppress(psutil.Error):  # another one may end meanwhile
-            if child.name() == "res-store":
-                found.append(child.pid)
-    (pid,) = found
-    return int(pid)
+    return int(child_named(job.job.pids[0], "res-store").pid)
 
 
 def test_store_process_that_is_killed_ends_the_job_everywhere(launch: Launch, three: Hosts) -> None:
