@@ -16,7 +16,7 @@ from pathlib import Path
 from resilience.attribution.incidents import incidents_of
 from resilience.cli.arguments import refuse_together
 from resilience.cli.incomplete import checked_history, say_incomplete
-from resilience.cli.run_argument import add_run, find_run, refuse_unlisted
+from resilience.cli.run_argument import add_run, find_run, no_such_incident, refuse_unlisted
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.facts.in_words import count
@@ -195,8 +195,7 @@ def _choice(arguments: argparse.Namespace, folder: Path) -> LineFilter:
         incidents = incidents_of(checked_history(folder))
         selected = next((incident for incident in incidents if incident.number == arguments.around), None)
         if selected is None:
-            numbers = f"has incidents 1 to {len(incidents)}" if incidents else "has no incidents"
-            raise ConfigurationError(f"--around {arguments.around}: {folder} {numbers}")
+            raise no_such_incident("--around", arguments.around, folder, len(incidents))
         since, until = window(selected) or (None, None)
     if arguments.since is not None:
         requested = since_ns(arguments.since, last_ns(folder))

@@ -13,8 +13,7 @@ import msgspec
 
 from resilience.cli.arguments import refuse_together
 from resilience.cli.incomplete import say_incomplete
-from resilience.cli.run_argument import add_run, find_run
-from resilience.errors import ConfigurationError
+from resilience.cli.run_argument import add_run, find_run, no_such_incident
 from resilience.facts import encoding
 from resilience.report.condensed import as_json, report
 from resilience.report.terminal import incident_lines, report_lines
@@ -50,8 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.incident is not None:
         chosen = tuple(incident for incident in condensed.incidents if incident.number == arguments.incident)
         if not chosen:
-            numbers = f"has incidents 1 to {len(condensed.incidents)}" if condensed.incidents else "has no incidents"
-            raise ConfigurationError(f"--incident {arguments.incident}: {folder} {numbers}")
+            raise no_such_incident("--incident", arguments.incident, folder, len(condensed.incidents))
         condensed = msgspec.structs.replace(condensed, incidents=chosen)
     if arguments.json:
         say_json(encoding.to_json_page(as_json(condensed)))

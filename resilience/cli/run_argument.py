@@ -128,3 +128,9 @@ def _attempts(root: Path, job_id: str) -> dict[int, Path]:
 def _list(runs: list[Path]) -> str:
     more = f"\n  … and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
     return "".join(f"\n  {path}" for path in runs[:RUNS_NAMED]) + more
+
+
+def no_such_incident(option: str, number: int, folder: Path, most: int) -> ConfigurationError:
+    """Return the error of an option that names an incident which the run does not have. most: how many it has."""
+    have = {0: "no incidents", 1: "one incident, number 1"}.get(most, f"incidents 1 to {most}")
+    return ConfigurationError(f"{option} {number}: {folder} has {have}")

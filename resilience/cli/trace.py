@@ -19,7 +19,7 @@ from resilience.attribution.incidents import incidents_of
 from resilience.attribution.waterfall import Waterfall, waterfall
 from resilience.cli.arguments import refuse_together
 from resilience.cli.incomplete import checked_history, say_incomplete
-from resilience.cli.run_argument import add_run, find_readable_run
+from resilience.cli.run_argument import add_run, find_readable_run, no_such_incident
 from resilience.errors import ConfigurationError
 from resilience.facts import encoding
 from resilience.run_folder.load import completeness_of
@@ -99,8 +99,7 @@ def _restart(folder: Path, number: int | None) -> Waterfall:
     if number is not None:
         candidates: list[Incident] = [incident for incident in incidents if incident.number == number]
         if not candidates:
-            have = f"has incidents 1 to {len(incidents)}" if incidents else "has no incidents"
-            raise ConfigurationError(f"--incident {number}: {folder} {have}")
+            raise no_such_incident("--incident", number, folder, len(incidents))
     else:
         candidates = sorted(
             incidents,

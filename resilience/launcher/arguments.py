@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ LARGEST = 10**9  # products of two numbers fit into a record, and a sum of secon
 CFG_PATH_HELP = "YAML file with a mapping `fault_tolerance` somewhere in it, whose keys are settings; flags override it"
 EPILOG = """\
 Exit status: 0 all workers completed; 1 the job failed (for example, no restart is left); 2 wrong
-usage; 93 another start would not help (the same failure repeats, or there is no progress; see the
+use; 93 another start would not help (the same failure repeats, or there is no progress; see the
 option --same-failure-exit-code); 94 a rank requested a shutdown of the workload; 95 this node left
 (unhealthy or excluded); 128 + N stopped by signal N.
 `resilience report RUN` explains what happened; `resilience status RUN --watch` shows the running job."""
@@ -273,6 +274,8 @@ def parser() -> argparse.ArgumentParser:
     torchrun_parser.formatter_class = _Help
     torchrun_parser._optionals.title = "torchrun's options"
     torchrun_parser._positionals.title = "what to run"
+    for action in torchrun_parser._positionals._group_actions:
+        action.required = action.nargs != argparse.REMAINDER  # a script may have no arguments: no error says otherwise
     # The default applies only if neither the flag nor its variable is set.
     torchrun_parser.set_defaults(max_restarts=torchrun_default("MAX_RESTARTS") or MAX_RESTARTS)
     _show_default(torchrun_parser, "--max-restarts")
@@ -337,19 +340,38 @@ def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[object]) -> No
         group.add_argument(*spellings, action="append", metavar="MODULE", help=help_text)
         return
     value_type = float if "float" in str(field.type) else int if "int" in str(field.type) else str
-    suffix = "" if field.default is None else "; default %(default)s"
+    default = f"{field.default:g}" if isinstance(field.default, float) else "%(default)s"  # 30, as the pages have it
+    suffix = "" if field.default is None else f"; default {default}"
     metavar = {float: "S", int: "N", str: "X"}[value_type]
     group.add_argument(*spellings, type=value_type, default=field.default, metavar=metavar, help=help_text + suffix)
 
 
 class _Help(argparse.HelpFormatter):
-    """Fit help into 80 columns; show each flag once, spelled with hyphens."""
+    """Fit help into 80 columns; show each flag once, spelled with hyphens, and never broken at one of them."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=80)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        lines = textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+        return [part for line in lines for part in _parts(line, width)]
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in self._split_lines(text, width - len(indent)))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         spellings = [name for name in action.option_strings if "_" not in name] or list(action.option_strings)
         if not action.option_strings or action.nargs == 0:
             return ", ".join(spellings) or super()._format_action_invocation(action)
         return f"{', '.join(spellings)} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
+
+
+def _parts(line: str, width: int) -> list[str]:
+    """Return a line as parts of at most `width` characters. A longer line is one long word, such as a URL of torchrun's
+    help: it is cut behind a slash if possible."""
+    parts = []
+    while len(line) > width:
+        end = line.rfind("/", 0, width) + 1 or width
+        parts.append(line[:end])
+        line = line[end:]
+    return [*parts, line]

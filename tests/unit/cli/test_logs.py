@@ -131,7 +131,7 @@ def test_around_an_incident_shows_its_moment_only(tmp_path: Path, capsys: pytest
     assert "rank.interrupted" in shown and "restart.ended" in shown
     assert "long before" not in shown
     assert main(["logs", str(folder), "--around", "7"]) == 2
-    assert "has incidents 1 to 1" in capsys.readouterr().err
+    assert "has one incident, number 1" in capsys.readouterr().err
 
 
 def test_diff_tells_only_what_the_other_run_did_not_say(

@@ -30,6 +30,32 @@ def test_help_shows_the_options_of_a_command(verb: str, capsys: pytest.CaptureFi
     assert max(map(len, texts[0].splitlines())) <= 80
 
 
+def test_help_of_run_breaks_no_option_at_a_hyphen_and_no_url_within_a_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["help", "run"])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line.endswith("-")] == []
+    (url,) = [number for number, line in enumerate(lines) if "https://" in line]
+    assert lines[url].endswith("/") and lines[url + 1].strip().startswith("events.html")
+
+
+def test_run_without_a_script_misses_only_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["run"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith("the following arguments are required: training_script\n")
+
+
+def test_help_of_run_shows_whole_numbers_of_seconds_as_the_pages_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["help", "run"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "for a last checkpoint; default 30 " in shown
+    assert "length of that window in seconds; default 3600 " in shown
+
+
 def test_help_alone_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
     shown = capsys.readouterr().out

@@ -567,7 +567,7 @@ def test_one_incident_can_be_shown_alone(make: Callable[..., Path], capsys: pyte
     [
         (["report", "nowhere"], "nowhere does not exist; runs in .*:\n  .*/mine"),
         (["report", "."], "is not a run folder: it has no records/; runs in"),
-        (["report", "mine", "--incident", "3"], "--incident 3: .* has incidents 1 to 1"),
+        (["report", "mine", "--incident", "3"], "--incident 3: .* has one incident, number 1"),
         (["reprot"], "unknown command 'reprot'; did you mean 'report'\\? The commands are: run, .*completion"),
         (["xyz"], "unknown command 'xyz'; the commands are: .*report"),
     ],
