@@ -19,6 +19,7 @@ FOOTNOTE = (
     "rate: upper bound of the false alarms expected in 30 d, from the fitted tail; count: the same from counting alone "
     "(95 %). No method covers a kind of pause that did not occur in these runs: it may occur as often as `count` says"
 )
+DAY = 86400.0
 _COLOURS = {"ok": "green", "tentative": "cyan", "short": "cyan", "provisional": "yellow", "insufficient": "red"}
 
 
@@ -28,7 +29,7 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
         (
             (
                 f"target: at most {_counted(timeouts.target_false_alarms, 'false alarm')} per "
-                f"{_counted(timeouts.horizon_s / 86400, 'day')} in the whole job ({count(timeouts.ranks, 'rank')})",
+                f"{_horizon(timeouts.horizon_s)} in the whole job ({count(timeouts.ranks, 'rank')})",
                 "bold",
             ),
         ),
@@ -59,6 +60,10 @@ def lines(timeouts: Timeouts, width: int) -> list[Line]:
 
 def _counted(number: float, word: str) -> str:
     return f"{number:g} {word}{'' if number == 1 else 's'}"
+
+
+def _horizon(period_s: float) -> str:
+    return _counted(period_s / DAY, "day") if period_s >= DAY else seconds(period_s)
 
 
 def _unexcluded_share(timeouts: Timeouts) -> str:

@@ -45,6 +45,11 @@ STEP_TIME_UNKNOWN = "rework unknown: how long a step took is not on record"
 TIMES_UNKNOWN = "unknown: too many records are missing"
 STACK_SHOWN = 3  # innermost frames
 WORTH = 0.01  # share of the total time; a change that saves less is not shown
+STAGES = {  # of a record, in words; of others the name says what the rank was doing: initialize, finalize, barrier …
+    "starting": "before its program began",
+    "ending": "while its program ended",
+    "outside": "outside of the wrapped function",
+}
 SURE = 0.7  # confidence; from here on, rules that could not run are not listed
 _KINDS: dict[str, str] = {
     "exception": "exception",
@@ -383,7 +388,7 @@ def _place(chief: InterruptionRecord) -> str:
         parts[0] += f" (as rank {chief.active_rank})"
     parts += [f"node {chief.node}"] if chief.node else []
     parts += [f"pid {chief.pid}"] if chief.pid is not None else []
-    parts += [f"in {chief.stage}"] if chief.stage and chief.stage != "run" else []
+    parts += [STAGES.get(chief.stage, f"in {chief.stage}")] if chief.stage and chief.stage != "run" else []
     for section in chief.open_sections:
         limit = f" of {seconds(section.limit_s)}" if section.limit_s is not None else ""
         parts.append(f"section {section.name} open {seconds(section.open_s)}{limit}")

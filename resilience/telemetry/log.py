@@ -87,7 +87,9 @@ def configure(path: Path | None, context: Callable[[], Context] | None) -> None:
 
 
 def get_logger(**values: Any) -> Any:
-    """Return a structlog logger with `values` bound to it."""
+    """Return a structlog logger with `values` bound to it.
+
+    A value whose name is one of the line's own fields, such as `step` or `rank`, gets an underscore: `step_`."""
     import structlog
 
     return structlog.wrap_logger(

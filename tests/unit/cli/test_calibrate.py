@@ -64,6 +64,15 @@ def recorded(
     return folders
 
 
+@pytest.mark.parametrize(("horizon", "words"), [("10m", "10 min 00 s"), ("12h", "12 h 00 min"), ("30d", "30 days")])
+def test_horizon_is_shown_in_a_unit_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], horizon: str, words: str
+) -> None:
+    main(["calibrate", str(table(tmp_path / "t.csv.gz")), "--horizon", horizon])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"target: at most 1 false alarm per {words} in the whole job")
+
+
 def test_table_gives_limits_on_the_terminal_in_a_file_and_in_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,6 +281,23 @@ def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Call
     assert "inprocess/_runtime/call.py" not in text
 
 
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ("starting", "before its program began"),
+        ("ending", "while its program ended"),
+        ("outside", "outside of the wrapped function"),
+        ("finalize", "in finalize"),
+    ],
+)
+def test_report_says_in_words_what_a_rank_was_doing(make: Callable[..., Path], stage: str, words: str) -> None:
+    (incident,) = report(load(make("run", [Fault("exception", 1, 0)]))).incidents
+    records = tuple(msgspec.structs.replace(record, stage=stage) for record in incident.records)
+    changed = msgspec.structs.replace(incident, records=records)
+    text = unwrapped("\n".join(plain(line) for line in incident_lines(changed, WIDTH)))
+    assert f"pid 101, {words}" in text
+
+
 def test_last_progress_counts_back_from_the_same_detection_as_the_silence(make: Callable[..., Path]) -> None:
     """A later limit ended the rank, so its record comes first. The report says when the first limit fired."""
     (incident,) = report(load(make("run", [Fault("hang", 1, 0)]))).incidents
