@@ -61,6 +61,7 @@ _KINDS: dict[str, str] = {
     "monitor_process_exception": "monitor died",
     "store_lost": "store lost",
 }
+_HOSTS: dict[str, str] = {"node_lost": "node lost", "agent_lost": "agent lost"}  # by what the verdict says
 
 
 # -- the whole report --------------------------------------------------------------------------
@@ -258,7 +259,7 @@ def incident_table(
             (
                 str(incident.number),
                 moment(incident.since_wall_ns),
-                _KINDS.get(incident.kind, incident.kind),
+                _kind(incident),
                 _blamed(incident),
                 _where(incident),
                 seconds(incident.cost.lost_s),
@@ -268,8 +269,24 @@ def incident_table(
     return table(("#", "since", "kind", "first", "where", "cost", "steps"), rows, width, 4, 3, 2, 1)
 
 
+def _kind(incident: Incident) -> str:
+    if incident.kind == "unresponsive":
+        return _HOSTS.get(incident.verdict.what, _KINDS[incident.kind])
+    return _KINDS.get(incident.kind, incident.kind)
+
+
+def _lost_nodes(incident: Incident) -> str:
+    """Return the nodes of an incident in which a node or its agent was lost, empty for any other one: its ranks are the
+    first victims, and blaming one of them would mislead."""
+    if incident.kind != "unresponsive" or incident.verdict.what not in _HOSTS:
+        return ""
+    return ", ".join(sorted({record.node for record in incident.records if record.node}))
+
+
 def _blamed(incident: Incident) -> str:
     verdict = incident.verdict
+    if nodes := _lost_nodes(incident):
+        return nodes
     ranks = [culprit.rank for culprit in verdict.culprits]
     if not ranks:
         return "unknown" if verdict.candidates or verdict.what in ("unknown", "hung") else "none"
@@ -341,8 +358,10 @@ def _title(incident: Incident) -> str:
     """Return what broke, and on which rank. An error, or the end of a process, belongs to the rank of its record. If
     the verdict blames no rank, one has only reported it."""
     chief, rank = incident.chief, incident.verdict.first
-    kind = _KINDS.get(incident.kind, incident.kind)
+    kind = _kind(incident)
     title = f"{kind[0].upper()}{kind[1:]}"
+    if nodes := _lost_nodes(incident):
+        return f"{title}: {nodes}"
     if rank is None:
         return title
     if chief is not None and (chief.exception is not None or chief.exit is not None):

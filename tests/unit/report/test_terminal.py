@@ -25,7 +25,7 @@ from resilience.facts.interruptions import Exit, FaultOrigin, Frame, Interruptio
 from resilience.facts.records import Record
 from resilience.report.condensed import report
 from resilience.report.page import ReportPage
-from resilience.report.terminal import incident_lines, report_lines
+from resilience.report.terminal import incident_lines, incident_table, report_lines
 from resilience.run_folder.load import load
 from resilience.system.render import cut, painted, plain, show, table, wrap
 from tests.support import launch_streams
@@ -279,6 +279,22 @@ def test_hang_shows_limit_section_silence_and_the_line_where_it_waits(make: Call
     assert "section data open 3 s" in text
     assert "stack      me/data.py:34 next_batch" in text
     assert "inprocess/_runtime/call.py" not in text
+
+
+@pytest.mark.parametrize(("what", "title"), [("agent_lost", "Agent lost: node"), ("node_lost", "Node lost: node")])
+def test_lost_host_is_named_in_the_title_and_not_one_of_its_ranks(
+    make: Callable[..., Path], what: str, title: str
+) -> None:
+    condensed = report(load(make("run", [Fault("exception", 1, 0)])))
+    (incident,) = condensed.incidents
+    verdict = msgspec.structs.replace(incident.verdict, what=what)
+    lost = msgspec.structs.replace(incident, kind="unresponsive", verdict=verdict)
+    text = "\n".join(plain(line) for line in incident_lines(lost, WIDTH))
+    assert text.startswith(f"1  {title} ")
+    table = [plain(line) for line in incident_table((lost,), WIDTH)]
+    assert f"{what.replace('_', ' ')}  node " in table[-1]
+    named = msgspec.structs.replace(lost, verdict=msgspec.structs.replace(verdict, what="unknown"))
+    assert "Unresponsive" in "\n".join(plain(line) for line in incident_lines(named, WIDTH))
 
 
 @pytest.mark.parametrize(
