@@ -28,7 +28,7 @@ CALLED_FROM_OUTSIDE = {
     r"integrations/lightning\.py:(on_\w+|teardown)": "Lightning calls a callback's",
     r"integrations/transformers\.py:on_\w+": "transformers calls a callback's",
     r"launcher/agent\.py:(_assign_worker_ranks|_invoke_run|_shutdown)": "torch's elastic agent calls them",
-    r"launcher/arguments\.py:_format_action_invocation": "argparse calls it for the help",
+    r"launcher/arguments\.py:(_fill_text|_format_action_invocation)": "argparse calls them for the help",
     r"launcher/output/destinations\.py:reify": "torch's elastic agent calls it on a LogsSpecs",
     r"launcher/rendezvous/handler\.py:(get_backend|next_rendezvous|num_nodes_waiting)": (
         "torch's elastic agent calls a rendezvous handler's"
