@@ -306,9 +306,7 @@ def _rows(limits: Limits, observation: Observation) -> list[tuple[str, Seconds, 
         rows.append((INITIAL_HEARTBEAT, _silent_from(observation, announced_at), limit))
     for section in observation.open_sections:
         limit = section_limit(limits, observation, section)
-        # It may be open since before a wait for other ranks, in which it had no limit.
-        since = max(section.seen_at, observation.since)
-        rows.append((deadlines.limit_name("section", section.name), since, limit))
+        rows.append((deadlines.limit_name("section", section.name), section.seen_at, limit))
     if not observation.open_sections and observation.section_left_at is not None:
         usual, gap = limits.out_of_section, observation.outside_gaps + 1
         limit = _for_occurrence(limits, observation, OUT_OF_SECTION, gap, usual)

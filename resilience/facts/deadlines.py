@@ -39,7 +39,8 @@ DEFINITIONS: Mapping[str, str] = {
     "NAME" + FIRST + ".warm": "the same after a warm start",
     "NAME" + FIRST + ".iteration": "the same after an iteration of the Wrapper began",
 }
-"""What each deadline measures. NAME: the name of a section, or one of the other names."""
+"""What each deadline measures, without the time in which the rank waits between two runs of the Wrapper's function.
+NAME: the name of a section, or one of the other names."""
 
 
 def recorded_name(name: str) -> str:

@@ -67,6 +67,9 @@ def function_interrupted() -> None:
     heartbeats, the launcher's monitor applies no limit, and nothing that the function left open counts."""
     global _was_interrupted
     link, _was_interrupted = _launcher_link, True
+    if (wrapper_page := connect.wrapper_page) is not None:
+        for name in wrapper_page.open_sections:  # of a thread that outlives the function
+            wrapper_page.interrupt(name)
     if link is None:
         return
     link.stop_awaiting()  # a thread that outlives the function may send a sign of life

@@ -45,6 +45,7 @@ class WorkerLink:
         self.limits = welcome.limits
         self.client_limits = configured(welcome.limits)
         self.is_armed = False
+        self._announced_at = 0.0  # how that time counts: later by the waits since then
         self.is_paused = False
         self.is_open = True
         self.is_ended = False
@@ -66,7 +67,8 @@ class WorkerLink:
             self._continue()
         elif self.is_paused:
             self.resume()
-        is_sent = self.send(messages.Armed(time.monotonic()))
+        self._announced_at = time.monotonic()
+        is_sent = self.send(messages.Armed(self._announced_at))
         self.is_armed |= is_sent
         return is_sent
 
@@ -105,9 +107,11 @@ class WorkerLink:
 
     def interrupt(self, outer: Collection[str]) -> None:
         """Pause until the next announcement, because an interruption has ended what the program announced. Sections
-        that it left open are closed, all but those in `outer`, in which the program still is."""
+        that it left open are closed. Those in `outer`, in which the program still is, count as failed."""
         for name in self.page.open_sections:
-            if name not in outer:
+            if name in outer:
+                self.page.interrupt(name)
+            else:
                 self.page.leave_if_open(name, failed=True)
         self.stop_awaiting()
         self.rest()
@@ -128,11 +132,11 @@ class WorkerLink:
             self.page.on_progress(sign)
 
     def go_on(self) -> None:
-        """Continue after a rest in which nothing was interrupted. The signs of life before it count from now on."""
+        """Continue after a rest in which nothing was interrupted. It counts as if it had not been."""
         self.stop_awaiting()
         self.is_paused = False
-        self.send(messages.Armed(time.monotonic()))
-        self.page.renew_signs()
+        self._announced_at = self.page.later(self._announced_at)
+        self.send(messages.Armed(self._announced_at))
         self.page.doing(Doing.FUNCTION)
 
     def _continue(self) -> None:

@@ -124,6 +124,7 @@ class DurationRecorder:
         self._starting: _Started | None = None  # a start without any sign of life yet
         self._counts: Counter[str] = Counter()  # occurrences since the last start
         self._left_at: float | None = None  # when the last section was left, while none is open
+        self._away_since: float | None = None  # when the function ended, until it runs again
         self._learned: Mapping[str, Learned] = {}
         self._phases: Mapping[str, Phases] = {}
         self._was_slow: dict[str, bool] = {}  # at all expected positions so far, by deadline
@@ -246,15 +247,23 @@ class DurationRecorder:
         announced: float | None = None,
         heartbeat_at: float | None = None,
         step: int | None = None,
+        away_since: float | None = None,
     ) -> None:
         """Record what has ended since the last call. Times are monotonic seconds.
 
         announced: when heartbeats were announced. heartbeat_at, step: the last heartbeat, and the number of the last
-        step, before `closed` was read."""
+        step, before `closed` was read. away_since: when the function ended, until it runs again, as `still_open` was
+        read."""
         closed, still_open = list(closed), list(still_open)
         for entry in closed:
             if entry.begins is not None:
                 self._iteration_began(entry.at, entry.begins)
+                continue
+            if entry.away == "begins":
+                self._away_since = entry.at
+                continue
+            if entry.away:
+                self._returned(entry)
                 continue
             began = entry.at if entry.name else entry.at - entry.duration
             self._note_start(began)
@@ -267,13 +276,28 @@ class DurationRecorder:
             else:
                 self._add(deadlines.of_section(entry.name), entry.duration, began, entry.failed, entry.is_copy)
                 self._section_ended(began, began + entry.duration, entry.is_copy)
-        self._record_gaps(min((entry.entered_at for entry in still_open), default=float("inf")))
+        if (
+            away_since == self._away_since
+        ):  # else `still_open` has later times than the gaps, which wait until next time
+            self._record_gaps(min((entry.entered_at for entry in still_open), default=float("inf")))
+        self._away_since = away_since
         if announced is not None and not self._has_beaten:
             self._take_initial(closed, still_open, announced, heartbeat_at)
         if step is not None and self._starting is None:  # later steps count from the first one
             self._first_step = max(step - self._rises.total, self._first_step or 0)
             if self.how == "cold":
                 self._recorder.state.first_step = self._first_step
+
+    def _returned(self, entry: Closed) -> None:
+        """Let what lasts now count as if the rank's wait had not passed."""
+
+        def later(at: float) -> float:
+            return min(at + entry.duration, entry.at)
+
+        self._away_since = None
+        self._left_at = None if self._left_at is None else later(self._left_at)
+        self._silent_from = later(self._silent_from)
+        self._gaps = [(later(begin), seconds, is_copy) for begin, seconds, is_copy in self._gaps]
 
     def entries_lost(self) -> None:
         """Note that occurrences were lost: until the next start, no position is known any more."""
@@ -290,7 +314,7 @@ class DurationRecorder:
         self, closed: list[Closed], still_open: list[OpenEntry], announced: float, heartbeat_at: float | None
     ) -> None:
         """Record the time from the announcement to the first heartbeat after it, once there is one."""
-        gaps = [entry for entry in closed if not entry.name and not entry.is_step and entry.begins is None]
+        gaps = [entry for entry in closed if not (entry.name or entry.is_step or entry.away) and entry.begins is None]
         beats = [at for entry in gaps for at in (entry.at - entry.duration, entry.at)]
         beats += [] if heartbeat_at is None else [heartbeat_at]
         first = min((at for at in beats if at >= announced), default=None)
@@ -327,21 +351,24 @@ class DurationRecorder:
             if entered - begin < seconds:
                 self._gaps[-1] = begin, entered - begin, is_copy
         if self._left_at is not None and entered > self._left_at:
-            self._gaps.append((self._left_at, entered - self._left_at, is_copy))
+            away = self._away_since
+            until = entered if away is None or self._left_at >= away else min(entered, away)
+            self._gaps.append((self._left_at, until - self._left_at, is_copy))
         self._left_at = left if self._left_at is None else max(self._left_at, left)
 
     def ended_well(self, view: PageView) -> None:
         """Record the last durations of a program or function that ended well: its end counts as the next sign."""
         if view.doing not in (Doing.ENDING, Doing.OUTSIDE):
             return
+        ended_at = view.since if view.away_since is None else view.away_since
         for name, at in (
             (STEP, view.step_at),
             (HEARTBEAT, view.heartbeat_at),
             (OUT_OF_SECTION, None if view.open_sections else view.section_left_at),
         ):
-            if at is not None and view.since > at:
+            if at is not None and ended_at > at:
                 self._note_start(at)
-                self._add(name, view.since - at, at)
+                self._add(name, ended_at - at, at)
 
     def cut(self, view: PageView, finding: Finding | None, found_at: float) -> None:
         """Record what a dead rank left open. finding: the limit that ended it, if one did, at `found_at`. An occurrence
@@ -359,7 +386,7 @@ class DurationRecorder:
             self._note_start(entry.entered_at)
             name = deadlines.of_section(entry.name)
             is_killed = name == killed and entry.entered_at <= entered_by
-            until = now
+            until = view.ended(entry.entered_at, now)
             if is_killed:
                 until = found_at if kind == "silence" else entry.entered_at + silent_for
             if is_killed or not entry.is_copy:

@@ -95,7 +95,7 @@ class Listener:
 
 
 def _signs(entry: Closed, is_healthy: bool) -> Iterable[SignOfLife]:
-    if entry.begins is not None:
+    if entry.begins is not None or entry.away:
         return
     if entry.name:
         left_at = entry.at + entry.duration

@@ -20,7 +20,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,7 +30,7 @@ from resilience.facts.deadlines import NAME_BYTES, recorded_name
 from resilience.facts.encoding import text
 from resilience.facts.seats import Seat
 
-MAGIC = 0x52_45_53_49_4C_09  # "RESIL", layout 9
+MAGIC = 0x52_45_53_49_4C_0A  # "RESIL", layout 10
 NOTE = 32 * 1024  # bytes at most in the monitor's note for its successor
 NAMES = 128  # different names of sections, hooks and collectives
 SECTIONS = 64  # open at the same time
@@ -54,7 +54,8 @@ _STORE_DUE, _RAN, _COLLECTIVES_FROM = 40, 41, 42
 _NOTE_BYTES = 43  # in the monitor's note; 0: there is none
 _EXIT_STATUS = 44  # + 1, of a program whose interpreter shuts down; 0: unknown
 _IS_ENDED = 45  # a client has ended the monitoring
-_OPEN = 46
+_AWAY = 46  # since when the function does not run, after it ran: it was interrupted or has returned; 0: it runs
+_OPEN = 47
 _OPEN_WORDS = 2  # name, entered at
 _RING = _OPEN + _OPEN_WORDS * SECTIONS
 _RING_WORDS = 3  # name, duration, when
@@ -69,14 +70,19 @@ _NAME = _FAILED - 1  # the bits of the name
 _IS_STEP = 1 << 33  # instead of a name: the step rose, by the low 32 bits
 MOST_RISE = _FAILED - 1  # stands for all larger ones too
 _IS_BEGINNING = 1 << 34  # instead of a name: the signs of life are cleared; the next word holds the iteration + 1
+_IS_LEAVING = 1 << 36  # instead of a name: the function does not run from now on
+_IS_RETURN = 1 << 37  # instead of a name: all times so far are later by the duration, but not later than now
 # Added to the name of a heartbeat or section that another page has too: that page's monitor records it.
 COPY = 1 << 35
 
 _DOING = tuple(Doing)
 _DOING_NUMBER = {doing: number for number, doing in enumerate(_DOING)}
 _IN_HOOK = _DOING_NUMBER[Doing.HOOK]
+_IN_FUNCTION = _DOING_NUMBER[Doing.FUNCTION]
+_RUNNING = frozenset((_IN_FUNCTION, _DOING_NUMBER[Doing.ENDING]))
 _NO_SIGNS = memoryview(bytes(8 * (_SECTION_LEFT + 1 - _PING))).cast("q")
 _NO_SECTIONS = memoryview(bytes(8 * (_RING - _OPEN))).cast("q")
+_SHORT = 100_000_000  # ns: a shorter wait for the store is left in all durations; an entry for each would fill the ring
 _READS = 110  # attempts before a reader gives up on a rank that was stopped or killed during a write: 0.1 s
 _READS_AT_ONCE = 10  # the others 1 ms apart, for a rank that was preempted during a write
 _LOOK_EVERY = 0.005  # seconds between checks for a rank that has not locked its mutex yet
@@ -171,10 +177,13 @@ class RankSide:
             now = before
         words[_HEARTBEAT] = now
         if before:
+            gap = now - before
+            if before < (away := words[_AWAY]):
+                gap = away - before
             head = words[_HEAD]
             index = _RING + head % RING * _RING_WORDS
             words[index] = _HEARTBEAT_NAME | mark
-            words[index + 1] = gap = now - before
+            words[index + 1] = gap
             words[index + 2] = now
             words[_HEAD] = head + 1
             if gap > self.longest_gap:
@@ -192,8 +201,10 @@ class RankSide:
         now = time.monotonic_ns()
         if name in self._open or not self._top:
             raise self._cannot_open(name)
-        if not self._open and (left_at := words[_SECTION_LEFT]) and now - left_at > self.longest_outside:
-            self.longest_outside = now - left_at
+        if not self._open and (left_at := words[_SECTION_LEFT]):
+            outside = (words[_AWAY] if left_at < words[_AWAY] else now) - left_at
+            if outside > self.longest_outside:
+                self.longest_outside = outside
         opened = self._open  # no call and no jump from here on
         self._top = top = self._top - 1
         slot = self._free[top]
@@ -222,10 +233,11 @@ class RankSide:
             slot, entered = self._open[name]
         except KeyError:
             return False
+        away = words[_AWAY]
         head = words[_HEAD]
         index = _RING + head % RING * _RING_WORDS
-        words[index] = words[slot] | flag
-        words[index + 1] = duration = now - entered
+        words[index] = marked = words[slot] | flag
+        words[index + 1] = duration = now - entered - (now - away) * (entered < away)
         words[index + 2] = entered
         words[_HEAD] = head + 1
         words[_SECTION_LEFT] = now  # before the slot: once no section is open, this is the end of the last one
@@ -233,9 +245,19 @@ class RankSide:
         del self._open[name]
         self._free[self._top] = slot
         self._top += 1
-        if duration > longest and not failed:
+        if duration > longest and not marked & _FAILED:
             self.longest[name] = duration
         return True
+
+    def interrupt(self, name: str) -> None:
+        """Note that the function was interrupted within an open section: it counts as failed, and begins anew with the
+        function."""
+        words = self._words
+        try:
+            slot, _ = self._open[name]
+        except KeyError:  # a thread has closed it
+            return
+        words[slot] |= _FAILED
 
     def leave_all(self) -> None:
         """Close every open section."""
@@ -265,7 +287,7 @@ class RankSide:
                 now = before
             if rise > MOST_RISE:
                 rise = MOST_RISE
-            gap = now - before if before else 0
+            gap = ((away if before < (away := words[_AWAY]) else now) - before) if before else 0
             words[_STEP] = number + 1  # 0 means: never
             words[_STEP_AT] = now
             head = words[_HEAD]
@@ -321,17 +343,31 @@ class RankSide:
     # -- state ----------------------------------------------------------------------------------
 
     def doing(self, doing: Doing, hook: str = "") -> None:
-        """Store what the rank does from now on."""
+        """Store what the rank does from now on. The time from the end of the function to its next beginning is left
+        out of everything that lasts over it: open sections, and the gaps between signs of life."""
         words = self._words
         number = 0 if not hook else self._ids.get(hook) or self._name(hook)
         doing_number = _DOING_NUMBER[doing]  # before the stores, because it calls the hash function of an enum
-        now = time.monotonic_ns()
+        now, away = time.monotonic_ns(), words[_AWAY]
+        was_running, is_running = words[_DOING_NOW] in _RUNNING, doing_number in _RUNNING
+        if is_running and not was_running:
+            self._leave_out(now - away, now)
+            away = 0
+        elif was_running and not is_running:
+            self._append(_IS_LEAVING, 0, now)
+            away = now
         words[_SEQUENCE] |= 1  # not + 1: an interrupted writer must not swap odd and even
         words[_SINCE] = now  # first: a reader that meets a half-written page must not count from an old moment
         words[_HOOK] = number
         words[_STORE_DUE] = 0
+        words[_AWAY] = away
         words[_DOING_NOW] = doing_number
         words[_SEQUENCE] += 1
+
+    def later(self, at: float) -> float:
+        """Return how a time (monotonic s) counts once the function runs: later by the time for which it does not."""
+        away, now = self._words[_AWAY], time.monotonic()
+        return at if self._words[_DOING_NOW] in _RUNNING else min(at + now - away * _NS, now)
 
     def ends(self, status: int | None = None) -> None:
         """Store that a program is over and its interpreter shuts down: no sign of life is due any more.
@@ -362,11 +398,49 @@ class RankSide:
             return
         from_then = due if words[_DOING_NOW] == _IN_HOOK else self._asked_at
         waited = now - from_then if now > from_then else 0
+        if words[_DOING_NOW] == _IN_FUNCTION and waited > _SHORT:
+            self._leave_out(waited, now)
         words[_SEQUENCE] |= 1
         words[_WATCHDOG] = now
         words[_SINCE] += waited
         words[_STORE_DUE] = 0
         words[_SEQUENCE] += 1
+
+    def _leave_out(self, waited: int, now: int) -> None:
+        """Let what lasts now count as if the last `waited` ns had not passed. What began within them begins now."""
+        self._append(_IS_RETURN, waited, now)  # first: its reader then waits with what began earlier
+        for name in self.open_sections:
+            self._begin_later(name, waited, now)
+        for sign in (_PING, _HEARTBEAT, _STEP_AT, _SECTION_LEFT):
+            if self._words[sign]:
+                self._sign_later(sign, waited, now)
+        if self._words[_AWAY]:  # an exception that comes now does not let it count again
+            self._words[_AWAY] = now
+
+    def _begin_later(self, name: str, waited: int, now: int) -> None:
+        words, opened = self._words, self._open
+        try:
+            slot, entered = opened[name]
+        except KeyError:  # a thread has closed it
+            return
+        begins = entered + waited
+        begins -= (begins - now) * ((begins > now) | (words[slot] & _FAILED != 0))
+        words[slot + 1] = begins
+        opened[name] = slot, begins
+
+    def _sign_later(self, sign: int, waited: int, now: int) -> None:
+        words = self._words
+        at = words[sign] + waited
+        words[sign] = at - (at - now) * (at > now)
+
+    def _append(self, kind: int, duration: int, at: int) -> None:
+        words = self._words
+        head = words[_HEAD]
+        index = _RING + head % RING * _RING_WORDS
+        words[index] = kind
+        words[index + 1] = duration
+        words[index + 2] = at
+        words[_HEAD] = head + 1
 
     def set_seat(self, seat: Seat) -> None:
         """Store the rank's place in an iteration that is about to begin.
@@ -409,19 +483,6 @@ class RankSide:
         words[_SIGNS] = _NO_SIGNS
         words[_SEQUENCE] += 1
 
-    def renew_signs(self) -> None:
-        """Let the signs of life so far count as if they were given now: the rank could not give any."""
-        words = self._words
-        now = time.monotonic_ns()
-        beaten_at = now if words[_HEARTBEAT] else 0
-        stepped_at = now if words[_STEP_AT] else 0
-        left_at = now if words[_SECTION_LEFT] else 0
-        words[_SEQUENCE] |= 1
-        words[_HEARTBEAT] = beaten_at
-        words[_STEP_AT] = stepped_at
-        words[_SECTION_LEFT] = left_at
-        words[_SEQUENCE] += 1
-
     def collectives(self) -> list[CollectiveEntry]:
         """Return the last collectives of this iteration, in the monitor's form. Any thread."""
         page = self._page
@@ -442,9 +503,12 @@ class RankSide:
         there is none."""
         words, opened = self._words, self._open.copy()  # another thread may close one meanwhile
         beaten_at, left_at = words[_HEARTBEAT], 0 if opened else words[_SECTION_LEFT]
-        now = time.monotonic_ns()
-        sections = {name: now - entered for name, (_, entered) in opened.items()}
-        return now - beaten_at if beaten_at else 0, now - left_at if left_at else 0, sections
+        away, now = words[_AWAY], time.monotonic_ns()
+
+        def lasts(since: int) -> int:
+            return (away if since < away else now) - since if since else 0
+
+        return lasts(beaten_at), lasts(left_at), {name: lasts(entered) for name, (_, entered) in opened.items()}
 
     def lock_life(self) -> None:
         """Hold the mutex. Its release by the kernel shows this process's death. Main thread."""
@@ -584,6 +648,12 @@ class PageView(msgspec.Struct, frozen=True):
     goodbye_call: int | None  # the last call that this rank said goodbye to
     left_call: int | None  # the last call that it left
     exit_status: int | None  # with which the process will end, once its program is over; < 0: by this signal
+    away_since: float | None = None  # when the function ended, until it runs again
+
+    def ended(self, since: float, now: float) -> float:
+        """Return the end, at the latest `now`, of what has lasted since then: the time after the function does not
+        count, unless it began in that time."""
+        return now if self.away_since is None or since >= self.away_since else self.away_since
 
     @property
     def sign_times(self) -> list[float]:
@@ -603,7 +673,8 @@ class Closed(msgspec.Struct, frozen=True):
     but the beginning of an iteration, which clears all signs of life. duration: in seconds. at: when the section was
     entered, or the heartbeat, the step or the beginning came. failed: an exception left the section, so its duration
     says little. begins: the number of the iteration. rise: by how much the step rose; more than that for the first.
-    is_copy: another page has it too."""
+    is_copy: another page has it too. away: nothing but the end of the function, or its next beginning: `duration` is
+    then left out, so all earlier times count that much later, but not later than `at`."""
 
     name: str
     duration: float
@@ -613,6 +684,7 @@ class Closed(msgspec.Struct, frozen=True):
     begins: int | None = None
     rise: int = 0
     is_copy: bool = False
+    away: Literal["", "begins", "ends"] = ""
 
 
 class CollectiveEntry(msgspec.Struct, frozen=True):
@@ -668,6 +740,7 @@ class MonitorSide:
             goodbye_call=words[_GOODBYE] - 1 if words[_GOODBYE] else None,
             left_call=words[_LEFT] - 1 if words[_LEFT] else None,
             exit_status=words[_EXIT_STATUS] - 1 if words[_EXIT_STATUS] else None,
+            away_since=words[_AWAY] * _NS or None,
         )
 
     @property
@@ -760,6 +833,8 @@ class MonitorSide:
         number, duration, moment = self._words[index : index + _RING_WORDS]
         if number == _IS_BEGINNING:
             return Closed("", 0.0, moment * _NS, begins=duration - 1)
+        if number in (_IS_LEAVING, _IS_RETURN):
+            return Closed("", duration * _NS, moment * _NS, away="begins" if number == _IS_LEAVING else "ends")
         if number & _IS_STEP:
             return Closed("", duration * _NS, moment * _NS, is_step=True, rise=number & MOST_RISE)
         name = "" if number & _NAME == _HEARTBEAT_NAME else self._name_of(number & _NAME)

@@ -577,6 +577,7 @@ class RankMonitor:
         """Return the present observation. view: the page as the listener knows it, so that a section that ends right
         now does not seem to be silent outside of it; by default as it is now."""
         view = self.page.read() if view is None else view
+        now = time.monotonic()
         call = None if self._origin is None else self._origin.call
         interrupted_at, rule = self._interrupted_at(view.iteration), self._watch.limits.rule
         observation = Observation(
@@ -595,7 +596,11 @@ class RankMonitor:
             aligned=frozenset() if self.recorder is None else self.recorder.aligned,
             section_left_at=view.section_left_at,
             open_sections=tuple(
-                Sign(section.name, section.entered_at, self._ended(deadlines.of_section(section.name)) + 1)
+                Sign(
+                    section.name,
+                    section.entered_at + (now - view.ended(section.entered_at, now)),
+                    self._ended(deadlines.of_section(section.name)) + 1,
+                )
                 for section in view.open_sections
             ),
             interrupted_at=interrupted_at,
@@ -808,7 +813,12 @@ class RankMonitor:
         self._listen(finished, view)
         if self.recorder is not None:
             self.recorder.take(
-                finished, view.open_sections, self._subject.announced_at, before.heartbeat_at, before.step
+                finished,
+                view.open_sections,
+                self._subject.announced_at,
+                before.heartbeat_at,
+                before.step,
+                view.away_since,
             )
             if overrun:
                 self.recorder.entries_lost()

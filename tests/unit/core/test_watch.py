@@ -959,7 +959,7 @@ def _rows(limits: Limits, seen: Observation) -> dict[str, Row]:
         }
         rows |= {name: (at, limit) for name, (at, limit) in signs.items() if at is not None}
         rows |= {
-            f"section:{section.name}": (max(section.seen_at, seen.since), limits.sections.get(section.name, Limit()))
+            f"section:{section.name}": (section.seen_at, limits.sections.get(section.name, Limit()))
             for section in seen.open_sections
         }
     return rows

@@ -65,6 +65,11 @@ def step(at: float, gap: float, rise: int = 1) -> Closed:
     return Closed("", gap, at, is_step=True, rise=rise)
 
 
+def away(at: float, seconds: float | None = None) -> Closed:
+    """The end of the function; or its next beginning, after some seconds that are left out."""
+    return Closed("", seconds or 0.0, at, away="begins" if seconds is None else "ends")
+
+
 def kept(keeper: DurationRecorder, folder: Path) -> list[tuple[str, float, str]]:
     """Return (deadline, seconds, end) of each occurrence, and the kinds of starts."""
     keeper.close()
@@ -99,6 +104,43 @@ def test_what_another_monitor_records_is_counted_and_not_recorded_again(
     keeper.cut(view(open_sections=(OpenEntry("data", now - 1.0, is_copy=True),)), None, 0.0)
     recorded = [(name, seconds) for name, seconds, _ in kept(keeper, tmp_path) if seconds]
     assert recorded == [("load", 1.0), (OUT_OF_SECTION, 2.0)]
+
+
+def test_time_outside_sections_leaves_out_the_wait_in_it(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.take([section("data", 1.0, 1.0), away(5.0), away(105.0, 100.0), section("data", 107.0, 1.0)], [])
+    assert (OUT_OF_SECTION, 5.0, "ok") in kept(keeper, tmp_path)
+
+
+def test_time_outside_sections_ends_with_the_function_if_a_hook_opens_the_next_one(
+    keeper: DurationRecorder, tmp_path: Path
+) -> None:
+    keeper.take([section("data", 1.0, 1.0), away(5.0), section("save", 100.0, 1.0)], [], away_since=5.0)
+    keeper.take([away(110.0, 105.0), section("data", 111.0, 1.0)], [])
+    recorded = [seconds for name, seconds, _ in kept(keeper, tmp_path) if name == OUT_OF_SECTION]
+    assert recorded == [3.0, 1.0]
+
+
+def test_gap_within_a_section_over_a_wait_is_no_time_outside(keeper: DurationRecorder, tmp_path: Path) -> None:
+    gaps = [section("data", 2.0, 1.0), section("data", 4.0, 1.0), away(10.0)]
+    keeper.take(gaps, [OpenEntry("epoch", 1.0)], away_since=10.0)
+    keeper.take([], [OpenEntry("epoch", 101.0)])  # the page shows the end of the wait a moment before the ring
+    keeper.take([away(110.0, 100.0)], [OpenEntry("epoch", 101.0)])
+    keeper.take([section("epoch", 101.0, 20.0)], [])
+    assert OUT_OF_SECTION not in [name for name, *_ in kept(keeper, tmp_path)]
+
+
+def test_last_gaps_of_a_function_that_ended_well_end_with_it(keeper: DurationRecorder, tmp_path: Path) -> None:
+    keeper.take([step(1.0, 0.0)], [])
+    keeper.ended_well(view(doing=Doing.OUTSIDE, since=100.0, away_since=3.0, step_at=1.0, heartbeat_at=2.0))
+    assert {("step", 2.0, "ok"), (HEARTBEAT, 1.0, "ok")} <= set(kept(keeper, tmp_path))
+
+
+def test_section_of_a_rank_that_dies_in_a_wait_was_cut_at_its_beginning(
+    keeper: DurationRecorder, tmp_path: Path
+) -> None:
+    now = time.monotonic()
+    keeper.cut(view(open_sections=(OpenEntry("epoch", now - 100.0),), away_since=now - 90.0), None, 0.0)
+    assert ("epoch", 10.0, "cut") in kept(keeper, tmp_path)
 
 
 @pytest.mark.parametrize("is_beating_on", [False, True])

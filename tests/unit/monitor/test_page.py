@@ -164,6 +164,10 @@ def runs_without_interruption(writer: Any) -> list[list[dis.Instruction]]:
         RankSide.store_answered,
         RankSide.set_seat,
         RankSide.forget_signs,
+        RankSide.interrupt,
+        RankSide._append,
+        RankSide._begin_later,
+        RankSide._sign_later,
         RankSide._forget_sections,
     ],
 )
@@ -218,6 +222,140 @@ def test_interrupted_page_write_never_gives_a_hook_the_start_time_of_the_functio
         rank.doing(Doing.HOOK, "abort")
     view = monitor.read()
     assert view.doing is Doing.FUNCTION or view.since == clock.seconds
+
+
+class Clock:
+    """The rank's clock, which a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 1000.0
+        monkeypatch.setattr(page_module, "time", self)
+        self.sleep = time.sleep
+
+    def monotonic_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def durations(monitor: MonitorSide) -> dict[str, float]:
+    return {
+        entry.name or ("step" if entry.is_step else "heartbeat"): entry.duration
+        for entry in monitor.drain()[0]
+        if entry.duration and not entry.away
+    }
+
+
+def begin_function(rank: RankSide, clock: Clock) -> None:
+    """The function shows all signs of life and opens a section. 5 s later it is left; another 100 s pass."""
+    rank.doing(Doing.FUNCTION)
+    rank.heartbeat()
+    rank.step(1)
+    rank.enter("data")
+    rank.leave("data")
+    rank.enter("epoch")
+    clock.seconds += 5.0
+    rank.doing(Doing.WAITING)
+    clock.seconds += 100.0
+
+
+def test_everything_that_lasts_over_a_wait_leaves_it_out(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    begin_function(rank, clock)
+    rank.doing(Doing.HOOK, "initialize")
+    clock.seconds += 10.0
+    assert rank.ongoing() == (5e9, 0, {"epoch": 5e9})
+    rank.doing(Doing.FUNCTION)
+    clock.seconds += 2.0
+    view, now = monitor.read(), clock.seconds
+    times = (view.heartbeat_at, view.step_at, view.section_left_at, view.open_sections[0].entered_at)
+    assert times == pytest.approx((now - 7.0,) * 4)
+    rank.heartbeat()
+    rank.step(2)
+    rank.leave("epoch")
+    assert durations(monitor) == {name: pytest.approx(7.0) for name in ("heartbeat", "step", "epoch")}
+    assert (rank.longest["epoch"], rank.longest_gap) == (7e9, 7e9)
+
+
+def test_what_ends_while_the_function_does_not_run_lasted_until_its_end(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    begin_function(rank, clock)
+    rank.heartbeat()
+    rank.step(2)
+    rank.leave("epoch")
+    assert durations(monitor) == {name: pytest.approx(5.0) for name in ("heartbeat", "step", "epoch")}
+    rank.doing(Doing.FUNCTION)
+    begin_function(rank, clock)
+    rank.leave("epoch")
+    rank.enter("hook")
+    assert rank.longest_outside == 0  # "epoch" was left a moment before
+
+
+def test_section_in_a_hook_lasts_as_long_as_it_is_open(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    begin_function(rank, clock)
+    rank.enter("load")
+    clock.seconds += 3.0
+    rank.leave("load")
+    assert durations(monitor)["load"] == pytest.approx(3.0)
+
+
+def test_what_a_hook_has_opened_counts_from_the_beginning_of_the_function(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    rank.doing(Doing.HOOK, "initialize")
+    rank.heartbeat()
+    rank.enter("epoch")
+    clock.seconds += 100.0
+    rank.doing(Doing.FUNCTION)
+    view = monitor.read()
+    assert (view.heartbeat_at, view.open_sections[0].entered_at) == pytest.approx((clock.seconds,) * 2)
+
+
+def test_section_over_an_interruption_has_failed_and_begins_anew_with_the_function(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    begin_function(rank, clock)
+    rank.interrupt("epoch")
+    rank.doing(Doing.FUNCTION)
+    clock.seconds += 2.0
+    rank.leave("epoch")
+    (entry,) = [entry for entry in monitor.drain()[0] if entry.name == "epoch"]
+    assert (entry.failed, entry.duration) == (True, pytest.approx(2.0))
+    assert "epoch" not in rank.longest
+
+
+def test_wait_for_the_store_within_the_function_is_left_out(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    rank.doing(Doing.FUNCTION)
+    rank.heartbeat()
+    rank.enter("epoch")
+    clock.seconds += 5.0
+    rank.asks_store(1.0)
+    clock.seconds += 100.0
+    rank.store_answered()
+    view = monitor.read()
+    assert (view.heartbeat_at, view.open_sections[0].entered_at) == pytest.approx((clock.seconds - 5.0,) * 2)
+
+
+@pytest.mark.parametrize("stores", range(20))
+def test_interrupted_end_of_a_wait_never_makes_a_section_seem_older_than_it_is(clock: Clock, stores: int) -> None:
+    rank, monitor = both_sides()
+    begin_function(rank, clock)
+    words = rank._words
+    rank._words = FailingWords(words, stores)  # type: ignore[assignment]
+    with suppress(Interrupted):
+        rank.doing(Doing.FUNCTION)
+    rank._words = words
+    rank.doing(Doing.FUNCTION)
+    view = monitor.read()
+    assert view.heartbeat_at is not None
+    assert clock.seconds - 5.001 <= view.open_sections[0].entered_at <= clock.seconds
+    assert clock.seconds - 5.001 <= view.heartbeat_at <= clock.seconds
 
 
 @pytest.mark.parametrize("status", [0, 3, 255, -signal.SIGINT])

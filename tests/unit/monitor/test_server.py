@@ -812,6 +812,10 @@ class ProgramInWrapper:
             self.page._words[slot + 1] = entered - int(hours * 3600e9)
             self.page._open[name] = slot, entered - int(hours * 3600e9)
 
+    def waits_for_hours(self, hours: float) -> None:
+        """Let the present wait have begun earlier."""
+        self.page._words[page._AWAY] -= int(hours * 3600e9)
+
     def exceeded_in_an_hour(self) -> list[str]:
         return self.exceeded_in(3600.0)
 
@@ -956,25 +960,42 @@ def test_section_in_which_a_wrapper_is_called_stays_open_over_an_interruption(pr
 
 
 @pytest.mark.parametrize("is_call_over", [False, True])
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_section_from_before_a_call_has_its_whole_limit_again_after_each_wait_in_the_call(
-    program: ProgramInWrapper, is_call_over: bool, is_interrupted: bool
+@pytest.mark.parametrize(("is_interrupted", "left"), [(False, 1800.0), (True, 7200.0)])
+def test_wait_in_a_call_counts_in_no_section_and_an_interruption_begins_its_limit_anew(
+    program: ProgramInWrapper, is_call_over: bool, is_interrupted: bool, left: float
 ) -> None:
     program.link.arm()
     program.page.enter("epoch")
-    program.opened_hours_ago(2.5)  # and it has a limit of two hours
     client.activate(RankSide(Page.create()))
     if is_interrupted:
         client.function_entered()
         client.function_interrupted()
     client.function_left()  # a spare, or it waits for the others
+    program.opened_hours_ago(4.5)
+    program.waits_for_hours(3.0)  # so it was in the section for 1.5 hours, and the limit is two hours
     assert "section:epoch" not in program.exceeded_in(0.0)
+    (section,) = program.monitor._observe().open_sections
+    assert time.monotonic() - section.seen_at == pytest.approx(1.5 * 3600.0, abs=60.0)  # as status shows it
     if is_call_over:
         client.deactivate()
     else:
         client.function_entered()
-    assert "section:epoch" not in program.exceeded_in(3600.0)
-    assert "section:epoch" in program.exceeded_in(7201.0)
+    assert "section:epoch" not in program.exceeded_in(left - 60.0)
+    assert "section:epoch" in program.exceeded_in(left)
+    program.page.leave("epoch")
+    assert program.page.longest == ({} if is_interrupted else {"epoch": pytest.approx(1.5 * 3600e9, abs=60e9)})
+    durations = [entry for entry in program.monitor.page.drain()[0] if entry.name]
+    assert [entry.failed for entry in durations] == [is_interrupted]
+
+
+def test_wait_in_a_call_does_not_count_towards_the_first_heartbeat(program: ProgramInWrapper) -> None:
+    program.link.arm()
+    program.link._announced_at -= 3 * 3600.0 + 30.0
+    client.activate(RankSide(Page.create()))
+    program.waits_for_hours(3.0)
+    client.function_entered()
+    assert program.exceeded_in(0.0) == []
+    assert program.exceeded_in(30.0) == ["initial_heartbeat"]
 
 
 class FindingsReceiver:
