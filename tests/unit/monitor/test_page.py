@@ -290,11 +290,18 @@ def test_what_ends_while_the_function_does_not_run_lasted_until_its_end(clock: C
     rank.step(2)
     rank.leave("epoch")
     assert durations(monitor) == {name: pytest.approx(5.0) for name in ("heartbeat", "step", "epoch")}
+
+
+def test_time_outside_sections_that_a_hook_ends_lasted_until_the_end_of_the_function(clock: Clock) -> None:
+    rank, _ = both_sides()
     rank.doing(Doing.FUNCTION)
-    begin_function(rank, clock)
-    rank.leave("epoch")
+    rank.enter("data")
+    rank.leave("data")
+    clock.seconds += 5.0
+    rank.doing(Doing.WAITING)
+    clock.seconds += 100.0
     rank.enter("hook")
-    assert rank.longest_outside == 0  # "epoch" was left a moment before
+    assert rank.longest_outside == 5e9
 
 
 def test_section_in_a_hook_lasts_as_long_as_it_is_open(clock: Clock) -> None:
