@@ -276,9 +276,8 @@ class DurationRecorder:
             else:
                 self._add(deadlines.of_section(entry.name), entry.duration, began, entry.failed, entry.is_copy)
                 self._section_ended(began, began + entry.duration, entry.is_copy)
-        if (
-            away_since == self._away_since
-        ):  # else `still_open` has later times than the gaps, which wait until next time
+        # Else `still_open` has later times than the gaps: they wait until the next call.
+        if away_since == self._away_since:
             self._record_gaps(min((entry.entered_at for entry in still_open), default=float("inf")))
         self._away_since = away_since
         if announced is not None and not self._has_beaten:
