@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -25,22 +22,13 @@ from resilience.facts import events
 from resilience.launcher.rendezvous import etcd_store
 from resilience.launcher.rendezvous.job_store import RendezvousStore
 from resilience.launcher.rendezvous.job_store import meet as meet_in_store
-from resilience.system.client_sockets import await_server
 from resilience.system.store import execute
 from tests.process.launching import Launched, await_arrival, launcher
 from tests.process.rendezvousing import agents, meet
+from tests.support.etcd import MISSING, running_etcd
 from tests.support.pids import child_named
 from tests.support.ranks import Job, free_port
 from tests.support.server import ForkServer
-
-MISSING = [
-    what
-    for what, is_there in (
-        ("etcd (Debian: etcd-server)", shutil.which("etcd")),
-        ("python-etcd (pip)", importlib.util.find_spec("etcd")),
-    )
-    if not is_there
-]
 
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"THE RENDEZVOUS ON ETCD IS NOT TESTED HERE: missing {', '.join(MISSING)}"
@@ -51,23 +39,6 @@ HAS_IPV6 = Path("/proc/net/if_inet6").exists() and "lo" in Path("/proc/net/if_in
 ALIVE = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 20}
 SOON_LOST = ALIVE | {"keep_alive_max_attempt": 10}
 QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=20,last_call_timeout=20"
-
-
-@contextmanager
-def running_etcd(folder: Path, endpoint: str, *options: str, protocol: str = "http") -> Iterator[None]:
-    """An etcd that listens at this endpoint until the end of the body. It goes on with what is in the folder."""
-    url = f"{protocol}://{endpoint}"
-    command = ["etcd", "--data-dir", str(folder / "etcd"), "--enable-v2=true", *options]
-    command += ["--listen-client-urls", url, "--advertise-client-urls", url]
-    command += ["--listen-peer-urls", f"http://127.0.0.1:{free_port()}"]
-    with ExitStack() as ending:
-        log = ending.enter_context((folder / "etcd.log").open("ab"))
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-        ending.callback(server.wait, 120)
-        ending.callback(server.terminate)
-        host, _, port = endpoint.rpartition(":")
-        await_server(host.strip("[]"), int(port), 120)
-        yield
 
 
 @pytest.fixture

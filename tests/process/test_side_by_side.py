@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from resilience.facts import events
-from tests.support import disks
+from tests.support import disks, etcd
 from tests.support.ranks import Job, free_port
 from tests.support.stops import kill, stop
 
@@ -49,6 +49,7 @@ def write(mb):
     sys.stdout.flush()
 """
 PER_MB = 16 * 1024 * 64
+NO_NODE_IS_LOST = "keep_alive_interval=1,keep_alive_max_attempt=600,last_call_timeout=60"
 
 
 def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") -> None:
@@ -69,6 +70,14 @@ def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") 
             return monitors(self, *args)
 
         LocalElasticAgent._monitor_workers = monitors_and_says_so  # a signal before that is another case
+        forms = LocalElasticAgent._rendezvous
+
+        def forms_and_says_so(self: Any, *args: Any) -> Any:
+            used = self._worker_group.spec.max_restarts - self._remaining_restarts
+            (Path(os.environ["PLACE"]) / f"has used {used} and forms a cycle.{os.getpid()}").touch()
+            return forms(self, *args)
+
+        LocalElasticAgent._rendezvous = forms_and_says_so
         torchrun(arguments)
     else:
         from resilience.launcher import agent as of_torchelastic
@@ -115,6 +124,13 @@ class Launched(NamedTuple):
         if self.launcher == "torchrun":
             self.said("monitors", self.job.pids[agent])
 
+    def await_end_of_cycle(self, *nodes: str) -> None:
+        """Wait until agents of ours have ended their first cycle."""
+        until = time.monotonic() + 60.0
+        while not set(nodes) <= {record.origin.node for record in self.job.of(events.CycleEnded)}:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     @property
     def shown(self) -> str:
         return (self.job.folder / f"{self.job.key}-0.1").read_text()
@@ -129,7 +145,8 @@ Launch = Callable[..., Launched]
 
 @pytest.fixture
 def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
-    """Return a function that starts a job. agents: its nodes, all on this host; the first one hosts the store."""
+    """Return a function that starts a job. agents: its nodes, all on this host; the first one hosts the store. conf: of
+    the rendezvous."""
 
     def begin(
         launcher: str,
@@ -140,10 +157,12 @@ def launch(start: Callable[..., Job], tmp_path: Path) -> Launch:
         program: str = "",
         stdout: str = "",
         cwd: str = "",
+        conf: str = "",
         **env: str,
     ) -> Launched:
         def own(number: int) -> dict[str, str]:
-            return {"RESILIENCE_NODE": f"node{number}", "PET_RDZV_CONF": f"is_host={int(number == 0)}"}
+            is_host = f"is_host={int(number == 0)}"
+            return {"RESILIENCE_NODE": f"node{number}", "PET_RDZV_CONF": f"{is_host},{conf}" if conf else is_host}
 
         place = tmp_path / launcher
         place.mkdir(exist_ok=True)
@@ -593,6 +612,74 @@ def test_sigterm_to_the_store_host_is_a_preemption_but_a_failure_under_torchrun(
         assert job.wait_all() == [143 if launcher == "ours" else 1] * 2
         assert not list(job.place.glob("up 1.*"))
     assert "this node hosts the job's store: SIGTERM to it stops the whole job" in job.errors
+
+
+@pytest.mark.slow
+def test_sigterm_to_agents_that_form_a_cycle_is_a_preemption_and_a_failure_under_torchrun(launch: Launch) -> None:
+    script = """
+    def end(*_):
+        await_file("end")
+        sys.exit()
+    if os.environ["RESILIENCE_NODE"] == "node2":
+        signal.signal(signal.SIGTERM, end)
+    say(f"up {restarts}")
+    await_file("node2 is gone")
+    sys.exit(3)  # as a collective operation without its peer
+    """
+    statuses = {}
+    for launcher in LAUNCHERS:
+        options = ("--nnodes", "1:3", "--max-restarts", "1", *meeting("job"))
+        job = launch(launcher, script, *options, agents=3, conf=NO_NODE_IS_LOST)
+        for rank in range(3):
+            job.said("up 0", rank)
+        job.send(signal.SIGTERM, 2)
+        if launcher == "torchrun":
+            (job.place / "end").touch()
+            job.job.wait_rank(2)
+            (job.place / "node2 is gone").touch()
+            for pid in job.job.pids[:2]:
+                job.said("has used 1 and forms a cycle", pid)
+        else:
+            job.await_end_of_cycle("node0", "node1")
+        for number in (1, 0):
+            job.job.signal(number, signal.SIGTERM)
+        job.job.wait_rank(1)  # it waits for nobody
+        (job.place / "end").touch()
+        statuses[launcher] = job.wait_all()
+        assert not list(job.place.glob("up 1.*"))
+    assert statuses == {"torchrun": [1] * 3, "ours": [143] * 3}
+    assert {record.event.outcome for record in job.job.of(events.JobEnded)} == {"preempted"}
+    assert job.job.of(events.RestartDecided) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(etcd.MISSING), reason=f"missing {', '.join(etcd.MISSING)}")
+def test_sigterm_to_the_first_node_on_etcd_costs_a_restart_only_under_torchrun(launch: Launch, tmp_path: Path) -> None:
+    script = """
+    if os.environ["WORLD_SIZE"] == "1":
+        say("is alone", str(restarts))
+        sys.exit()
+    say("up", os.environ["RESILIENCE_NODE"])
+    await_file("first node is gone")
+    sys.exit(3)  # as a collective operation without its peer
+    """
+    endpoint = f"127.0.0.1:{free_port()}"
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=10,last_call_timeout=10"
+    ends = {}
+    with etcd.running_etcd(tmp_path, endpoint):
+        for launcher in LAUNCHERS:
+            options = ("--nnodes", "1:2", "--max-restarts", "1", "--rdzv-id", launcher)
+            meeting = ("--rdzv-backend", "etcd-v2", "--rdzv-endpoint", endpoint)
+            job = launch(launcher, script, *options, *meeting, agents=2, conf=conf)
+            first, other = (int(job.said("up", rank).removeprefix("node")) for rank in range(2))
+            job.send(signal.SIGTERM, first)
+            job.job.wait_rank(first)
+            if launcher == "torchrun":  # until then, the other node goes on as if nothing had happened
+                (job.place / "first node is gone").touch()
+            used = job.said("is alone")
+            statuses = job.wait_all()
+            ends[launcher] = used, statuses[first], statuses[other]
+    assert ends == {"torchrun": ("1", 1, 0), "ours": ("0", 143, 0)}
 
 
 def test_sigterm_to_a_worker_and_its_agent_is_a_preemption_and_a_failure_under_torchrun(launch: Launch) -> None:
