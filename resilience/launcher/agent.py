@@ -8,6 +8,7 @@ meeting of agents is in `rendezvous`, and the start of workers is in `workers`."
 
 from __future__ import annotations
 
+import errno
 import select
 import time
 from collections.abc import Sequence
@@ -49,8 +50,10 @@ if TYPE_CHECKING:
 
 SETTLE = 2 * READ_LIMIT + 0.5  # seconds for the monitors of dead workers to report: a few milliseconds
 # on a fast disk; only a hung disk or a stopped monitor takes all of it
-DESCRIPTORS_LIMIT = 3.0  # seconds for descriptors to come free; a scrape and a look at the records take milliseconds
-DESCRIPTORS_PAUSE = 0.3  # each attempt may start some of the workers, and end them
+SHORTAGE_LIMIT = (
+    3.0  # seconds for descriptors or processes to come free; what holds them for a moment takes milliseconds
+)
+SHORTAGE_PAUSE = 0.3  # each attempt may start some of the workers, and end them
 
 
 class Agent(LocalElasticAgent):
@@ -166,20 +169,21 @@ class Agent(LocalElasticAgent):
         return dict(context.pids())
 
     def _started_workers(self, worker_group: WorkerGroup) -> tuple[workers.Workers, RunningWorkers]:
-        """Start the workers and watch them. If no descriptor is left, try again for a while: the streams of the last
-        cycle's workers and telemetry give theirs back. Raises: LaunchError."""
+        """Start the workers and watch them. If no descriptor or no process (`ulimit -u`) is left, try again for a
+        while: the last cycle's workers, what they started, and telemetry give theirs back. Raises: LaunchError."""
         supervisor = self._supervisor
-        deadline = time.monotonic() + DESCRIPTORS_LIMIT
+        deadline = time.monotonic() + SHORTAGE_LIMIT
         while True:
             supervisor.look_after_drain()
             try:
                 context = workers.start(worker_env.specification(self, worker_group, supervisor))
                 return context, worker_processes.watched(context, worker_group.workers)
             except LaunchError as error:
-                is_short = descriptors.are_missing(error.__cause__)
+                cause = error.__cause__
+                is_short = descriptors.are_missing(cause) or getattr(cause, "errno", None) == errno.EAGAIN
                 if not is_short or time.monotonic() >= deadline or supervisor.signals.has_any():
                     raise
-            time.sleep(DESCRIPTORS_PAUSE)
+            time.sleep(SHORTAGE_PAUSE)
 
     def _end_workers(self, verdict: CycleDecision) -> None:
         running, supervisor = self._running, self._supervisor

@@ -33,6 +33,7 @@ from resilience.system import descriptors
 from resilience.system.health import nvml
 
 DESCRIPTORS_PAUSE = 0.1  # seconds until a check that found no descriptor is tried again
+THREADS_LIMIT = 3.0  # seconds for a thread to come free (`ulimit -u`): processes of the last cycle's workers still end
 LOOK = 0.02  # seconds between polls of a request to stop
 LONGEST_GAP = 0.2  # seconds that a gap between two such polls counts; in a longer one, this process was stopped
 LOOKS = 10  # least number of looks within a check's limit while workers run; a longer gap counts as one of them
@@ -132,29 +133,41 @@ def late_failure(check: PreflightCheck) -> PreflightFailure:
 
 
 class _CheckRun:
-    """One run of a check, in a thread. has_thread: False if this host could not start one; then that is the answer."""
+    """One run of a check, in a thread. has_thread: False while this host could not start one."""
 
     def __init__(self, check: PreflightCheck) -> None:
         self.check = check
         self._answer = ""
         self._has_answered = threading.Event()
-        self.has_thread = True
+        self.has_thread = False
+        self._start()
+
+    def _start(self) -> None:
         try:
-            threading.Thread(target=self._work, name=f"resilience-preflight-{check.name}", daemon=True).start()
+            threading.Thread(target=self._work, name=f"resilience-preflight-{self.check.name}", daemon=True).start()
+            self.has_thread = True
         except RuntimeError as error:
-            self.has_thread = False
             self._answer = error_in_words(error)
-            self._has_answered.set()
 
     def await_answer(self, waited: Elapsed, is_interrupted: Callable[[], bool]) -> PreflightFailure | None:
-        """Return the failure that this run finds, or that it is late; None if nothing is wrong, or after an interrupt.
+        """Return the failure that this run finds, or that it is late or gets no thread; None if nothing is wrong, or
+        after an interrupt.
 
         waited: since all runs began."""
         while not self._has_answered.wait(LOOK):
-            is_late = waited.look(monotonic()) >= self.check.limit
-            if is_late or is_interrupted():
+            so_far = waited.look(monotonic())
+            is_late = so_far >= self.check.limit
+            if is_interrupted():
                 self.check.give_up()
                 return late_failure(self.check) if is_late else None
+            if not self.has_thread:
+                if so_far >= min(self.check.limit / 2, THREADS_LIMIT):
+                    self._has_answered.set()  # the refusal is the answer
+                else:
+                    self._start()
+            elif is_late:
+                self.check.give_up()
+                return late_failure(self.check)
         return self.answer() if self._answer else None
 
     def answer(self) -> PreflightFailure | None:

@@ -67,7 +67,8 @@ def agent(arguments: list[str]) -> None:
     control group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. SLOW_ANSWERS: a worker's
     SIGTERM may come a minute before the agent's, and its stack and last lines a minute late, its end a minute after
     a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the
-    disk of --log-dir, or a process for the zygote, or a thread for the heartbeat; "limits", "environment": the agent
+    disk of --log-dir, or a process for the zygote, or a thread for the heartbeat; "processes for a moment": as under
+    `ulimit -u` while what the first cycle's workers started still ends; "limits", "environment": the agent
     itself fails, before it runs or as it starts workers. UNRESUMED: a store process that is stopped stays so.
     WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in. BRIEF:
     its exporter has no more time at the end than a user's. LATE: workers write their notes as they end. UNPROBED: a
@@ -77,7 +78,7 @@ def agent(arguments: list[str]) -> None:
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
-    from resilience.launcher import cycle_supervisor, launch, monitors, witnesses, worker_env
+    from resilience.launcher import cycle_supervisor, launch, monitors, preflight, witnesses, worker_env
     from resilience.launcher.main import main
     from resilience.launcher.output import destinations
     from resilience.launcher.preflight import Devices
@@ -110,7 +111,7 @@ def agent(arguments: list[str]) -> None:
     if "SLOW_ANSWERS" in os.environ:
         stopping.AGENT_LIMIT = witnesses.LOOK_LIMIT = 60.0
         restart_lines.LIMIT = 60.0
-        agents.DESCRIPTORS_LIMIT = 60.0
+        agents.SHORTAGE_LIMIT = preflight.THREADS_LIMIT = 60.0
         agents.SETTLE = monitors.PROBE_LIMIT = destinations.SILENT_LIMIT = 130.0
         config.GRACE = 60.0  # for a worker that ends by itself after its signal
         starting.PROGRAM = "tests.process.patient_monitor"
@@ -165,6 +166,9 @@ def agent(arguments: list[str]) -> None:
 
         threading.Thread.start = start  # type: ignore[method-assign]
 
+    if os.environ.get("LACKS") == "processes for a moment":
+        lack_processes_for_a_moment()
+
     if "UNRESUMED" in os.environ:
         store_news.continue_if_stopped = lambda pid: False
 
@@ -206,6 +210,33 @@ def agent(arguments: list[str]) -> None:
     if sick is not None:
         Devices.look = lambda check: "GPU 0: GPU is lost (15)" if os.path.exists(sick) else ""  # type: ignore[method-assign]
     raise SystemExit(main(arguments))
+
+
+def lack_processes_for_a_moment() -> None:
+    """Refuse the first threads of the checks after the first cycle, and then the first starts of workers."""
+    from resilience.launcher.worker.workers import Workers
+
+    begin, start = threading.Thread.start, Workers.start
+    cycles: list[Workers] = []
+    left = {"threads": 4, "workers": 2}
+
+    def is_refused(kind: str) -> bool:
+        left[kind] -= bool(cycles)
+        return bool(cycles) and left[kind] >= 0
+
+    def begin_thread(thread: threading.Thread) -> None:
+        if thread.name.startswith("resilience-preflight") and is_refused("threads"):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    def start_workers(workers: Workers) -> None:
+        if is_refused("workers"):
+            fail(errno.EAGAIN)
+        start(workers)
+        cycles.append(workers)
+
+    threading.Thread.start = begin_thread  # type: ignore[method-assign]
+    Workers.start = start_workers  # type: ignore[method-assign]
 
 
 def close_the_readers_eyes() -> None:

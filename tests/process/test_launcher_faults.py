@@ -366,3 +366,10 @@ def test_loop_of_a_program_that_tells_nothing_is_called_unknown_and_nothing_rest
     found = told(job)
     assert found.incidents == () and len(job.of(events.CycleStarted)) == 1
     assert [note.ranks for note in found.notes if note.what.startswith("progress unknown")] == [(0,)]
+
+
+def test_restart_waits_for_processes_that_the_last_cycle_still_holds(launch: Launch) -> None:
+    job = launch("if cycle == 0 and rank == 1: sys.exit(3)", "--max-restarts", "1", LACKS="processes for a moment")
+    assert job.wait() == [0]
+    assert [record.event.why for record in job.of(events.CycleStarted)] == ["first", "failure"]
+    assert job.of(events.NodeUnhealthy) == []

@@ -324,7 +324,7 @@ def no_thread(thread: threading.Thread) -> None:
 
 def test_check_that_gets_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    assert Preflight([Checking("disk", lambda: "")]).refusals() == [
+    assert Preflight([Checking("disk", lambda: "", limit=0.2)]).refusals() == [
         PreflightFailure("disk", "RuntimeError: can't start new thread")
     ]
 

@@ -49,7 +49,7 @@ def write(mb):
     sys.stdout.flush()
 """
 PER_MB = 16 * 1024 * 64
-NO_NODE_IS_LOST = "keep_alive_interval=1,keep_alive_max_attempt=600,last_call_timeout=60"
+NO_NODE_IS_LOST = "keep_alive_interval=1,keep_alive_max_attempt=600,last_call_timeout=600"
 
 
 def agent(launcher: str, arguments: list[str], stdout: str = "", cwd: str = "") -> None:
@@ -664,7 +664,7 @@ def test_sigterm_to_the_first_node_on_etcd_costs_a_restart_only_under_torchrun(l
     sys.exit(3)  # as a collective operation without its peer
     """
     endpoint = f"127.0.0.1:{free_port()}"
-    conf = "keep_alive_interval=1,keep_alive_max_attempt=10,last_call_timeout=10"
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=10,last_call_timeout=20"
     ends = {}
     with etcd.running_etcd(tmp_path, endpoint):
         for launcher in LAUNCHERS:
