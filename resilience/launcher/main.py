@@ -13,6 +13,11 @@ from resilience.core.cycle import FAILED, WRONG_USE
 from resilience.errors import ConfigurationError, ResilienceError
 from resilience.system.environment import one_blas_thread
 
+NO_FOLDER = (
+    "the working directory does not exist any more (it was removed, perhaps made again); change to one that exists "
+    'and start again: cd "$PWD"'
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's part of the job; return the exit status.
@@ -21,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # If SIGCHLD was ignored when this process started, the kernel would drop the exit statuses of all workers.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _open_closed_streams()
+    if _has_no_folder():
+        from resilience.launcher.console import say
+
+        say(NO_FOLDER)
+        return WRONG_USE
     with one_blas_thread(), _ended_by_ctrl_c():
         from resilience.launcher.arguments import parse
         from resilience.launcher.console import say
@@ -33,6 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         leave_error_file(str(error))
         return WRONG_USE if isinstance(error, ConfigurationError) else FAILED
+
+
+def _has_no_folder() -> bool:
+    """Return True if the working directory was removed. There, torch ends this process as it is imported: "Intel oneMKL
+    FATAL ERROR: Cannot load libtorch_cpu.so"."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 @contextlib.contextmanager

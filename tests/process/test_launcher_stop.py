@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from resilience.facts import events
 from tests.process.launching import Launched, launcher
 from tests.support.ranks import Job
+from tests.support.server import ROOT
 
 Launch = Callable[..., Launched]
 
@@ -131,3 +133,21 @@ def test_ctrl_c_is_not_lost_while_the_launcher_imports_its_modules(tmp_path: Pat
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "starts\n", "")
     assert not (tmp_path / "trained").exists()
+
+
+IN_A_REMOVED_FOLDER = """
+import os, sys
+os.rmdir(os.getcwd())
+os.execv(sys.executable, [sys.executable, "-m", "resilience.cli", "run", "--nproc-per-node", "1", sys.argv[1]])
+"""
+
+
+def test_launcher_in_a_removed_working_directory_says_so_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-c", IN_A_REMOVED_FOLDER, str(tmp_path / "train.py")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path / "gone", env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("resilience run: the working directory does not exist any more")
