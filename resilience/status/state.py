@@ -34,7 +34,6 @@ SILENT_LOOKS = 8  # intervals without a sign of life after which a job counts as
 ORPHANED = 5.0  # seconds in which a live agent records the end of its workers; usually it takes milliseconds
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 FILES_AHEAD = 60.0  # seconds that the file system's clock may be ahead of ours
-OLD_LOOKS = 3  # intervals after which a snapshot is old: its monitor cannot write another one
 LIST_EVERY = 5.0  # seconds between two searches for new files
 STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
@@ -62,7 +61,8 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
 class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
     """A rank now. silent_s: how long it had been silent when its monitor last looked, None if it owes no sign of life.
     section: the open section that is closest to its limit, else the innermost. shown_s: seconds since the monitor last
-    looked. pid: of its process on its node, None if it has ended or is unknown."""
+    looked. pid: of its process on its node, None if it has ended or is unknown. is_old: its monitor does not write, so
+    step, section and silence are as old as shown_s."""
 
     rank: int
     node: str
@@ -74,6 +74,7 @@ class RankNow(msgspec.Struct, frozen=True, omit_defaults=True):
     sections: int = 0
     shown_s: float | None = None
     pid: int | None = None
+    is_old: bool = False
 
     @property
     def is_well(self) -> bool:
@@ -312,6 +313,8 @@ class Watcher:
         by_torchrun = self._history.restarts_left.get(self._newest)
         restarts = self._newest[1] if by_torchrun is not None else self._newest[1] or None
         restarts_left = [part.restarts_left for part in parts.values() if part.restarts_left is not None]
+        old = self._old(now, ranks) if phase == "running" else ()
+        ranks = tuple(msgspec.structs.replace(rank, is_old=True) if rank.rank in old else rank for rank in ranks)
         evidence = self._evidence_of_loss(now, snapshots.values()) if phase != "ended" else ""
         if evidence:
             phase, detail = "lost", evidence
@@ -337,7 +340,7 @@ class Watcher:
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
             absent=self._absent(now, first_ns),
-            old=self._old(now, ranks) if phase == "running" else (),
+            old=old if phase == "running" else (),
         )
 
     def _absent(self, now: float, first_ns: int) -> tuple[int, ...]:
@@ -355,7 +358,7 @@ class Watcher:
     def _old(self, now: float, ranks: Sequence[RankNow]) -> tuple[int, ...]:
         """Return the ranks whose monitors do not write, although they should: since long before another one of the same
         node wrote, or since long ago by the clock of the file system. The node's clock may be behind ours."""
-        limit = OLD_LOOKS * rank_snapshot.alive_every(len(ranks))
+        limit = rank_snapshot.old_after(len(ranks))
         shown_s = {
             rank.rank: (rank.node, rank.shown_s)
             for rank in ranks

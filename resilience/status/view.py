@@ -153,14 +153,24 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     world = f"{size} on {count(now.nodes, 'node')}" + (f": {states}" if states else "")
     yield from field("world", world, width, indent=2)
     yield from field("restarts", _restarts(now), width, indent=2)
-    steps = [rank.step for rank in now.ranks if rank.step is not None and rank.is_well]
-    if steps:
-        low, high = min(steps), max(steps)
-        speed = "" if rate is None else f", {rate:.3g} per second"
-        yield from field("step", (f"{low}" if low == high else f"{low} to {high}") + speed, width, indent=2)
+    if step := _step(now, rate):
+        yield from field("step", step, width, indent=2)
     if now.failure is not None:
         text = f"{seconds(now.failure.ago_s)} ago, rank {now.failure.rank}: {now.failure.what}"
         yield from field("last fault", cut(text.replace("\n", " "), 2 * (width - 25)), width, "yellow", indent=2)
+
+
+def _step(now: Now, rate: float | None) -> str:
+    """Return the steps of the ranks whose state is known; if none is, the last known ones with their age."""
+    known = [rank for rank in now.ranks if rank.step is not None and rank.is_well]
+    present = [rank for rank in known if not rank.is_old]
+    steps = [rank.step for rank in present or known if rank.step is not None]
+    if not steps:
+        return ""
+    low, high = min(steps), max(steps)
+    speed = "" if rate is None else f", {rate:.3g} per second"
+    age_s = min((rank.shown_s or 0.0 for rank in known), default=0.0)
+    return (f"{low}" if low == high else f"{low} to {high}") + (speed if present else f", {seconds(age_s)} ago")
 
 
 def _restarts(now: Now) -> str:
@@ -240,7 +250,8 @@ def _help(width: int) -> Iterator[Line]:
     for key, meaning in _KEYS:
         yield from field(key, meaning, width, indent=2, gutter=24)
     yield ()
-    text = "silent: how long the rank had shown nothing new when its monitor last wrote to the run folder"
+    text = "silent: how long the rank had shown nothing new when its monitor last wrote to the run folder; old: it has "
+    text += "not written for so long, and step and section are as old as that"
     yield from field("", text, width, "dim", indent=2, gutter=0)
 
 
@@ -367,6 +378,8 @@ def _age(rank: RankNow) -> str:
 
 
 def _silence(rank: RankNow) -> str:
+    if rank.is_old:
+        return f"old {brief(rank.shown_s or 0.0)}"
     return "" if rank.silent_s is None else brief(rank.silent_s)
 
 

@@ -109,8 +109,10 @@ class _Looker:
 
     def _note(self, now: Now | None, at: float) -> None:
         self._latest = (now, at)
-        highest = max((rank.step for rank in now.ranks if rank.step is not None), default=None) if now else None
+        steps_now = [rank.step for rank in now.ranks if rank.step is not None and not rank.is_old] if now else []
+        highest = max(steps_now, default=None)
         if highest is None:
+            self._steps = []  # what is older says nothing about the present speed
             return
         if self._steps and highest < self._steps[-1][1]:
             self._steps = []  # the job went back to a checkpoint

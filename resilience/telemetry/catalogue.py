@@ -326,8 +326,8 @@ METRICS: tuple[Metric, ...] = (
         "resilience_rank_silence_seconds",
         "gauge",
         "Time since a rank's last sign of life (heartbeat, ping, step, start or end of a section) when its state was "
-        "written, or at the scrape if that is overdue. No value for a rank that waits for the others, shuts down, or "
-        "has ended its monitoring.",
+        "written. No value for a rank that waits for the others, shuts down, or has ended its monitoring, or whose "
+        "monitor has not written its state in time.",
         ("rank",),
         source="rank snapshots",
     ),

@@ -428,11 +428,12 @@ class MetricView:
 
     def _living_snapshots(self) -> dict[int, RankSnapshot]:
         """Return the snapshots of ranks that still exist. The snapshot of a lost rank no longer changes, and one of the
-        previous worker says nothing about the present one."""
+        previous worker, or one that its monitor has not renewed in time, says nothing about the present."""
         living = {}
+        now = None if self._clock is None else self._clock() / 1e9
         for number, state in self._states().items():
             snapshot = self._snapshots.get(number)
-            if snapshot is None or state in LOST:
+            if snapshot is None or state in LOST or (now is not None and snapshot.is_old(now)):
                 continue
             if (snapshot.origin.attempt, snapshot.origin.cycle) >= self._newest:
                 living[number] = snapshot

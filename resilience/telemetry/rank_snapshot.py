@@ -25,6 +25,7 @@ from resilience.system import files
 WRITE_EVERY = 2.0  # minimum seconds between two writes of a rank's file
 FILES_PER_SECOND = 128  # maximum files per second that all ranks of a job write: they may share one file server
 MOST_SECTIONS = 16
+OLD_LOOKS = 3  # intervals after which a snapshot is old: its monitor cannot write another one
 OUTSIDE = Doing.OUTSIDE.value  # no monitor watches the rank now
 OWES_NO_SIGN = (Doing.WAITING.value, Doing.ENDING.value, OUTSIDE)
 _NAME = re.compile(r"(?P<node>.+)-(?P<rank>\d+)\.signs")
@@ -94,6 +95,11 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
             return None
         return max(0.0, self.known_until - self.heartbeat_at)
 
+    def is_old(self, now: float) -> bool:
+        """Return True if its monitor should have written another one long ago: it is stopped, or the disk full. now: of
+        the host's monotonic clock."""
+        return self.doing != OUTSIDE and now - self.known_until > old_after(self.origin.world_size)
+
     def wall(self, at: float) -> float:
         """Return a time of this host as UTC seconds."""
         return at + self.offset
@@ -120,6 +126,11 @@ def pause(world_size: int | None) -> float:
 def alive_every(world_size: int | None) -> float:
     """Return the seconds after which a rank's file is written again even without a change."""
     return 2 * pause(world_size)
+
+
+def old_after(world_size: int | None) -> float:
+    """Return the age in seconds from which on a rank's file says nothing about the present."""
+    return OLD_LOOKS * alive_every(world_size)
 
 
 def path_of(folder: Path, node: str, rank: int) -> Path:

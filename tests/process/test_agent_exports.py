@@ -119,6 +119,33 @@ def test_each_scrape_shows_the_silence_of_a_rank_as_its_newest_file_has_it(tmp_p
         exports.close(LIMIT)
 
 
+def test_scrape_shows_no_step_and_silence_of_a_rank_whose_monitor_writes_no_more(tmp_path: Path) -> None:
+    """Else a dashboard shows a healthy speed for a rank that nobody hears."""
+    folder, port = tmp_path / "run", free_port()
+    started_run(folder)
+    # In a job of 6,400 ranks a file is old after 300 s: no load of the machine makes that of rank 1 old.
+    for rank, age_s, world_size in ((0, 60.0, 2), (1, 0.0, 6400)):
+        origin = Origin("job", "node0", "monitor", 500, initial_rank=rank, world_size=world_size, layer="launcher")
+        at = time.monotonic() - age_s
+        shown = rank_snapshot.RankSnapshot(origin, "run", at, step=7 + rank, step_at=at, heartbeat_at=at)
+        assert rank_snapshot.write(folder, shown)
+    exports = ExportThread.start(folder, "node0", lambda event: None, MetricsOptions(port), is_agents=True)
+    assert exports is not None
+    try:
+        until((tmp_path / ".targets" / "run@@node0.json").exists)
+        lines = [line for line in scrape(port).splitlines() if not line.startswith("#")]
+    finally:
+        exports.close(LIMIT)
+    steps = [line for line in lines if line.startswith(("resilience_step", "resilience_rank_step"))]
+    assert steps == [
+        "resilience_step 8.0",
+        "resilience_step_lowest 8.0",
+        "resilience_step_median 8.0",
+        'resilience_rank_step{rank="1"} 8.0',
+    ]
+    assert [line for line in lines if "silence" in line] == ['resilience_rank_silence_seconds{rank="1"} 0.0']
+
+
 def without_answer(path: Path) -> Path:
     """Put a file there whose readers wait, as for a file server that does not answer, until `answer` is called."""
     path.parent.mkdir(exist_ok=True)
@@ -154,7 +181,7 @@ def test_scrape_is_answered_without_values_of_ranks_while_their_files_do_not_ans
     finally:
         answer(silent)
     origin = Origin("job", "node0", "monitor", 500, initial_rank=0, world_size=2, layer="launcher")
-    assert rank_snapshot.write(folder, rank_snapshot.RankSnapshot(origin, "run", step=7))
+    assert rank_snapshot.write(folder, rank_snapshot.RankSnapshot(origin, "run", time.monotonic(), step=7))
     until(lambda: {"resilience_run_folder_up 1.0", 'resilience_rank_step{rank="0"} 7.0'} <= {*scrape(port).split("\n")})
     exports.close(LIMIT)
 

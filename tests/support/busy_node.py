@@ -55,7 +55,7 @@ def _sections(view: MetricView) -> None:
     view.take_durations({0: durations_of(timings)})
     limits = tuple(Allowed(name, 9.0, name in sections[1::2]) for name in sections)
     view.take_snapshots(
-        {rank: msgspec.structs.replace(shown(rank, SECTIONS, 40.0), limits=limits) for rank in range(RANKS)}
+        {rank: msgspec.structs.replace(shown(rank, SECTIONS, 1e6), limits=limits) for rank in range(RANKS)}
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -262,6 +263,26 @@ def test_monitor_that_writes_no_more_is_found_whatever_clock_the_reader_has(tmp_
     show(folder, 1, cycle=0, alive_at=172.0)
     touched(folder, 74.0)
     assert now_of(folder, after=74.0).old == (0,)
+
+
+def test_rank_whose_monitor_writes_no_more_is_marked_and_gives_the_job_no_step(tmp_path: Path) -> None:
+    folder = launched(is_running=True).write(tmp_path / "run")
+    show(folder, 0, cycle=0, alive_at=159.0)
+    show(folder, 1, cycle=0, alive_at=172.0)
+    touched(folder, 74.0)
+    now = now_of(folder, after=74.0)
+    assert [(rank.rank, rank.is_old) for rank in now.ranks] == [(0, True), (1, False)]
+    text = "\n".join(plain(line) for line in status_lines(now, 80, 12))
+    assert re.search(r"^  step +8$", text, re.MULTILINE)
+    assert [line.split()[-2:] for line in text.splitlines() if line.strip().startswith("0 ")] == [["old", "15.0s"]]
+
+
+def test_steps_are_shown_with_their_age_while_no_monitor_writes(tmp_path: Path) -> None:
+    folder = launched(is_running=True).write(tmp_path / "run")
+    for rank in range(2):
+        show(folder, rank, cycle=0, alive_at=159.0)
+    text = "\n".join(plain(line) for line in status_lines(now_of(folder, after=74.0), 80, 12))
+    assert re.search(r"^  step +7 to 8, 15 s ago$", text, re.MULTILINE)
 
 
 def test_signs_of_the_worker_before_do_not_count(tmp_path: Path) -> None:

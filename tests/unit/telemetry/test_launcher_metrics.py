@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 import msgspec
@@ -14,7 +15,7 @@ from resilience.facts import events
 from resilience.facts.interruptions import Exit, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.telemetry.metrics import READ_S, MetricView, Ranks
-from resilience.telemetry.rank_snapshot import Allowed, SnapshotSection
+from resilience.telemetry.rank_snapshot import OUTSIDE, Allowed, SnapshotSection
 from tests.support.agreement import assert_one_first_interruption_for_each_incident
 from tests.support.busy_node import shown
 from tests.support.launch_streams import LAST_STEP, LEG_S, STEP_S, Fault, Kind, launched
@@ -279,10 +280,9 @@ def test_present_signs_are_gauges() -> None:
     assert found["resilience_rank_section_open_seconds", ("0", "section 0")] == 20.0
 
 
-def test_rank_whose_monitor_cannot_write_shows_no_longer_silence_and_section_than_it_saw() -> None:
-    """The disk is full, or the monitor is stopped: the rank may be well."""
+def test_rank_shows_no_longer_silence_and_section_than_its_monitor_saw() -> None:
     view = view_of(launched(is_running=True).records)
-    view._clock = lambda: 900 * 10**9
+    view._clock = lambda: 31 * 10**9
     opened = (SnapshotSection("data", 19.8, 10.0),)
     limits = (Allowed("data", 10.0),)
     view.take_snapshots({0: msgspec.structs.replace(shown(0), sections=opened, limits=limits)})
@@ -291,6 +291,33 @@ def test_rank_whose_monitor_cannot_write_shows_no_longer_silence_and_section_tha
     assert found["resilience_rank_section_open_seconds", ("0", "data")] == pytest.approx(0.2)
     assert found["resilience_rank_section_used_ratio", ("0", "data")] == pytest.approx(0.02)
     assert found["resilience_timeout_headroom_ratio", ("data",)] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("ranks", ["all", "unhealthy", "none"])
+def test_rank_whose_monitor_cannot_write_shows_no_step_silence_and_section(ranks: Ranks) -> None:
+    """The disk is full, or the monitor is stopped: nobody knows whether the rank is well."""
+    view = MetricView(lambda: 1000 * 10**9, ranks)
+    for record in launched(is_running=True).records:
+        view.take(record)
+    limits = (Allowed("section 0", 10.0),)
+    old = msgspec.structs.replace(shown(0, alive_at=987.0), limits=limits)
+    view.take_snapshots({0: old, 1: msgspec.structs.replace(shown(1, alive_at=987.0), step=70)})
+    names = {name for name, _ in view.samples()}
+    assert not {name for name in names if re.search("_step|_silence|_section_(open|used|timeout)|headroom", name)}
+    assert "resilience_ranks" in names  # from the records
+    view.take_snapshots({0: old, 1: shown(1, alive_at=989.0)})
+    found = view.samples()
+    for name in ("resilience_step", "resilience_step_lowest", "resilience_step_median"):
+        assert found[name, ()] == 7
+
+
+def test_step_of_a_rank_that_no_monitor_watches_any_more_stays() -> None:
+    """Its monitor has ended as it should: nothing is missing."""
+    view = MetricView(lambda: 1000 * 10**9)
+    for record in launched(is_running=True).records:
+        view.take(record)
+    view.take_snapshots({0: msgspec.structs.replace(shown(0, 0), doing=OUTSIDE)})
+    assert view.samples()["resilience_rank_step", ("0",)] == 7
 
 
 def test_used_share_of_an_open_section_is_that_of_the_limit_in_force() -> None:

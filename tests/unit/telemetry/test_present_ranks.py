@@ -37,7 +37,10 @@ def shown(told: NodeStory, node: str, ranks: tuple[int, ...] = (), hours: float 
             "job", node, "monitor", 500 + rank, initial_rank=rank, rank=rank, world_size=2, layer="launcher"
         )
         opened, limits = (SnapshotSection("data", at, 60.0),), (Allowed("data", 60.0),)
-        snapshots[rank] = RankSnapshot(origin, "run", at, 0.0, step=90, heartbeat_at=at, sections=opened, limits=limits)
+        now = records[-1].mono_ns / 1e9 + hours * 3600
+        snapshots[rank] = RankSnapshot(
+            origin, "run", at, 0.0, step=90, heartbeat_at=at, sections=opened, limits=limits, alive_at=now
+        )
     view.take_snapshots(snapshots)
     return {key: value for key, value in view.samples().items() if key[0] in OF_RANKS or "monitor_up" in key[0]}
 
