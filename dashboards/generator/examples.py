@@ -129,6 +129,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "StartStalled": (
         Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_"}, "12m", ((_job(), "1h 2m 0s"),)),
         Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _STEP: "_x5 1x15"}, "12m"),
+        Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _STEP: "1x5 stale"}, "12m"),  # its monitors are stopped
         Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _BEATS: "_x5 1x15"}, "12m"),
         Case({_BEGAN: "-3000x20", _BEGAN_PEER: "_", _ITERATION: "_x5 0x15"}, "12m"),
         Case({_BEGAN: "-2280x20", _BEGAN_PEER: "_"}, "12m"),

@@ -33,6 +33,7 @@ GROUPS = ("resilience.recording", "resilience.recording.slow", "resilience.alert
 NO_SCOPE = ()
 NEAR = 0.67  # share of a limit; from here on `calibration.limits_file.NEAR_MISS` considers the limit too short
 START_LIMIT_S = 3600  # healthy jobs were observed with a first step of 960 s
+_START_LIMIT = f"{START_LIMIT_S}s"
 ENOUGH = 500  # samples of a section; enough to learn a limit
 
 Severity = Literal["critical", "warning", "info"]
@@ -306,7 +307,8 @@ ALERTS = (
         name="StartStalled",
         expr=(
             f"(time() - {_STARTED} > {START_LIMIT_S}) "
-            f"unless on ({_JOB}) {_SIGNS} > 0 unless on ({_JOB}) {_STEP} "
+            # The step has no value while no monitor can write it.
+            f"unless on ({_JOB}) {_SIGNS} > 0 unless on ({_JOB}) last_over_time({_STEP}[{_START_LIMIT}]) "
             f'unless on ({_JOB}) resilience_restart_iteration{{layer="inprocess"}} '
             f"unless on ({_JOB}) resilience_ended_timestamp_seconds unless {_NO_FOLDER}"
         ),
