@@ -115,6 +115,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         # The file for node-exporter is no longer written.
         Case({_WRITTEN: "0+60x10 600x30"}, "20m", ((_job(), ""),)),
         Case({_WRITTEN: "0+60x10 600x30", _COMPLETED_AT: "_x10 600x30"}, "20m"),
+        # Its run folder does not answer at the end, so its entries stay; the file says how it ended.
+        Case({_UP: "1x10 0x30", _WRITTEN: "0+60x10 600x30", _COMPLETED_AT: "_x10 600x30"}, "20m"),
         Case({_WRITTEN: "-26400x30"}, "20m"),  # since more than 6 hours
     ),
     "JobFailed": (

@@ -27,7 +27,7 @@ from resilience.facts.events import (
 )
 from resilience.facts.identity import FileOwner, Origin
 from resilience.launcher.console import Console
-from resilience.telemetry.emitter import Emitter
+from resilience.telemetry.emitter import Emitter, Sink
 from resilience.telemetry.recording import RecordFile
 
 
@@ -49,6 +49,10 @@ class NodeEvents:
     def origin(self) -> Origin:
         """Return the origin of the agent's events; job, attempt and cycle apply to the whole node."""
         return self._emitter.origin
+
+    def show(self, exports: Sink) -> None:
+        """Pass all further events to the exporters too."""
+        self._emitter.replace_sinks([self._file, self.console, exports])
 
     def emit(self, *events: Event) -> None:
         self._emitter.emit(*events)

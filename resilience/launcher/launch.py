@@ -135,6 +135,7 @@ def launch(command: Command) -> int:
         metrics = MetricsOptions(options.metrics_port, options.metrics_host, options.metrics_textfile)
         exports = ExportThread.start(folder, name, reporter.emit, metrics, is_agents=True)
         if exports is not None:
+            reporter.show(exports)
             cleanup.callback(exports.close, EXPORT_LIMIT)
         cleanup.enter_context(end_on_record(reporter, handler))  # before the exporters end, which show it
         cleanup.enter_context(bridged(reporter.emit, config.event_log_handler))

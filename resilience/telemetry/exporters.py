@@ -100,12 +100,12 @@ class NodeExports:
         exports = Exports.from_environment(folder, node, emit, is_agents, asked or MetricsOptions())
         return None if exports is None else cls(folder, node, exports)
 
-    def poll(self) -> None:
+    def poll(self, limit: float = FOLDER_LIMIT) -> None:
         """Read what was added to the node's files since the last call, and write the metrics at intervals. Costs one
-        `stat` per file. If the run folder does not answer, go on without it after FOLDER_LIMIT. Never raises."""
+        `stat` per file. If the run folder does not answer, go on without it after `limit` seconds. Never raises."""
         is_due = time.monotonic() >= self._snapshot_at
-        # Nothing is shown before this exporter has caught up, so there is nothing to go on with.
-        limit = FOLDER_LIMIT if self._has_caught_up else threading.TIMEOUT_MAX
+        if not self._has_caught_up:  # nothing is shown before, so there is nothing to go on with
+            limit = threading.TIMEOUT_MAX
         try:
             self._poll_thread.ask(lambda: self._guarded(lambda: self._in_folder(is_due)), limit)
             self._answers = True
@@ -176,8 +176,9 @@ class NodeExports:
                     continue  # the rank has no snapshot yet
         return snapshots
 
-    def close(self, timeout: float = 2.0) -> None:
-        """Read the last records and let the exporters finish, for at most `timeout` seconds.
+    def close(self, timeout: float = 2.0, own: FinalState | None = None) -> None:
+        """Read the last records and let the exporters finish, for at most `timeout` seconds. own: the end of the job on
+        this node as its agent knows it: the run folder may not show it, because it does not answer or is full.
 
         Wait at most half of that time for the other monitors, which write the last timings of their ranks before they
         end: the other ranks of an ended rank end at about the same time, and a rank may have died while all were
@@ -185,15 +186,18 @@ class NodeExports:
         deadline = time.monotonic() + timeout
         WRITER.flush(timeout / 2)  # the last records of this process
         self._list_at = 0.0
-        self.poll()
+        self.poll(max(LINGER, (deadline - time.monotonic()) / 2))
         while self._answers and self._calls.keys() - {self._own} and time.monotonic() < deadline - timeout / 2:
             time.sleep(LINGER)
             self.poll()
+        metrics = self._exports.metrics
+        if own is not None and own.outcome is not None and metrics.final.outcome is None:
+            metrics.final = own
         self._snapshot_at, self._is_last = 0.0, True
-        self.poll()
+        self.poll(max(LINGER, (deadline - time.monotonic()) / 2))
         # A monitor may close while ranks of the node continue; the next one takes over. An agent that has not recorded
         # how the job ended counts like a killed one, and so do failed ranks that torchrun may start again.
-        final = self._exports.metrics.final
+        final = metrics.final
         outcome = final.outcome or (None if self._is_agents or final.has_failed else "left")
         self._exports.close(max(0.0, deadline - time.monotonic()), outcome)
         self._poll_thread.leave()
@@ -270,6 +274,7 @@ class ExportThread:
         self._place = (folder, node, emit, is_agents, asked)
         self._done = threading.Event()
         self._close_by = 0.0
+        self._own = FinalState() if is_agents else None  # the agent's end of the job
         self._thread = threading.Thread(target=self._run, name="resilience-exports", daemon=True)
 
     @classmethod
@@ -301,6 +306,12 @@ class ExportThread:
             return None
         return exports
 
+    def take(self, record: Record) -> bool:
+        """Note what the agent itself records, as a sink of its events; the record of its end may reach no file."""
+        if self._own is not None and self._own.outcome is None:
+            self._own.take(record)
+        return True
+
     def close(self, timeout: float = 2.0) -> None:
         """Read the last records and let the exporters finish, within about `timeout` seconds."""
         self._close_by = time.monotonic() + timeout
@@ -321,7 +332,7 @@ class ExportThread:
             return
         while not self._done.wait(POLL_EVERY):
             exports.poll()
-        exports.close(max(0.0, self._close_by - time.monotonic()))
+        exports.close(max(0.0, self._close_by - time.monotonic()), self._own)
 
 
 class Exports:

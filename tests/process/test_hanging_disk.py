@@ -17,6 +17,7 @@ from resilience.facts import events
 from resilience.facts.records import Record
 from resilience.telemetry import exporters
 from resilience.telemetry.exporters import ExportThread, MetricsOptions
+from resilience.telemetry.targets import FOLDER
 from tests.process.launching import Launched, launcher
 from tests.process.test_agent_exports import started_run, write
 from tests.process.test_export import scrape
@@ -178,6 +179,26 @@ def test_metrics_of_a_job_go_on_while_the_disk_of_its_run_folder_does_not_answer
     (tmp_path / "go").touch()
     assert job.wait() == [0], job.job.output()
     assert "resilience_ended_timestamp_seconds" in file.read_text()
+
+
+def test_end_of_a_job_is_shown_while_the_disk_of_its_run_folder_does_not_answer(
+    launch: Launch, disk: Freezing, tmp_path: Path
+) -> None:
+    """Else JobGone would report a completed job as killed."""
+    file, entry = tmp_path / "textfile" / "resilience-job-node0.prom", disk.folder / "runs" / FOLDER / "job@@node0.json"
+    file.parent.mkdir()
+    metrics = ("--metrics-port", str(free_port()), "--metrics-textfile", str(file.parent))
+    job = launch("say('up')\nawait_file('go', 300)", "--run-dir", str(disk.folder / "runs"), *metrics, nproc=1)
+    job.await_worker("up.0.0")
+    await_true(lambda: file.exists() and entry.exists())
+    disk.freeze()
+    try:
+        (tmp_path / "go").touch()
+        await_true(lambda: 'node="node0",outcome="completed"' in file.read_text())
+    finally:
+        disk.thaw()
+    assert job.wait() == [0], job.job.output()
+    assert not entry.exists()
 
 
 def test_disk_of_the_file_for_node_exporter_holds_up_no_other_metrics(
