@@ -26,7 +26,7 @@ RESTART: tuple[str, ...] = ("detect", "stop", "gate", "rendezvous", "spawn", "im
 """The phases of a restart by the launcher, in order."""
 
 _FAILED = ("failed", "exhausted")
-_LAST = ("completed", "preempted", "shutdown", "exhausted", "excluded")  # outcomes without a following restart
+LAST_OUTCOMES = ("completed", "exhausted", "preempted", "shutdown", "excluded")  # of a cycle that no other one follows
 _BEFORE = ("gate", "rendezvous")  # phases that end before their cycle is known
 
 
@@ -117,7 +117,7 @@ class NodeCycle:
     @property
     def is_last(self) -> bool:
         """Return True if the node does not take part in another cycle."""
-        return self.ended is not None and self.ended.outcome in _LAST
+        return self.ended is not None and self.ended.outcome in LAST_OUTCOMES
 
     @property
     def restarts_left(self) -> int | None:
@@ -534,6 +534,7 @@ class CycleHistory:
             case events.WorkerExited():
                 worker = self._part(record).worker(event.worker_rank)
                 worker.exit, worker.exited_ns = event, record.mono_ns
+                worker.ended_wall_ns = worker.ended_wall_ns or at_ns
                 self._part(record).exited(record.sequence, event)
             case events.RestartDecided():
                 self._part(record).decide(event)
@@ -568,7 +569,8 @@ class CycleHistory:
             case events.WorkerSeen(is_suspicion=False):
                 self._part(record).worker(rank).looked_at(event, at_ns)
             case events.RankExited():
-                self._part(record).worker(rank).left = event
+                worker = self._part(record).worker(rank)
+                worker.left, worker.ended_wall_ns = event, worker.ended_wall_ns or at_ns
             case events.RankSignalled():
                 self._part(record).worker(rank).signalled(event, at_ns)
             case _:  # no other event matters here

@@ -34,6 +34,7 @@ class Worker:
         self.started_wall_ns = 0
         self.exited_ns: int | None = None
         self.exit: events.WorkerExited | None = None
+        self.ended_wall_ns = 0  # when its end was recorded, UTC
         self.left: events.RankExited | None = None  # its monitor saw its process end
         self.progress: tuple[int, int, events.ProgressSign] | None = None  # the first: monotonic ns, UTC ns, signal
         self.first_step: tuple[int, int] | None = None  # monotonic ns, step
@@ -69,6 +70,11 @@ class Worker:
     def has_broken_off(self) -> bool:
         """True if its monitor saw its process end before the program was over: not with status 0."""
         return self.left is not None and not self.left.goodbye and self.left.code != 0
+
+    @property
+    def has_left_well(self) -> bool:
+        """True if its monitor saw it exit with status 0, and had not asked it to end."""
+        return self.left is not None and self.left.code == 0 and self.signals is None
 
     @property
     def lost_its_agent(self) -> bool:

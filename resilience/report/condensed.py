@@ -19,6 +19,7 @@ from resilience.facts.identity import Job
 from resilience.history.completeness import Completeness
 from resilience.history.cycles import CycleHistory
 from resilience.history.history import History
+from resilience.history.job_end import job_end
 from resilience.history.places import AT_ENTRY
 from resilience.report.counterfactual import NONE_VACANT, WhatIf, vacancies, what_ifs
 from resilience.report.sections import SectionSummary, sections_of, write_s
@@ -44,7 +45,8 @@ class LeftRank(msgspec.Struct, frozen=True):
 
 class Launched(msgspec.Struct, frozen=True):
     """The job from the view of the launcher. max_restarts: None if no cycle began. outcome, exit_code, detail: None or
-    empty while it runs. is_clean: the job was preempted, and all workers ended with exit status 0."""
+    empty while it runs. exit_code: None too if only other records prove the end. is_clean: the job was preempted, and
+    all workers ended with exit status 0."""
 
     cycles: int
     restarts_used: int
@@ -124,9 +126,8 @@ class Report(msgspec.Struct, frozen=True):
         if self.launched is not None and self.launched.outcome is not None:
             detail = f": {self.launched.detail}" if self.launched.detail else ""
             cleanly = " cleanly" if self.launched.is_clean else ""
-            parts.append(
-                f"the launcher: {self.launched.outcome}{cleanly}, exit status {self.launched.exit_code}{detail}"
-            )
+            code = "" if self.launched.exit_code is None else f", exit status {self.launched.exit_code}"
+            parts.append(f"the launcher: {self.launched.outcome}{cleanly}{code}{detail}")
         elif self.launched is not None and not self.open:
             parts.append("the launcher recorded no end")
         return "; ".join(parts) or "no records"
@@ -176,7 +177,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         restarts=restart_times(history),
         what_ifs=() if spent is None else what_ifs(spent, incidents, vacant, write_s(sections)),
         sections=sections,
-        launched=_launched(history.cycles),
+        launched=_launched(history),
         incidents=incidents,
         notes=_notes(history),
         missing=run.missing,
@@ -203,21 +204,22 @@ def _program(run: Run | Reader) -> tuple[str, ...]:
     return (run.job.function,) if run.job is not None and run.job.function else ()
 
 
-def _launched(cycles: CycleHistory) -> Launched | None:
+def _launched(history: History) -> Launched | None:
+    cycles = history.cycles
     if not cycles.places and not cycles.agents:
         return None
     newest = cycles.parts(cycles.places[-1]) if cycles.places else {}
     starts = [part.started for part in newest.values() if part.started is not None]
     attempt = cycles.places[-1][0] if cycles.places else max(agents[-1].attempt for agents in cycles.agents.values())
-    ends, last = cycles.ends(attempt), cycles.end(attempt)
+    end = job_end(history, attempt)
     return Launched(
         cycles=len(cycles.places),
         restarts_used=max((event.restarts_used for event in starts), default=0),
         max_restarts=starts[0].max_restarts if starts else None,
-        outcome=None if last is None else last.outcome,
-        exit_code=None if last is None else last.exit_code,
-        detail="" if last is None else last.detail,
-        is_clean=bool(ends) and all(event.is_clean for event in ends),
+        outcome=None if end is None else end.outcome,
+        exit_code=None if end is None else end.exit_code,
+        detail="" if end is None else end.detail,
+        is_clean=end is not None and end.is_clean,
     )
 
 

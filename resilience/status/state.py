@@ -24,6 +24,7 @@ from resilience.facts.in_words import seconds
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
+from resilience.history.job_end import job_end
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.status.first_read import opened
 from resilience.status.last_fault import Iteration, LastFault
@@ -37,7 +38,6 @@ FILES_AHEAD = 60.0  # seconds that the file system's clock may be ahead of ours
 LIST_EVERY = 5.0  # seconds between two searches for new files
 STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
-_LAST = ("completed", "exhausted", "preempted", "shutdown", "excluded")  # the others; an earlier one decides
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
 Phase = Literal["starting", "running", "restarting", "ended", "lost"]
@@ -395,29 +395,17 @@ class Watcher:
                 return "ended", "stopped" if are_asked else "failed", ""
             return ("running" if self._iteration != (0, 0, 0, 0) or self._calls else "starting"), None, ""
         attempt = max(agents[-1].attempt for agents in cycles.agents.values())
-        end = cycles.end(attempt) if cycles.is_over(attempt) else None
-        if end is not None:
+        end = job_end(self._history, attempt)
+        if end is not None and end.is_recorded:
             return "ended", end.outcome, end.detail
         if not cycles.places or cycles.places[-1][0] != attempt:
             return "starting", None, ""
         if self._is_between_cycles():
             return "restarting", None, ""
         parts = cycles.parts(cycles.places[-1]).values()
-        last = self._last_outcome()
-        if last is not None and self._is_quiet(now, ORPHANED):
-            return "ended", last, "not all agents recorded the end of the job"
+        if end is not None and self._is_quiet(now, ORPHANED):
+            return "ended", end.outcome, end.detail
         return ("running" if any(part.run_began_ns is not None for part in parts) else "starting"), None, ""
-
-    def _last_outcome(self) -> str | None:
-        """Return how the last cycle ended, None if nodes have not ended it, or may begin another one. Nodes that it
-        lost do not count."""
-        parts = self._history.cycles.parts(self._history.cycles.places[-1])
-        lost = {part.lost_node for part in parts.values()}
-        ended = [part.ended for node, part in parts.items() if part.started is not None and node not in lost]
-        outcomes = {None if cycle is None else cycle.outcome for cycle in ended}
-        if not outcomes.issubset(_LAST):
-            return None
-        return next((outcome for outcome in _LAST if outcome in outcomes), None)
 
     def _is_quiet(self, now: float, limit: float) -> bool:
         """Return True if nothing was recorded for this many seconds, by the clock of the node with the last record and

@@ -137,7 +137,7 @@ METRICS: tuple[Metric, ...] = (
         "Unix time at which the job ended on this node; outcome: completed, failed, stopped (asked to stop), left (the "
         "node left, the job may continue).",
         ("outcome",),
-        (_E.JobEnded, _E.CallEnded, _E.CallStarted, _E.RankSignalled, _E.RankExited),
+        (_E.JobEnded, _E.CycleEnded, _E.CallEnded, _E.CallStarted, _E.RankSignalled, _E.RankExited),
     ),
     Metric(
         "resilience_written_timestamp_seconds",

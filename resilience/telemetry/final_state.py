@@ -15,6 +15,7 @@ from typing import Literal
 from resilience.attribution.symptoms import were_stopped
 from resilience.facts import events
 from resilience.facts.records import Record
+from resilience.history.job_end import JobEnd
 from resilience.history.processes import AgentProcess
 from resilience.history.rank_states import excluded_by
 
@@ -137,9 +138,15 @@ class FinalState:
         """Return the time of that, in Unix time."""
         return self._verdict_at if self._agent is not None else self._call_ended_at
 
-    def _outcome_of(self, verdict: events.JobEnded) -> Outcome:
-        if verdict.outcome == "completed":
+    def ended(self, proven: JobEnd | None) -> tuple[Outcome, float] | None:
+        """Return outcome and Unix time of the end, None if it has not. proven: by other records of the launcher."""
+        if self.outcome is not None:
+            return self.outcome, self.at
+        return None if proven is None else (self._outcome_of(proven), proven.at_ns / 1e9)
+
+    def _outcome_of(self, end: events.JobEnded | JobEnd) -> Outcome:
+        if end.outcome == "completed":
             return "completed"
-        if verdict.outcome in _FAILED:
+        if end.outcome in _FAILED:
             return "failed"
-        return "stopped" if verdict.outcome == "preempted" and not self._leaves else "left"
+        return "stopped" if end.outcome == "preempted" and not self._leaves else "left"

@@ -23,6 +23,7 @@ from resilience.facts import events
 from resilience.facts.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
+from resilience.history.job_end import JobEnd, job_end
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.timeline import Timeline
 from resilience.history.wrapped_rank import CAUSES, RankSeconds
@@ -334,8 +335,9 @@ class MetricView:
             if self._is_folder_up is not None:
                 ready["resilience_run_folder_up"] = {(): int(self._is_folder_up)}
             self._show_ranks(ready)
-            if self.final.outcome is not None:
-                ready["resilience_ended_timestamp_seconds"] = {(self.final.outcome,): self.final.at}
+            ended = self.final.ended(self._proven_end(now_ns))
+            if ended is not None:
+                ready["resilience_ended_timestamp_seconds"] = {(ended[0],): ended[1]}
             ready.update(self._limits.values(self._living_snapshots(), self._sections.label))
             histograms["resilience_heartbeat_interval_seconds"] = self._heartbeat_rows()
             histograms["resilience_section_duration_seconds"] = self._section_rows()
@@ -343,6 +345,11 @@ class MetricView:
             metric.name: (histograms if metric.kind == "histogram" else ready)[metric.name] for metric in METRICS
         }
         return [(metric, sorted(rows[metric.name].items())) for metric in METRICS]
+
+    def _proven_end(self, now_ns: int | None) -> JobEnd | None:
+        """Return the end that other records prove although the agent has recorded none for READ_S."""
+        is_young = now_ns is not None and now_ns - self._newest_ns < READ_S * 1e9
+        return None if is_young or self.final.outcome is not None else job_end(self._history, self._newest[0])
 
     def _add_corrected(self, ready: dict[str, dict[Labels, float]], now_ns: int | None) -> None:
         """Add counters that later records may correct: interruptions, rank-seconds by cause.

@@ -25,6 +25,7 @@ from resilience.status.state import FaultNow, Now, RankNow, Section, Watcher, or
 from resilience.status.view import status_lines
 from resilience.system.render import plain
 from resilience.telemetry import rank_snapshot
+from resilience.telemetry.metrics import MetricView
 from tests.support import large_run, record_streams
 from tests.support.agreement import written
 from tests.support.launch_streams import Fault, Kind, Launched, launched
@@ -170,17 +171,6 @@ def test_job_that_waits_for_a_node_between_two_cycles_is_not_lost(tmp_path: Path
     assert (now.phase, now.is_well, now.detail) == ("restarting", True, "")
 
 
-def test_job_of_which_one_agent_was_killed_while_another_one_recorded_the_end_is_lost(tmp_path: Path) -> None:
-    told = NodeStory()
-    told.join("ab", 0.0, 1.0)
-    told.start("ab", 1.0)
-    told.finish("a", 20.0)
-    folder = told.write(tmp_path / "run")
-    for rank, node in enumerate("ab"):
-        show(folder, rank, node, cycle=0, alive_at=119.0)
-    assert now_of(folder, after=300.0).phase == "lost"
-
-
 @pytest.mark.parametrize("outcome", ["completed", "exhausted", "shutdown", "preempted"])
 def test_job_has_ended_as_its_last_cycle_though_no_agent_recorded_its_end(
     tmp_path: Path, outcome: events.CycleOutcome
@@ -200,7 +190,82 @@ def test_job_has_ended_as_its_last_cycle_though_no_agent_recorded_its_end(
         now = now_of(folder, after)
         assert (now.phase, now.outcome, now.is_well) == ("ended", outcome, outcome == "completed")
         assert now.detail == "not all agents recorded the end of the job"
-    assert report(Reader(folder)).end.endswith("; the launcher recorded no end")
+    end = f"the launcher: {outcome}: not all agents recorded the end of the job"
+    assert report(Reader(folder)).end.endswith(end)
+    assert ended_in_metrics(told, "a") == {
+        {"exhausted": "failed", "shutdown": "failed", "preempted": "stopped"}.get(outcome, outcome)
+    }
+
+
+def ended_in_metrics(told: NodeStory, node: str) -> set[str]:
+    """Return how the job ended by a node's metrics, a minute after its last record."""
+    records = told.of_node(node)
+    view = MetricView(lambda: records[-1].mono_ns + 60 * 10**9)
+    for record in records:
+        view.take(record)
+    return {labels[0] for name, labels in view.samples() if name == "resilience_ended_timestamp_seconds"}
+
+
+@pytest.mark.parametrize("is_seen_by_agent", [True, False])
+def test_job_has_completed_if_all_ranks_have_though_its_agent_was_killed(
+    tmp_path: Path, is_seen_by_agent: bool
+) -> None:
+    """Status, report and metrics say so alike."""
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=2)
+    told.spawn("a", 1.0, [0, 1])
+    for rank in range(2):
+        told.monitor("a", rank, 20.0, events.RankExited(goodbye=True, code=0))
+        if is_seen_by_agent:
+            told.exited("a", 20.0, rank)
+    folder = told.write(tmp_path / "run")
+    for rank in range(2):
+        show(folder, rank, "a", cycle=0, alive_at=119.0)
+    now, found = now_of(folder, after=60.0), report(Reader(folder))
+    assert (now.phase, now.outcome, now.is_well) == ("ended", "completed", True)
+    assert now.detail == "all ranks completed, but no agent recorded the end of the job"
+    assert found.end == f"completed on ranks 0-1; the launcher: completed: {now.detail}"
+    assert found.is_ended and found.launched is not None
+    assert (found.launched.outcome, found.launched.exit_code) == ("completed", None)
+    assert ended_in_metrics(told, "a") == {"completed"}
+
+
+def test_job_has_not_completed_if_a_rank_ended_because_it_was_told_to(tmp_path: Path) -> None:
+    """Its agent was killed, and its monitor ended it; a program may then end with status 0."""
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=1)
+    told.spawn("a", 1.0, [0])
+    told.monitor("a", 0, 20.0, events.RankSignalled(("SIGTERM", "SIGCONT"), "agent"))
+    told.monitor("a", 0, 20.1, events.RankExited(goodbye=True, code=0))
+    folder = told.write(tmp_path / "run")
+    assert now_of(folder, after=60.0).outcome is None
+    assert report(Reader(folder)).launched.outcome is None  # type: ignore[union-attr]
+    assert ended_in_metrics(told, "a") == set()
+
+
+def test_job_has_completed_if_one_agent_says_so_and_the_other_one_lost_its_power(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("ab", 0.0, 1.0)
+    told.start("ab", 1.0)
+    told.exited("a", 20.0, 0)
+    told.stop("a", 20.0)
+    told.agent("a", 21.0, events.JobEnded("completed", 0))
+    folder = told.write(tmp_path / "run")
+    now = now_of(folder, after=60.0)
+    assert (now.phase, now.outcome) == ("ended", "completed")
+    assert "the launcher: completed, exit status 0" in report(Reader(folder)).end
+
+
+def test_job_whose_agent_has_come_back_and_waits_has_not_ended(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=1)
+    told.spawn("a", 1.0, [0])
+    told.exited("a", 20.0, 0, None)
+    told.stop("a", 20.0, "preempted")
+    told.new_agent("a", 11)
+    told.agent("a", 30.0, events.CyclePhaseStarted("rendezvous"))
+    assert ended_in_metrics(told, "a") == set()
+    assert now_of(told.write(tmp_path / "run"), after=60.0).outcome is None
 
 
 def test_job_of_which_one_node_completed_and_one_agent_recorded_nothing_has_not_ended(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_what_exporters_report_when_their_time_is_over_is_waited_for(
 ) -> None:
     limits: list[float] = []
 
-    def close(limit: float) -> None:
+    def close(limit: float, own: FinalState | None) -> None:
         time.sleep(limit + 0.2)
         limits.append(limit)
 
