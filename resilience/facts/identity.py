@@ -30,6 +30,7 @@ Key = tuple[str | int, ...]
 """Names an activity within its cycle. The id of its span is a hash of the key."""
 ROOT: Key = ("root",)
 JOB: Key = ("job",)
+CYCLE = "cycle"  # begins the keys of what a launcher does in a cycle
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -153,12 +154,17 @@ def run_key(call: int, iteration: int, rank: int) -> Key:
 
 def node_key(node: str) -> Key:
     """Return the key of a node's part of a cycle."""
-    return ("cycle", node)
+    return (CYCLE, node)
 
 
 def restart_key(node: str) -> Key:
     """Return the key of the restart after a cycle on a node."""
-    return ("cycle", node, "restart")
+    return (CYCLE, node, "restart")
+
+
+def rank_restart_key(rank: int) -> Key:
+    """Return the key of a rank's restart after a cycle by a launcher that leaves no records."""
+    return (CYCLE, "restart", rank)
 
 
 def _hash(*parts: object, size: int) -> int:

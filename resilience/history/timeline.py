@@ -8,6 +8,7 @@
       inprocess.iteration
         initialize, health_check, run
         restart          in place: its phases
+      restart            by torchrun, of each rank: it belongs to the cycle that failed
     interruption, monitor.hang   recorded by a rank, its monitor or the agent
 
 A restart belongs to the interrupted iteration or cycle, although it ends with the first progress in the next one.
@@ -24,6 +25,7 @@ from resilience.facts.records import Record
 from resilience.history.history import History
 from resilience.history.intervals import Interval
 from resilience.history.node_timeline import NodeTimeline
+from resilience.history.other_restarts import OtherRestarts
 from resilience.history.rank_timeline import RankTimeline
 
 
@@ -37,6 +39,7 @@ class Timeline:
         self._ranks: dict[tuple[int, int, int, int], RankTimeline] = {}
         self._nodes: dict[str, NodeTimeline] = {}
         self._is_launched = is_launched
+        self._others = OtherRestarts()
 
     def take(self, record: Record) -> list[Interval]:
         """Add a record. Return the intervals that it completes."""
@@ -54,6 +57,8 @@ class Timeline:
         intervals = timeline.take(record)
         if timeline.is_over:
             del self._ranks[key]
+        if not self._is_launched:
+            intervals += self._others.take(record)
         if isinstance(record.event, events.StageStarted) and record.event.stage == "run":
             intervals += self._node(origin.node).entered(record)
         return intervals

@@ -20,6 +20,7 @@ import msgspec
 
 from resilience.attribution.first_and_cascade import Interruptions
 from resilience.facts import events
+from resilience.facts.identity import CYCLE
 from resilience.facts.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
@@ -264,7 +265,8 @@ class MetricView:
         """Add the durations of restarts of both layers, and of their phases."""
         if interval.outcome == "open":
             return  # the agent was killed meanwhile
-        layer = LAUNCHER if interval.origin.is_launchers or interval.name == "import" else LAYER
+        is_launchers = interval.origin.is_launchers or interval.key[0] == CYCLE
+        layer = LAUNCHER if is_launchers or interval.name == "import" else LAYER
         is_idle = interval.facts.get("rank.state") == "inactive"  # a spare has no progress to show
         away = interval.each_s
         if layer == LAYER and interval.name == "restart" and interval.outcome == "completed" and not is_idle:

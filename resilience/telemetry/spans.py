@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from resilience.attribution.symptoms import symptom
 from resilience.facts import identity
-from resilience.facts.identity import JOB, ROOT, Key, Origin
+from resilience.facts.identity import CYCLE, JOB, ROOT, Key, Origin
 from resilience.facts.records import Record
 from resilience.history.intervals import Fact, Interval
 from resilience.history.timeline import Timeline
@@ -128,7 +128,8 @@ def _is_error(interval: Interval) -> bool:
 
 def _attributes(interval: Interval) -> dict[str, Value]:
     origin = interval.origin
-    is_wrapped = not origin.is_launchers and interval.name not in ("launcher.cycle", "launcher.node", "import")
+    is_launchers = origin.is_launchers or interval.key[0] == CYCLE
+    is_wrapped = not is_launchers and interval.name not in ("launcher.cycle", "launcher.node", "import")
     attributes = origin_attributes(origin, "inprocess" if is_wrapped else "launcher")
     if is_wrapped:
         attributes["resilience.call"] = origin.call

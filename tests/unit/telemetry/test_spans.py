@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from random import Random
 from typing import get_args
 
 import msgspec
@@ -15,9 +17,13 @@ from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
 from resilience.facts.records import Record
 from resilience.history.intervals import NOTED
+from resilience.report.condensed import report
+from resilience.run_folder.load import Run
+from resilience.telemetry.metrics import LAYER, MetricView
 from resilience.telemetry.span import ALL_UP_TO, SAMPLED, Span, is_sampled, parse_traceparent, run_span_id, trace_id
 from resilience.telemetry.spans import SpanView
 from tests.support.record_streams import STARTED_NS, Fault, Job, Kind, job
+from tests.support.torchrun_streams import in_cycle, stopped_in_restart, under_torchrun
 
 
 def spans_of(records: list[Record]) -> list[Span]:
@@ -304,3 +310,60 @@ def test_state_of_finished_ranks_is_let_go(told: Job) -> None:
 def test_later_call_of_the_same_process_has_spans_of_its_own() -> None:
     again = [msgspec.structs.replace(r, origin=msgspec.structs.replace(r.origin, call=1)) for r in job().records]
     assert_whole(spans_of([*job().records, *again]))
+
+
+def restarted_by_torchrun() -> list[Record]:
+    """A rank dies, so torchrun stops the other one and starts both again, 300 s later."""
+    told = job([Fault("kill", 1, 0)], world=2)
+    failed = stopped_in_restart(told, cause=1)
+    return under_torchrun([*failed, *in_cycle(job(world=2).records, 1)], left=1)
+
+
+def test_restart_by_torchrun_is_a_span_of_the_cycle_that_failed() -> None:
+    """The dashboard links to the spans of this name."""
+    view = SpanView()
+    spans = [span for record in restarted_by_torchrun() for span in view.take(record)] + view.left_open()
+    restarts = [span for span in named(spans, "restart") if span.attributes["resilience.layer"] == "launcher"]
+    assert [span.attributes["resilience.rank.initial"] for span in restarts] == [0, 1]
+    (root,) = [span for span in named(spans, "inprocess.call") if span.attributes["resilience.cycle"] == 0]
+    for span in restarts:
+        assert (span.trace_id, span.parent_id) == (root.trace_id, root.span_id)
+        assert span.attributes["resilience.cycle"] == 0
+        assert [link.kind for link in span.links] == ["caused_by"]
+        assert {link.span_id for link in span.links} <= {each.span_id for each in named(spans, "interruption")}
+        entered = min(each.start_ns for each in named(spans, "run") if each.attributes["resilience.cycle"] == 1)
+        assert span.end_ns == pytest.approx(entered, abs=10**8)
+    assert_whole(spans)
+
+
+def test_restarts_by_torchrun_have_the_durations_of_the_report() -> None:
+    records = restarted_by_torchrun()
+    (reported,) = [each for each in report(Run(Path("run"), None, tuple(records), ())).restarts if each.layer != LAYER]
+    spans = [span for span in named(spans_of(records), "restart") if span.attributes["resilience.layer"] != LAYER]
+    assert (reported.restarts, reported.ranks) == (1, len(spans))
+    longest_s = max((span.end_ns - span.start_ns) / 1e9 for span in spans)
+    assert longest_s == pytest.approx(reported.max_s, abs=0.1)
+    view = MetricView()
+    for record in records:
+        view.take(record)
+    found = view.samples()
+    buckets = {labels: n for (name, labels), n in found.items() if name == "resilience_restart_duration_seconds_bucket"}
+    assert sum(n for labels, n in buckets.items() if labels[0] == "launcher") == reported.ranks
+    seconds = sum((span.end_ns - span.start_ns) / 1e9 for span in spans)
+    assert found["resilience_restart_duration_seconds_sum", ("launcher",)] == pytest.approx(seconds)
+
+
+def test_cycles_without_a_launcher_that_starts_ranks_again_are_no_restart_by_it() -> None:
+    records = [*job(world=2).records, *in_cycle(job(world=2).records, 1)]
+    assert not named(spans_of(records), "restart")
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_replay_gives_the_restarts_by_torchrun_in_any_order_of_the_files(seed: int) -> None:
+    records = restarted_by_torchrun()
+    files = [[each for each in records if each.origin.initial_rank == rank] for rank in range(2)]
+    mixed = Random(seed).sample([rank for rank, file in enumerate(files) for _ in file], len(records))
+    lines = [iter(file) for file in files]
+    seen = spans_of([next(lines[rank]) for rank in mixed])
+    assert sorted(map(repr, named(seen, "restart"))) == sorted(map(repr, named(spans_of(records), "restart")))
