@@ -392,9 +392,7 @@ def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool, is_agent_
     end, last.is_asked = worker.exit, False
     if last.outcome is not None:
         return
-    if end is None and not (
-        is_agent_lost and worker.has_left_well
-    ):  # its agent, if there still is one, has not recorded the end yet
+    if end is None and not (is_agent_lost and worker.has_left_well):  # its agent may still record the end
         last.is_lost = is_agent_lost and (last.is_lost or worker.has_broken_off)
     elif end is None or (end.code == 0 and end.expected and not is_preempted):
         last.outcome = "completed"

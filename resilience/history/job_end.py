@@ -15,7 +15,7 @@ CYCLE_ENDED = "not all agents recorded the end of the job"
 RANKS_COMPLETED = "all ranks completed, but no agent recorded the end of the job"
 
 
-class JobEnd(msgspec.Struct, frozen=True):
+class EndOfJob(msgspec.Struct, frozen=True):
     """The end of a job. outcome: as in job.ended. exit_code: None if no agent recorded it. at_ns: UTC. is_recorded:
     every agent of the last cycle recorded it; otherwise other records prove it, and an agent that lives may still
     record its own."""
@@ -28,7 +28,7 @@ class JobEnd(msgspec.Struct, frozen=True):
     is_recorded: bool = False
 
 
-def job_end(history: History, attempt: int) -> JobEnd | None:
+def job_end(history: History, attempt: int) -> EndOfJob | None:
     """Return how the job ended in an attempt; None if it runs, or if no record proves an end."""
     cycles = history.cycles
     recorded, is_over = cycles.end(attempt), cycles.is_over(attempt)
@@ -38,16 +38,16 @@ def job_end(history: History, attempt: int) -> JobEnd | None:
     if recorded is not None and (is_over or recorded.outcome == "completed" or _have_all_ended(parts, cycles, attempt)):
         ends = cycles.ends(attempt)
         is_clean = bool(ends) and all(event.is_clean for event in ends)
-        return JobEnd(recorded.outcome, at_ns, recorded.exit_code, recorded.detail, is_clean, is_over)
+        return EndOfJob(recorded.outcome, at_ns, recorded.exit_code, recorded.detail, is_clean, is_over)
     if place is None or place != cycles.places[-1] or _has_new_agent(parts, cycles):
         return None
     outcome = _cycle_outcome(parts)
     if outcome is not None:
         ended_ns = max(part.ended_wall_ns for part in parts.values())
-        return JobEnd(outcome, ended_ns, detail=CYCLE_ENDED)
+        return EndOfJob(outcome, ended_ns, detail=CYCLE_ENDED)
     if _have_all_ended(parts, cycles, attempt) and _have_all_completed(history, cycles.world_size(place)):
         ended_ns = max(worker.ended_wall_ns for part in parts.values() for worker in part.workers.values())
-        return JobEnd("completed", ended_ns, detail=RANKS_COMPLETED)
+        return EndOfJob("completed", ended_ns, detail=RANKS_COMPLETED)
     return None
 
 

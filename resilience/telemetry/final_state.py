@@ -15,7 +15,7 @@ from typing import Literal
 from resilience.attribution.symptoms import were_stopped
 from resilience.facts import events
 from resilience.facts.records import Record
-from resilience.history.job_end import JobEnd
+from resilience.history.job_end import EndOfJob
 from resilience.history.processes import AgentProcess
 from resilience.history.rank_states import excluded_by
 
@@ -138,13 +138,13 @@ class FinalState:
         """Return the time of that, in Unix time."""
         return self._verdict_at if self._agent is not None else self._call_ended_at
 
-    def ended(self, proven: JobEnd | None) -> tuple[Outcome, float] | None:
+    def ended(self, proven: EndOfJob | None) -> tuple[Outcome, float] | None:
         """Return outcome and Unix time of the end, None if it has not. proven: by other records of the launcher."""
         if self.outcome is not None:
             return self.outcome, self.at
         return None if proven is None else (self._outcome_of(proven), proven.at_ns / 1e9)
 
-    def _outcome_of(self, end: events.JobEnded | JobEnd) -> Outcome:
+    def _outcome_of(self, end: events.JobEnded | EndOfJob) -> Outcome:
         if end.outcome == "completed":
             return "completed"
         if end.outcome in _FAILED:

@@ -24,7 +24,7 @@ from resilience.facts.identity import CYCLE
 from resilience.facts.records import Record
 from resilience.history.cycles import RESTART, Cycle, NodeCycle
 from resilience.history.intervals import Interval
-from resilience.history.job_end import JobEnd, job_end
+from resilience.history.job_end import EndOfJob, job_end
 from resilience.history.rank_states import HEALTHY, LOST
 from resilience.history.timeline import Timeline
 from resilience.history.wrapped_rank import CAUSES, RankSeconds
@@ -348,7 +348,7 @@ class MetricView:
         }
         return [(metric, sorted(rows[metric.name].items())) for metric in METRICS]
 
-    def _proven_end(self, now_ns: int | None) -> JobEnd | None:
+    def _proven_end(self, now_ns: int | None) -> EndOfJob | None:
         """Return the end that other records prove although the agent has recorded none for READ_S."""
         is_young = now_ns is not None and now_ns - self._newest_ns < READ_S * 1e9
         return None if is_young or self.final.outcome is not None else job_end(self._history, self._newest[0])
