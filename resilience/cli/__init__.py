@@ -12,12 +12,12 @@ import gc
 import importlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from resilience.cli.arguments import Parser
 from resilience.errors import ConfigurationError
+from resilience.system import unwritten_stdout
 from resilience.system.render import complain, say
 
 VERBS = {
@@ -33,8 +33,6 @@ VERBS = {
     "completion": "print a shell completion script for bash or zsh",
 }
 WRONG_USE = 2  # exit status
-UNWRITTEN = 1  # exit status: the output could not be written
-CLOSED_PIPE = 128 + signal.SIGPIPE  # exit status: the reader of stdout ended before the command did
 _OF_STDOUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 _TO_FILE = ("-o", "--out", "--html")  # beginnings of options that name a file for the result
 COLLECT_EVERY = 200_000  # net new objects before a collection; Python's default is 700
@@ -96,8 +94,8 @@ def _few_collections() -> Iterator[None]:
 def _called(verb: str, call: Callable[[], int], writes_file: bool = False) -> int:
     """Call a command. writes_file: its result goes to a file, or it is a job: it needs no stdout."""
     if sys.stdout is None and not writes_file:
-        return _unwritten(verb, "it is closed")
-    status = CLOSED_PIPE  # until the command returns one
+        return unwritten_stdout.complain(verb, "it is closed")
+    status = unwritten_stdout.CLOSED_PIPE  # until the command returns one
     try:
         try:
             status = call()
@@ -106,24 +104,13 @@ def _called(verb: str, call: Callable[[], int], writes_file: bool = False) -> in
                 sys.stdout.flush()
     except ConfigurationError as error:
         return _wrong(f"resilience {verb}: {error}")
-    except BrokenPipeError:
-        _discard_stdout()  # the reader closed the pipe
+    except BrokenPipeError:  # the reader closed the pipe
+        unwritten_stdout.discard()
     except OSError as error:
         if verb == "run" or error.filename is not None or error.errno not in _OF_STDOUT:
             raise
-        _discard_stdout()
-        return _unwritten(verb, error.strerror or str(error))
+        return unwritten_stdout.status_after(verb, error)
     return status
-
-
-def _discard_stdout() -> None:
-    """Drop what stdout still holds. Without this, the interpreter reports an error at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _unwritten(verb: str, reason: str) -> int:
-    complain(f"resilience {verb}: cannot write to stdout: {reason}; redirect it to a file or a terminal")
-    return UNWRITTEN
 
 
 def _printed(text: str, status: int) -> int:

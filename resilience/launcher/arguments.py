@@ -24,6 +24,7 @@ from resilience.errors import ConfigurationError
 from resilience.facts.printable import usage_error
 from resilience.launcher import ft_options
 from resilience.monitor.config import NOTHING, YES_OR_NO, FaultToleranceConfig, add_arguments, has_switch
+from resilience.system import render, unwritten_stdout
 from resilience.system.environment import Settings, torchrun_default, variable
 
 MAX_RESTARTS = 10
@@ -265,6 +266,7 @@ def parser() -> argparse.ArgumentParser:
         ) from error
     torchrun_parser.prog = "resilience run"
     torchrun_parser.error = lambda message: argparse.ArgumentParser.error(torchrun_parser, usage_error(message))  # type: ignore[method-assign]
+    torchrun_parser.print_help = lambda file=None: _print_help(torchrun_parser, file)  # type: ignore[method-assign]
     torchrun_parser.usage = "%(prog)s [options] training_script [its arguments ...]"
     torchrun_parser.description = (
         "Run a training script on every rank, replace workers that die or hang, and record why. Accepts every option "
@@ -299,6 +301,15 @@ def parser() -> argparse.ArgumentParser:
         torchrun_parser, [*own_group._group_actions, *limit_group._group_actions, *foreign_group._group_actions]
     )
     return torchrun_parser
+
+
+def _print_help(torchrun_parser: argparse.ArgumentParser, file: Any = None) -> None:
+    """Write the help. argparse would ignore that it cannot be written. Raises: SystemExit if it cannot."""
+    try:
+        render.say(torchrun_parser.format_help().rstrip("\n"), file)
+        (sys.stdout if file is None else file).flush()
+    except OSError as error:
+        sys.exit(unwritten_stdout.status_after("run", error))
 
 
 def _show_default(torchrun_parser: argparse.ArgumentParser, option: str) -> None:

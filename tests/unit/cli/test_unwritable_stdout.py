@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,26 @@ def test_output_that_cannot_be_written_is_one_line_on_stderr(
     assert result.returncode == 1
     assert f"cannot write to stdout: {reason}" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["resilience.cli run", "resilience.launcher"])
+def test_help_of_run_that_cannot_be_written_is_one_line_on_stderr(command: str) -> None:
+    command = f"'{sys.executable}' -m {command} --help >/dev/full"
+    result = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert "resilience run: cannot write to stdout: No space left on device" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "logs --help", "status RUN", "completion bash"])
+def test_command_whose_reader_has_closed_the_pipe_prints_no_error(arguments: str, tmp_path: Path) -> None:
+    folder = job([Fault("kill", 1, 0)]).write(tmp_path / "run")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "resilience.cli", *arguments.replace("RUN", str(folder)).split()]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("arguments", ["report nosuch --json", "nosuch", "calibrate nosuch --json"])
