@@ -33,9 +33,11 @@ from resilience.system import processes, terminal, titles
 from resilience.system.background import WRITER
 from resilience.system.channel import Channel, ChannelClosed, close_all
 from resilience.system.processes import Process, ignore_job_signals, is_descendant
+from resilience.system.timed_selector import TimedSelector
 
 MOST_WAITING = 16  # connections that wait for an assigned worker
 RETRY_EVERY = 1.0  # seconds between two attempts to watch a worker without a descriptor left
+REST = 0.1  # seconds without connections, if one cannot be accepted: a program waits a second or more for its answer
 OUTBOX = 256  # messages kept for an agent that does not read
 
 
@@ -46,7 +48,7 @@ class Program:
         self._agent_channel = line
         self._listener = listener
         self._socket_file = lines.file_at(Path(listener.getsockname()))
-        self._selector = selectors.DefaultSelector()
+        self._selector = TimedSelector()
         self._selector.register(line, selectors.EVENT_READ, self._on_agent_message)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._agent: Process | None = None
@@ -61,6 +63,9 @@ class Program:
         self._dismissed: set[int] = set()  # pids among the next workers
         self._stopped: set[int] = set()  # likewise: the job was asked to stop before they are watched
         self._waiting: deque[Channel] = deque()
+        self._unknown: deque[Channel] = deque()  # from a process of which it is unknown to which worker it belongs
+        self._is_resting = False  # no connection is accepted meanwhile
+        self._has_reported_rest = False
         self._adopt: messages.Adopt | None = None
         self._newcomers: set[Channel] = set()  # asked for their rank
         self._is_leaving = False
@@ -130,10 +135,13 @@ class Program:
             worker.request_stop()
         waiting, self._waiting = self._waiting, deque()
         for channel in waiting:
-            if self._is_of_next(channel):
-                self._waiting.append(channel)
-            else:
-                worker.apply(channel)
+            try:
+                if self._is_of_next(channel):
+                    self._waiting.append(channel)
+                else:
+                    worker.apply(channel)
+            except OSError as error:
+                self._keep_unknown(channel, error)
         worker.run()
         self._worker = None
         self._shown_silences, self._raised = worker.shown, worker.raised
@@ -155,24 +163,64 @@ class Program:
 
     def _accept(self) -> None:
         """Accept one connection. Messages on earlier connections are read before the next one is accepted."""
-        channel = lines.accept(self._listener)
-        if channel is None:
+        try:
+            channel = lines.accept(self._listener)
+        except OSError as error:
+            self._rest(error)
             return
-        if self._is_newcomer(channel):
-            self._ask(channel)
-        elif self._worker is not None and not self._is_of_next(channel):
-            self._worker.apply(channel)
-        elif len(self._waiting) < MOST_WAITING:
-            self._waiting.append(channel)
-        else:
-            channel.close()
+        if channel is not None:
+            self._place(channel)
+
+    def _place(self, channel: Channel) -> None:
+        """Give a connection to the worker to which its process belongs."""
+        try:
+            if self._is_newcomer(channel):
+                self._ask(channel)
+            elif self._worker is not None and not self._is_of_next(channel):
+                self._worker.apply(channel)
+            elif len(self._waiting) < MOST_WAITING:
+                self._waiting.append(channel)
+            else:
+                channel.close()
+        except OSError as error:  # /proc cannot be read
+            self._keep_unknown(channel, error)
+
+    def _keep_unknown(self, channel: Channel, error: OSError) -> None:
+        """Keep a connection until it is known to which worker its process belongs."""
+        if len(self._unknown) == MOST_WAITING:
+            self._unknown.popleft().close()
+        self._unknown.append(channel)
+        self._rest(error)
+
+    def _rest(self, error: OSError) -> None:
+        """Accept no connection for a moment. It stays in the listener's queue, so the loop would not wait otherwise."""
+        if self._is_resting:
+            return
+        self._is_resting = True
+        self._selector.unregister(self._listener)
+        self._selector.call_in(REST, self._end_rest)
+        if not self._has_reported_rest:
+            self._has_reported_rest = True
+            _print(f"programs that attach have to wait: {error.strerror}; raise the limit of open files (`ulimit -n`)")
+
+    def _end_rest(self) -> None:
+        self._is_resting = False
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        unknown, self._unknown = self._unknown, deque()
+        for channel in unknown:
+            if channel.is_closed():  # its process waits no longer
+                channel.close()
+            else:
+                self._place(channel)
 
     def _is_of_next(self, channel: Channel) -> bool:
-        """Return True if the connection comes from a worker that is watched next."""
+        """Return True if the connection comes from a worker that is watched next. Raises: OSError if that is
+        unknown."""
         return any(is_descendant(channel.peer.pid, assigned.worker_pid) for assigned, _ in self._next)
 
     def _is_newcomer(self, channel: Channel) -> bool:
-        """Return True if the connecting process is not assigned and this monitor may adopt it."""
+        """Return True if the connecting process is not assigned and this monitor may adopt it. Raises: OSError if that
+        is unknown."""
         if self._adopt is None or self._is_of_next(channel):
             return False
         worker = self._worker
@@ -211,9 +259,14 @@ class Program:
         """Watch a process that has connected, as soon as the previous one has ended or left."""
         adopt, pid, rank = self._adopt, channel.peer.pid, introduced.rank
         assert adopt is not None
+        try:
+            is_of_next = self._is_of_next(channel)
+        except OSError:  # /proc cannot be read now
+            self._selector.call_in(REST, lambda: self._watch_newcomer(channel, introduced))
+            return
         state = processes.state(pid)
         start_time = 0 if state is None else state.start_time
-        if not self._is_of_next(channel):
+        if not is_of_next:
             origin = Origin(
                 adopt.job_id,
                 adopt.node,

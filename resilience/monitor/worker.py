@@ -232,7 +232,8 @@ class WorkerMonitor:
     # -- attaching ------------------------------------------------------------------------------
 
     def apply(self, channel: Channel) -> None:
-        """Accept a connection from the worker, or from the first program that the worker has started."""
+        """Accept a connection from the worker, or from the first program that the worker has started. Raises: OSError,
+        with nothing done, if it is unknown to which worker its process belongs."""
         reason = self._refusal_reason(channel)
         if reason:
             self._refuse(channel, reason, f"foreign connection: {reason}")

@@ -175,10 +175,13 @@ def remove_own_file(path: Path, file: tuple[int, int] | None) -> None:
 
 
 def accept(listener: socket.socket) -> Channel | None:
-    """Return the next requested channel, None if there is none."""
+    """Return the next requested channel, None if there is none.
+
+    Raises: OSError if it cannot be accepted, as with too many open files. It still waits then, so the listener stays
+    readable: a loop must not ask again at once."""
     try:
         return Channel(listener.accept()[0])
-    except OSError:
+    except (BlockingIOError, ConnectionAbortedError):
         return None
 
 

@@ -469,14 +469,18 @@ def is_daemonic() -> bool:
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:
-    """Return True if an unbroken chain of living parents leads from a process to `ancestor`."""
+    """Return True if an unbroken chain of living parents leads from a process to `ancestor`. Raises: OSError if that is
+    unknown, as with too many open files."""
     for _ in range(_GENERATIONS):
         if pid == ancestor:
             return True
-        present = state(pid)
-        if present is None or present.parent <= 1:
+        try:
+            parent = _read_state(pid).parent
+        except (FileNotFoundError, ProcessLookupError):
             return False
-        pid = present.parent
+        if parent <= 1:
+            return False
+        pid = parent
     return False
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -467,6 +468,75 @@ def test_monitor_with_few_descriptors_left_outlives_a_program_that_attaches(one:
     pid = int(await_line(worker))
     one.hear(messages.Connected, lambda message: message.link.pid == pid)
     assert one.monitors.pid(0) == monitor
+
+
+ATTACHES = (
+    "import subprocess, sys; print('up', flush=True); input()\n"
+    "code = 'from resilience.fault_tolerance import RankMonitorClient; '\n"
+    "code += 'RankMonitorClient().init_workload_monitoring(); print(0, flush=True); input()'\n"
+    "subprocess.run([sys.executable, '-c', code], stderr=subprocess.STDOUT)"
+)
+
+
+def test_monitor_without_a_free_descriptor_uses_no_processor_while_a_program_waits(tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
+    with ExitStack() as stack:
+        with stderr_to(printed):
+            one = stack.enter_context(node(tmp_path / "run"))
+        worker = one.start(ATTACHES)
+        monitor = monitor_of(one, worker)
+        usual = leave_descriptors(monitor, 0)
+        let_on(worker)
+        one.wait_until(lambda: "programs that attach have to wait: Too many open files" in printed.read_text())
+        used = cpu_s(monitor)
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(2.0)
+        assert cpu_s(monitor) - used < 0.5
+        one.monitors.look(is_suspicion=False)
+        one.hear(messages.Looked)  # it serves its agent meanwhile
+        resource.prlimit(monitor, resource.RLIMIT_NOFILE, usual)
+        assert await_line(worker) == "0"
+    assert printed.read_text().count("have to wait") == 1
+
+
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Let processes that are started in the body write their stderr to a file."""
+    usual = os.dup(2)
+    with path.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(usual, 2)
+        os.close(usual)
+
+
+def test_program_that_is_unknown_for_want_of_a_descriptor_waits_and_is_not_refused(one: Node) -> None:
+    worker = one.start(ATTACHES)
+    monitor = monitor_of(one, worker)
+    before = len(os.listdir(f"/proc/{monitor}/fd"))
+    usual = leave_descriptors(monitor, 1)  # for the connection: none is left to read whose child the program is
+    let_on(worker)
+    one.wait_until(lambda: len(os.listdir(f"/proc/{monitor}/fd")) > before)
+    resource.prlimit(monitor, resource.RLIMIT_NOFILE, usual)
+    assert await_line(worker) == "0"
+    one.hear(messages.Connected)
+
+
+def monitor_of(one: Node, worker: subprocess.Popen[str]) -> int:
+    """Return the pid of the monitor, once it watches a worker that prints a line."""
+    await_line(worker)
+    one.await_record(events.MonitorStarted, lambda started: started.rank_pid == worker.pid)
+    monitor = one.monitors.pid(0)
+    assert monitor is not None
+    return monitor
+
+
+def cpu_s(pid: int) -> float:
+    state = processes.state(pid)
+    assert state is not None
+    return state.cpu_s
 
 
 def leave_descriptors(monitor: int, number: int) -> tuple[int, int]:

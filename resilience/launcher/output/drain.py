@@ -54,6 +54,7 @@ LOOK = 0.005  # seconds between polls of a full queue
 TICK = 1.0  # seconds between checks of the terminal's size
 FINISH_LIMIT = 15.0  # seconds for a slow reader to take the rest
 REPLACE_LIMIT = 2.0  # seconds for that if another process waits for the streams
+REST = 0.1  # seconds without connections, if one cannot be accepted
 
 
 class Drain:
@@ -75,6 +76,7 @@ class Drain:
         self._has_agent = True
         self._must_be_replaced = False  # a stream came without its descriptor
         self._tick_at = 0.0
+        self._accepts_at: float | None = None  # no monitor is accepted until then; None: now
 
     def run(self) -> bool:
         """Drain until no stream is left and the agent needs nothing more. Return False if another process must take
@@ -83,6 +85,7 @@ class Drain:
             self._throttle()
             ready = self._poll.poll(self._timeout() * 1000)
             now = time.monotonic()
+            self._end_rest(now)
             for fd, _ in ready:
                 if fd in self._streams:
                     self._read(self._streams[fd], now)
@@ -283,12 +286,22 @@ class Drain:
     # -- monitors -------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        asking = lines.accept(self._listener)
+        try:
+            asking = lines.accept(self._listener)
+        except OSError:  # no descriptor is left: it waits in the listener's queue, and `poll` would not wait
+            self._poll.unregister(self._listener.fileno())
+            self._accepts_at = time.monotonic() + REST
+            return
         if asking is not None and len(self._asking) >= MOST_ASKING:
             asking.close()
         elif asking is not None:
             self._asking[asking.fileno()] = asking
             self._poll.register(asking.fileno(), select.POLLIN)
+
+    def _end_rest(self, now: float) -> None:
+        if self._accepts_at is not None and now >= self._accepts_at:
+            self._accepts_at = None
+            self._poll.register(self._listener.fileno(), select.POLLIN)
 
     def _answer(self, fd: int) -> None:
         """Answer a monitor as soon as everything that its worker wrote so far is in the files."""
