@@ -140,6 +140,19 @@ def test_default_does_not_count_as_set_in_a_copy_that_replaces_another_setting()
     assert FaultToleranceConfig(**dataclasses.asdict(copied)).given == {"step_timeout"}
 
 
+def test_limit_that_was_set_to_its_default_counts_as_set_in_a_copy_that_replaces_another() -> None:
+    config = FaultToleranceConfig(rank_heartbeat_timeout=2700.0)
+    copied = dataclasses.replace(config, step_timeout=9.0)
+    assert copied.given == {"rank_heartbeat_timeout", "step_timeout"}
+    assert to_limits(copied).defaults == to_limits(config).defaults == ("initial_heartbeat",)
+    assert dataclasses.replace(config) == config
+
+
+def test_limit_that_a_copy_replaces_by_its_default_counts_as_set() -> None:
+    copied = dataclasses.replace(FaultToleranceConfig(step_timeout=9.0), rank_heartbeat_timeout=2700.0)
+    assert copied.given == {"rank_heartbeat_timeout", "step_timeout"}
+
+
 def test_copy_is_set_apart_from_its_original() -> None:
     config = FaultToleranceConfig()
     copied = copy.copy(config)
