@@ -3,7 +3,7 @@
 torch's agent, which the launcher's agent builds on, reports call durations and run results as metrics, and states of
 agent and workers as events. Without a handler of the user's both are discarded. Here they become records, and so also
 counters, histograms and log lines. The user's configuration stays in place: their metrics handler gets each value as
-before, and their events handler is not touched.
+before, and their events handler is not touched, except that torch's own one for stderr (`console`) waits for no reader.
 
 Only the agent's process is bridged: a training script that uses `torch.distributed.elastic.metrics` in a worker
 configures its own handlers there.
@@ -17,14 +17,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from resilience.facts import encoding, events
+from resilience.system import terminal
 from resilience.system.background import asked
 from resilience.telemetry.otlp import Emit
 
+CONSOLE = "console"  # torch's destination for events on stderr
 GROUP = "torchelastic"  # torch's group for its own metrics
 NO_HANDLER = "null"  # torch's destination for events that nobody takes
 NAME_LIMIT = 2.0  # seconds for the name service to tell the host's full name
@@ -36,7 +39,8 @@ def bridged(emit: Emit, destination: str) -> Iterator[None]:
     """Turn torchelastic's metrics and events into records, while in the body.
 
     emit: takes events from any thread. destination: torch's name of the handler for its events,
-    `--event-log-handler`."""
+    `--event-log-handler`. torch's own handler for stderr would wait for a reader that does not read; ours drops events
+    then, and emits their number."""
     from torch.distributed.elastic import metrics
     from torch.distributed.elastic.agent.server import api
 
@@ -54,11 +58,66 @@ def bridged(emit: Emit, destination: str) -> Iterator[None]:
     logger.addHandler(listener)
     api._get_fq_hostname = lambda: host
     try:
-        yield
+        with _console_without_waiting(emit) if destination == CONSOLE else contextlib.nullcontext():
+            yield
     finally:
         metrics.configure(previous, GROUP)
         logger.removeHandler(listener)
         api._get_fq_hostname = look_up
+
+
+@contextmanager
+def _console_without_waiting(emit: Emit) -> Iterator[None]:
+    """Print torchelastic's events by a handler that does not wait, while in the body."""
+    from torch.distributed.elastic.events import handlers
+
+    console, previous = _Console(emit), handlers._log_handlers[CONSOLE]
+    logger = logging.getLogger(f"torchelastic-events-{CONSOLE}")
+    handlers._log_handlers[CONSOLE] = console  # torch adds it to the logger with the first event
+    if previous in logger.handlers:
+        logger.removeHandler(previous)
+        logger.addHandler(console)
+    try:
+        yield
+    finally:
+        handlers._log_handlers[CONSOLE] = previous
+        if console in logger.handlers:
+            logger.removeHandler(console)
+            logger.addHandler(previous)
+        console.report()
+
+
+class _Console(logging.Handler):
+    """Prints each event as a line on stderr, unless its reader does not read: then it counts the event."""
+
+    def __init__(self, emit: Callable[[events.Event], None]) -> None:
+        super().__init__()
+        self._emit = emit
+        self._unfinished = b""  # the rest of a line that the reader has only in part
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        self._unfinished = self._rest(self._unfinished)
+        rest = line if self._unfinished else self._rest(line)
+        if len(rest) == len(line):
+            self._dropped += 1
+            return
+        self._unfinished = rest
+        self.report()
+
+    def report(self) -> None:
+        """Emit the number of events that were dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            reason = (
+                f"stderr was not read, or could not be written: torchelastic's events (--event-log-handler {CONSOLE})"
+            )
+            self._emit(events.TelemetryDropped("log", reason, dropped))
+
+    @staticmethod
+    def _rest(data: bytes) -> bytes:
+        return data[terminal.put(terminal.stream(terminal.STDERR), data, time.monotonic()) :] if data else b""
 
 
 def host_name(destination: str) -> str:

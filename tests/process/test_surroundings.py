@@ -86,6 +86,24 @@ def said(folder: Path) -> str:
     return (folder / "err").read_text()
 
 
+def test_events_of_torchelastic_that_are_not_read_do_not_stop_the_job_and_are_counted(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):  # it is full
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    options = ("--event-log-handler", "console")
+    with running(tmp_path, "", *options, prepare=lambda: os.dup2(writing, 2) and None) as child:
+        assert child.wait(120) == 0
+    os.close(reading)
+    os.close(writing)
+    recorded = [record.event for record in Account(tmp_path / "runs" / "job").records()]
+    dropped = [event for event in recorded if isinstance(event, events.TelemetryDropped)]
+    (event,) = [event for event in dropped if "torchelastic" in event.reason]
+    assert event.signal == "log" and event.count >= 3
+
+
 @pytest.mark.parametrize("options", [(), pytest.param(("--cold",), marks=pytest.mark.slow)])
 def test_job_of_a_parent_that_ignores_sigchld_ends_as_its_workers_do(tmp_path: Path, options: tuple[str, ...]) -> None:
     def ignore() -> None:
