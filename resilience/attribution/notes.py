@@ -38,6 +38,8 @@ def note(event: events.Event) -> str | None:
             return f"a shadow limit would have ended a rank in {where}: {seconds(event.allowed_s)} (nothing was done)"
         case events.TimeoutsFitFailed():
             return f"the limit of {event.deadline!r} could not be fitted in the job: {event.error}"
+        case events.TimeoutsUnread():
+            return f"a rank could not read the limits in {event.file} and has the configured ones: {event.error}"
         case events.TimeoutsUnlearned():
             return unlearned_in_words(event)
         case events.RankProgressUnknown():
@@ -138,6 +140,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.TimeoutsShadowAlarm,
         events.TimeoutsFitFailed,
         events.TimeoutsUnlearned,
+        events.TimeoutsUnread,
         events.RankProgressUnknown,
         events.AbortDelayed,
         events.AbortFailed,

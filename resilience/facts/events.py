@@ -873,6 +873,15 @@ class TimeoutsUnlearned(Event, frozen=True, tag="timeouts.unlearned"):
     most_world_size: WorldSize
 
 
+class TimeoutsUnread(Event, frozen=True, tag="timeouts.unread"):
+    """A rank could not read the limits that an earlier start has calculated. Configured limits hold for it, while other
+    ranks may use those of the file."""
+
+    level: ClassVar[Level] = "warning"
+    file: str
+    error: str
+
+
 AnyEvent = (
     CallStarted
     | ConfigurationAdvised
@@ -953,6 +962,7 @@ AnyEvent = (
     | TimeoutsShadowAlarm
     | TimeoutsStale
     | TimeoutsUnlearned
+    | TimeoutsUnread
 )
 CATALOGUE: tuple[type[Event], ...] = get_args(AnyEvent)
 """All events, in the order of the pages."""

@@ -171,16 +171,18 @@ class Watching:
             self._logger.warning("%s: the script was not started by `resilience run`", missing)
 
     def _attach(self, folder: str | Path, world_size: int) -> None:
-        new_client = RankMonitorClient()
+        new_client, unread = RankMonitorClient(), None
         try:
             if self._calculates:
                 self._file = LimitsFile(folder, world_size)
-                self._load_limits(new_client, self._file)
+                unread = self._load_limits(new_client, self._file)
             new_client.init_workload_monitoring()
         except RankMonitorClientError as error:
             self._logger.warning("rank %d is not watched by a monitor of the launcher: %s", self._rank, error)
         else:
-            self._client = new_client
+            self._client, link = new_client, connect.current()
+            if unread is not None and link is not None and self._file is not None:
+                link.limits_unread(str(self._file.path), unread)
 
     # -- signs of life --------------------------------------------------------------------------
 
@@ -334,20 +336,23 @@ class Watching:
                     "calculated limits are not stored for the next start: %s cannot be written now", path
                 )
 
-    def _load_limits(self, monitor_client: RankMonitorClient, file: LimitsFile) -> None:
+    def _load_limits(self, monitor_client: RankMonitorClient, file: LimitsFile) -> OSError | None:
+        """Use the stored limits, if there are any. Return why this rank cannot read them, None if it can."""
         try:
             limits = file.read()
             if limits is None:
-                return
+                return None
             monitor_client.load_state_dict(limits)
         except (OSError, ValueError) as error:  # a ConfigurationError is a ValueError
             if self._rank == 0 or isinstance(error, OSError):  # all ranks refuse the same content
                 self._logger.warning("stored limits are not used: %s: %s", file.path, error)
+            return error if isinstance(error, OSError) else None
         else:
             self._log(f"limits from {file.path} are used")
             self._on_trial = set(monitor_client.section_timeouts.calculated_sections)
             self._has_trial = bool(self._on_trial)
             self._store_limits(monitor_client, waits=True)
+        return None
 
     def _log(self, line: str) -> None:
         if self._rank == 0:

@@ -68,6 +68,7 @@ class CallingRank:
                 | messages.RankRequest()
                 | messages.NewLimits()
                 | messages.FitFailed()
+                | messages.LimitsUnread()
             ):
                 monitor.refuse(f"unexpected message: {type(message).__name__}")
 

@@ -26,6 +26,7 @@ from resilience.system import collective_calls, environment, exit_status, stacks
 from resilience.system.channel import Channel, ChannelClosed, close_all, connect
 
 TURN_LIMIT = 180.0  # seconds for a monitor without an agent to finish with the process that it watches now
+LONGEST = 4000  # characters of a path in a message
 ATTACH_LIMIT = 10.0  # seconds; a monitor that has just been restarted answers late
 
 
@@ -87,6 +88,10 @@ class WorkerLink:
         """Have the monitor record that no limit could be fitted. All ranks fit the same durations, so one reports."""
         if self.rank == 0:
             self.send(messages.FitFailed(deadline, error_in_words(error)))
+
+    def limits_unread(self, file: str, error: OSError) -> None:
+        """Have the monitor record that this rank could not read the limits of an earlier start."""
+        self.send(messages.LimitsUnread(file[-LONGEST:], error_in_words(error)))
 
     def _progressed(self, sign: str) -> None:
         """Report the first sign of progress and the first step, and nothing after that. The next sign takes the

@@ -105,6 +105,13 @@ class FitFailed(msgspec.Struct, frozen=True, tag="fit_failed"):
     error: str
 
 
+class LimitsUnread(msgspec.Struct, frozen=True, tag="limits_unread"):
+    """The rank could not read the limits of an earlier start."""
+
+    file: str
+    error: str
+
+
 # -- monitor to rank -----------------------------------------------------------------------------
 
 
@@ -337,6 +344,7 @@ FromRank = (
     | RankRequest
     | NewLimits
     | FitFailed
+    | LimitsUnread
 )
 ToRank = Ready | Introduce | Welcome | Refused | ShowStacks | TerminalLine
 FromAgent = (

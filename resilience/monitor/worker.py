@@ -384,6 +384,8 @@ class WorkerMonitor:
                 self._request(action, description[: messages.DESCRIPTION])
             case messages.FitFailed(deadline, error):
                 monitor.emit(events.TimeoutsFitFailed(deadline, error))
+            case messages.LimitsUnread(file, error):
+                monitor.emit(events.TimeoutsUnread(file, error))
             case (
                 messages.Begin()
                 | messages.HostStore()

@@ -22,6 +22,7 @@ from resilience.errors import MonitorError
 from resilience.facts import events
 from resilience.facts.interruptions import Hang, Interruption
 from resilience.facts.limits import First, Learned, Limit, Limits
+from resilience.integrations import stored_limits
 from resilience.launcher import monitors
 from resilience.launcher.monitors import PROBE_LIMIT, MonitorGone
 from resilience.monitor import connect, messages, starting
@@ -468,6 +469,24 @@ def test_monitor_with_few_descriptors_left_outlives_a_program_that_attaches(one:
     pid = int(await_line(worker))
     one.hear(messages.Connected, lambda message: message.link.pid == pid)
     assert one.monitors.pid(0) == monitor
+
+
+def test_rank_that_cannot_read_stored_limits_is_on_record_with_the_file_and_the_error(
+    one: Node, tmp_path: Path
+) -> None:
+    file = tmp_path / stored_limits.FILE
+    file.mkdir()  # which cannot be read as a file
+    code = (
+        "import sys, logging; from resilience.integrations.watching import Watching\n"
+        f"Watching(False, True, None, None, 'job').begin({str(tmp_path)!r}, 1, 2); print('here', flush=True); input()"
+    )
+    worker = one.start(code)
+    unread = one.await_record(events.TimeoutsUnread).event
+    assert unread == events.TimeoutsUnread(str(file), f"IsADirectoryError: [Errno 21] Is a directory: '{file}'")
+    assert await_line(worker) == "here"
+    let_on(worker)
+    assert one.hear(messages.Gone).exit.code == 0
+    assert len(one.records(events.TimeoutsUnread)) == 1
 
 
 ATTACHES = (

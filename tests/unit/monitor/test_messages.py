@@ -28,6 +28,7 @@ DECODERS: dict[Callable[[bytes], Any], list[Any]] = {
         messages.RankRequest("Continue", "why"),
         messages.NewLimits(LIMITS),
         messages.FitFailed("train", "OverflowError: math range error"),
+        messages.LimitsUnread("/shared/resilience-timeouts.json", "PermissionError: [Errno 13]"),
     ],
     messages.decode_for_rank: [messages.Welcome(1, 4, LIMITS), messages.Refused("why"), messages.Ready()],
     messages.decode_from_agent: [
