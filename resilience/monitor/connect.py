@@ -285,11 +285,12 @@ def _attach(path: str, deadline: float, turn_limit: float) -> WorkerLink:
 def _await_welcome(channel: Channel, path: str, deadline: float, turn_limit: float) -> tuple[messages.Welcome, Page]:
     """Wait for the monitor's answer."""
     try:
-        answer, fds = _receive_answer(channel, path, deadline)
+        answer, fds = _receive_answer(channel, path, deadline, "is it stopped or overloaded, or out of descriptors?")
         if isinstance(answer, messages.Introduce):
             close_all(fds)
             channel.send(messages.encode(messages.Introduced(*environment.rank_and_world_size())))
-            answer, fds = _receive_answer(channel, path, time.monotonic() + turn_limit)
+            why = "it watches another process that has not ended; start a monitor for each rank"
+            answer, fds = _receive_answer(channel, path, time.monotonic() + turn_limit, why)
     except ChannelClosed as error:
         raise MonitorError(f"the rank monitor at {path} closed the connection") from error
     except DecodeError as error:
@@ -305,14 +306,12 @@ def _await_welcome(channel: Channel, path: str, deadline: float, turn_limit: flo
         raise
 
 
-def _receive_answer(channel: Channel, path: str, deadline: float) -> tuple[messages.ToRank, list[int]]:
-    """Return the monitor's next message, and its descriptors. Raises: ChannelClosed, DecodeError, MonitorError."""
+def _receive_answer(channel: Channel, path: str, deadline: float, why: str) -> tuple[messages.ToRank, list[int]]:
+    """Return the monitor's next message, and its descriptors. why: a likely cause if none arrives in time. Raises:
+    ChannelClosed, DecodeError, MonitorError."""
     received = channel.receive_with_fds(max(0.001, deadline - time.monotonic()))
     if received is None:
-        raise MonitorError(
-            f"the rank monitor at {path} did not answer in time; it may be watching another process: start a monitor "
-            "for each rank"
-        )
+        raise MonitorError(f"the rank monitor at {path} did not answer in time: {why}")
     data, fds = received
     return messages.decode_for_rank(data), fds
 

@@ -623,6 +623,31 @@ def test_monitor_without_a_descriptor_does_not_take_its_agent_for_dead_when_a_ra
         assert next_worker.communicate(timeout=60.0)[0] == "watched\n"
 
 
+SHOW_REFUSAL = "except Exception as error: print(str(error).rpartition(': ')[2], flush=True)"
+
+
+def test_worker_gives_up_a_stopped_server_and_says_that_it_may_be_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "monitor.sock"
+    server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(path), folder=tmp_path)
+    os.kill(server.pid, signal.SIGSTOP)
+    attach = "from resilience.fault_tolerance import RankMonitorClient as Client\n"
+    attach += f"try: Client().init_workload_monitoring()\n{SHOW_REFUSAL}"
+    worker = started(path, attach)
+    assert worker.communicate(timeout=100.0)[0] == "is it stopped or overloaded, or out of descriptors?\n"
+    os.kill(server.pid, signal.SIGCONT)
+    server.close()
+
+
+def test_worker_whose_turn_does_not_come_says_that_another_process_is_watched(tmp_path: Path) -> None:
+    attach = "from resilience.monitor import connect\n"
+    attach += f"try: connect.attach(limit=100.0, turn_limit=0.5)\n{SHOW_REFUSAL}"
+    with pair(tmp_path, f"{BEGIN}print('up', flush=True); input()") as (_, (first,)):
+        assert await_line(first) == "up"
+        worker = started(tmp_path / "monitor.sock", attach)
+        said = worker.communicate(timeout=100.0)[0]
+    assert said == "it watches another process that has not ended; start a monitor for each rank\n"
+
+
 def test_stopped_server_is_killed_after_it_was_told_to_end(tmp_path: Path) -> None:
     server = RankMonitorServer.run_in_subprocess(FaultToleranceConfig(), str(tmp_path / "s"), folder=tmp_path)
     os.kill(server.pid, signal.SIGSTOP)
