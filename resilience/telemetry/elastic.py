@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from resilience.facts import encoding, events
+from resilience.facts.printable import printable
 from resilience.system import terminal
 from resilience.system.background import asked
 from resilience.telemetry.otlp import Emit
@@ -97,7 +98,7 @@ class _Console(logging.Handler):
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        line = printable(f"{self.format(record)}\n").encode()
         self._unfinished = self._rest(self._unfinished)
         rest = line if self._unfinished else self._rest(line)
         if len(rest) == len(line):

@@ -43,6 +43,7 @@ LONG = {
     "resilience/monitor/duration_recorder.py": "the durations of one rank, by kind of deadline",
     "resilience/monitor/messages.py": "one wire format: each message defined once",
     "resilience/monitor/page.py": "one layout of shared memory: who writes a field and who reads it",
+    "resilience/monitor/program.py": "one process: its workers one after the other, who connects, and its agent",
     "resilience/monitor/server.py": "the loop of a monitor, and everything that one rank's witness owns",
     "resilience/monitor/worker.py": "a worker's monitor: what it adds to the loop of any monitor",
     "resilience/report/terminal.py": "one page of text, from its head to its notes",
@@ -132,6 +133,8 @@ SHORT = {
     "resilience/system/libraries.py": "the dynamic linker's list, by ctypes",
     "resilience/system/native_threads.py": "a reader of /proc, for processes that are about to fork",
     "resilience/telemetry/progress.py": "a function that another layer fills in",
+    "resilience/system/timed_selector.py": "a selector with one more kind of key, for any loop",
+    "resilience/system/unwritten_stdout.py": "what the commands and the launcher share",
 }
 
 LONGEST_FUNCTION = 50  # lines; a longer one does one thing, and says here which

@@ -21,7 +21,6 @@ DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 CALLED_FROM_OUTSIDE = {
     r"demo/train\.py:forward": "torch calls a module's",
-    r"cli/arguments\.py:print_help": "argparse calls a parser's",
     r"facts/encoding\.py:compose_mapping_node": "PyYAML calls a loader's",
     r"inprocess/_runtime/monitor_process\.py:persistent_id": "pickle calls it",
     r"inprocess/nested_restarter\.py:NestedRestarter\w+": "names of the compatible API",
