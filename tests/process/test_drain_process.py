@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -18,14 +21,16 @@ import pytest
 from resilience.facts import events
 from resilience.launcher.launch import pass_on_output
 from resilience.launcher.output import destinations
+from resilience.launcher.output import drain as drain_module
 from resilience.launcher.output.byte_counts import ByteCounts
 from resilience.launcher.output.destinations import DrainProcess
 from resilience.launcher.output.drain import Drain
 from resilience.launcher.output.drained_stream import Stream
 from resilience.launcher.output.output_files import Keeper
-from resilience.launcher.output.streams import OpenStream, encode
+from resilience.launcher.output.streams import OpenStream, ProbeDrain, encode
 from resilience.launcher.signals import Signals
-from resilience.system.channel import Channel, close_all, listen, pair
+from resilience.system import processes
+from resilience.system.channel import Channel, close_all, connect, listen, pair
 from tests.process.children import child
 
 OUTPUT = b"x" * 79 + b"\n"
@@ -152,6 +157,39 @@ def test_drain_process_that_gets_a_stream_without_its_descriptor_writes_what_it_
     assert kept + rest == b"before\nafter\n"
     for close in (agents.close, drains.close, listener.close, lambda: close_all([reading, writing])):
         close()
+
+
+def test_drain_process_without_a_free_descriptor_uses_no_processor_while_a_monitor_asks(tmp_path: Path) -> None:
+    agents, drains = pair()
+    listener, counts = listen(tmp_path / "drain"), ByteCounts.create()
+    fds = (drains.fileno(), listener.fileno(), counts.fd)
+    drain = subprocess.Popen([sys.executable, "-m", drain_module.__name__, *map(str, fds)], pass_fds=fds)
+    try:
+        agents.send(encode(ProbeDrain()))
+        assert agents.receive(60.0) is not None  # it runs, and has raised its limit
+        soft, hard = resource.prlimit(drain.pid, resource.RLIMIT_NOFILE)
+        taken = set(map(int, os.listdir(f"/proc/{drain.pid}/fd")))
+        full = next(fd for fd in range(1000) if fd not in taken)
+        resource.prlimit(drain.pid, resource.RLIMIT_NOFILE, (full, hard))
+        asking = connect(str(tmp_path / "drain"), 60.0)
+        asking.send(b"keep")
+        used = cpu_s(drain.pid)
+        with pytest.raises(subprocess.TimeoutExpired):
+            drain.wait(2.0)
+        assert cpu_s(drain.pid) - used < 0.5
+        resource.prlimit(drain.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert asking.receive(60.0) == b"kept"
+    finally:
+        drain.kill()
+        drain.wait()
+    for close in (agents.close, drains.close, listener.close, asking.close):
+        close()
+
+
+def cpu_s(pid: int) -> float:
+    state = processes.state(pid)
+    assert state is not None
+    return state.cpu_s
 
 
 def test_losses_of_a_replaced_drain_process_stay_in_the_sum(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ class Drain:
         is_finishing = self._finish_by is not None and not self._has_finished
         if is_finishing or any(stream.partial_line for stream in self._streams.values()):
             return LINE_LIMIT / 2
-        return TICK
+        return TICK if self._accepts_at is None else REST
 
     def _copy_terminal_size(self, now: float) -> None:
         """Give the workers' terminals the size of ours."""
