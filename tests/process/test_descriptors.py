@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from multiprocessing.connection import Connection
+from typing import cast
 
-from resilience.system import descriptors
+from resilience.inprocess._runtime.monitor_process import Handle
+from resilience.monitor.page import RankSide
+from resilience.system import channel, descriptors
 from tests.process.children import child
 
 
@@ -19,6 +23,20 @@ def test_process_keeps_its_streams_and_what_it_names_and_nothing_else() -> None:
 
     with child(body) as process:
         assert process.hear() == (True, False, False, True)
+
+
+def test_monitor_counts_as_working_while_its_rank_has_no_descriptor_to_look_at_it() -> None:
+    """Else the rank would open a further connection to the store in its place."""
+
+    def body(line: Connection) -> None:
+        ends = channel.pair()
+        monitor = Handle(os.getppid(), "executed", "", 0.0, cast(RankSide, None), ends[0])
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        line.send(monitor.is_working)
+
+    with child(body) as process:
+        assert process.hear() is True
 
 
 def test_forked_process_lets_go_of_its_parents_files_and_their_numbers_reach_no_other_file() -> None:

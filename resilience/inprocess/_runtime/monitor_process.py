@@ -175,7 +175,7 @@ class Handle:
         """Return True if the monitor does its work in the store: it lives, has not failed, and was not stopped by a
         signal or a debugger."""
         state = processes.state(self.pid)
-        is_running = state is not None and state.state not in ("T", "t")
+        is_running = state is None or state.state not in ("T", "t")  # None: it is gone, or cannot be read now
         is_missing = bool(self.error) or (self._is_late and not self._is_ready.is_set())
         return is_running and not is_missing and processes.is_alive(self._identity)
 
