@@ -119,6 +119,7 @@ class Watching:
         if environment.monitor_socket() is None:
             self._warn_without_launcher()
         else:
+            self._warn_if_apart(world_size)
             self._attach(self._folder or folder, world_size)
         self.open(SETUP)
 
@@ -169,6 +170,17 @@ class Watching:
             return
         if self._rank == 0:
             self._logger.warning("%s: the script was not started by `resilience run`", missing)
+
+    def _warn_if_apart(self, world_size: int) -> None:
+        worker = environment.LaunchedWorker.from_environment()
+        if worker is not None and world_size < worker.world_size and worker.rank == 0:
+            self._logger.warning(
+                "to the framework this training has %d of the %d ranks that the launcher started: the ranks do not train "
+                "together, and they write the same files; docs/frameworks.md names the settings for one training of all "
+                "ranks",
+                world_size,
+                worker.world_size,
+            )
 
     def _attach(self, folder: str | Path, world_size: int) -> None:
         new_client, unread = RankMonitorClient(), None

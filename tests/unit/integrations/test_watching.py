@@ -188,6 +188,34 @@ def test_training_that_lost_its_monitor_to_another_one_meets_the_other_ranks_at_
     assert [values["unwatched"] for values in shared] == [1.0]
 
 
+def launched(monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int, world_size: int) -> None:
+    variables = {"RUN_FOLDER": folder, "JOB_ID": "job", "ATTEMPT": 0, "CYCLE": 0, "NODE": "host"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"RESILIENCE_{name}", str(value))
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+
+def test_rank_0_says_once_that_the_launched_ranks_do_not_train_together(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a GPU, Lightning uses one device per process unless `devices` is set. To it, each rank is rank 0."""
+    for rank in range(2):
+        launched(monkeypatch, tmp_path, rank, 2)
+        made(tmp_path).begin(tmp_path, rank=0, world_size=1)
+    (warning,) = [each.getMessage() for each in caplog.records]
+    assert "this training has 1 of the 2 ranks that the launcher started" in warning
+    assert "docs/frameworks.md" in warning
+
+
+def test_training_of_all_launched_ranks_gives_no_warning(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launched(monkeypatch, tmp_path, 0, 2)
+    made(tmp_path).begin(tmp_path, rank=0, world_size=2)
+    assert not caplog.records
+
+
 def test_without_launcher_nothing_is_watched_and_nothing_fails(
     told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
