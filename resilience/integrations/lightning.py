@@ -96,7 +96,7 @@ class FaultToleranceCallback(Callback):  # type: ignore[misc]  # the framework m
         self._watching.begin_step(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._watching.end_step()
+        self._watching.end_step(trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._watching.discard(STEP)  # open if the module skipped the rest of the epoch

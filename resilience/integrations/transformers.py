@@ -91,7 +91,7 @@ class FaultToleranceCallback(TrainerCallback):  # type: ignore[misc]  # may be a
         self._watching.beat()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._watching.end_step()
+        self._watching.end_step(state.global_step)
         self._maybe_save(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -74,6 +74,7 @@ class Watching:
         self._has_trial = False  # on any rank
         self._epochs = 0
         self._first_step: int | None = None
+        self._reported_step: int | None = None
         self._steps = 0
         self._next_steps = FEWEST_STEPS  # at which all ranks meet
         self._is_due = True  # there is something new
@@ -175,9 +176,9 @@ class Watching:
         worker = environment.LaunchedWorker.from_environment()
         if worker is not None and world_size < worker.world_size and worker.rank == 0:
             self._logger.warning(
-                "to the framework this training has %d of the %d ranks that the launcher started: the ranks do not train "
-                "together, and they write the same files; docs/frameworks.md names the settings for one training of all "
-                "ranks",
+                "to the framework this training has %d of the %d ranks that the launcher started: the ranks do not "
+                "train together, and they write the same files; docs/frameworks.md names the settings for one training "
+                "of all ranks",
                 world_size,
                 worker.world_size,
             )
@@ -282,16 +283,24 @@ class Watching:
         if self._first_step is None:
             self._first_step = number
         self._steps = number - self._first_step
-        client.step(number)
+        self._report_step(number)
         self.open(STEP)
 
-    def end_step(self) -> None:
-        """End a step, or a part of one. Calculate limits from time to time. A collective."""
+    def end_step(self, number: int) -> None:
+        """End a step, or a part of one. Calculate limits from time to time. A collective.
+
+        number: optimizer steps done in all starts, reported at once: a validation or a checkpoint may fail now."""
         self.close(STEP)
+        self._report_step(number)
         self.beat()
         if self._steps >= self._next_steps:  # equal on all ranks, unlike the sections that each has seen
             self._next_steps = self._steps + min(self._steps, MOST_STEPS)
             self._calculate()
+
+    def _report_step(self, number: int) -> None:
+        if number != self._reported_step:
+            self._reported_step = number
+            client.step(number)
 
     # -- limits ---------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ def test_hooks_become_sections_and_heartbeats(
     # The sanity check's two batches are part of the setup. So is the first batch's loading: a resumed epoch skips data.
     expected = "init +setup beat beat beat beat"
     for number in range(8):
-        expected += (" -setup" if number == 0 else "") + f" step {number} +step -step beat"
+        expected += (" -setup step 0" if number == 0 else "") + f" +step -step step {number + 1} beat"
         if number % 3 == 2:
             expected += " +checkpoint -checkpoint beat"
     expected += " +validation beat beat -validation beat beat shutdown"
@@ -94,8 +94,22 @@ def test_exception_closes_the_sections_and_leaves(
     made = trainer(tmp_path, [callback])
     with pytest.raises(RuntimeError, match="bad batch"):
         made.fit(Module(fails_at=4), data(8), data(2))
-    assert told[-4:] == ["step 4", "+step", "!step", "shutdown"]
+    assert told[-5:] == ["step 4", "beat", "+step", "!step", "shutdown"]
     assert "save_checkpoint" not in vars(made)
+
+
+def test_exception_in_a_validation_is_after_the_step_before_it(
+    told: list[str], tmp_path: Path, callback: FaultToleranceCallback
+) -> None:
+    class Invalid(Module):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            if self.global_step == 8:
+                raise RuntimeError("bad validation batch")
+
+    with pytest.raises(RuntimeError, match="bad validation batch"):
+        trainer(tmp_path, [callback]).fit(Invalid(), data(8), data(2))
+    assert [each for each in told if each.startswith("step")][-1] == "step 8"  # steps 0 to 7 are done
+    assert told[-2:] == ["!validation", "shutdown"]
 
 
 def test_training_that_skips_data_is_in_its_setup_until_the_first_batch(
@@ -153,7 +167,7 @@ def test_training_that_the_module_cuts_short_leaves_no_section_open(
 
     fit(tmp_path, [callback], Skipping())
     assert (told.count("+step"), told.count("-step"), told.count("!step")) == (12, 10, 2)
-    assert told[told.index("step 5") : told.index("step 5") + 5][:2] == ["step 5", "+step"]
+    assert told[told.index("step 5") :][:3] == ["step 5", "beat", "+step"]
 
 
 def test_limits_are_calculated_kept_and_taken_up_when_the_training_resumes(

@@ -80,9 +80,9 @@ def test_hooks_become_sections_and_heartbeats(
     told: list[str], tmp_path: Path, callback: FaultToleranceCallback
 ) -> None:
     trainer(tmp_path, [callback]).train()
-    expected = "init +setup -setup"
+    expected = "init +setup -setup step 0"
     for number in range(8):
-        expected += f" step {number} +step -step beat"
+        expected += f" +step -step step {number + 1} beat"
         if number in (2, 5, 7):
             expected += " +checkpoint -checkpoint beat"
     expected += " beat +validation beat beat -validation beat shutdown"
@@ -94,9 +94,23 @@ def test_validation_comes_before_the_checkpoint_of_the_same_step(
     told: list[str], tmp_path: Path, callback: FaultToleranceCallback
 ) -> None:
     trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=3, max_steps=3).train()
-    after = told[told.index("step 2") :]
-    expected = "step 2 +step -step beat +validation beat beat -validation beat +checkpoint -checkpoint beat beat"
-    assert " ".join(after[:13]) == expected
+    after = told[told.index("step 3") :]
+    expected = "step 3 beat +validation beat beat -validation beat +checkpoint -checkpoint beat beat"
+    assert " ".join(after[:11]) == expected
+
+
+def test_exception_in_a_validation_is_after_the_step_before_it(
+    told: list[str], tmp_path: Path, callback: FaultToleranceCallback
+) -> None:
+    class Invalid(Model):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            if not self.training:
+                raise RuntimeError("bad validation batch")
+            return super().forward(x, labels)
+
+    with pytest.raises(RuntimeError, match="bad validation batch"):
+        trainer(tmp_path, [callback], Invalid(), eval_strategy="steps", eval_steps=3).train()
+    assert [each for each in told if each.startswith("step")][-1] == "step 3"  # steps 0 to 2 are done
 
 
 def test_validations_of_several_datasets_come_before_the_checkpoint(
@@ -105,10 +119,10 @@ def test_validations_of_several_datasets_come_before_the_checkpoint(
     made = trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=3, max_steps=3)
     made.eval_dataset = {"a": DATA, "b": DATA}
     made.train()
-    after = told[told.index("step 2") :]
-    expected = "step 2 +step -step beat +validation beat beat -validation beat +checkpoint !checkpoint"
+    after = told[told.index("step 3") :]
+    expected = "step 3 beat +validation beat beat -validation beat +checkpoint !checkpoint"
     expected += " +validation beat beat -validation beat +checkpoint -checkpoint beat beat"
-    assert " ".join(after[:20]) == expected
+    assert " ".join(after[:18]) == expected
 
 
 def test_accumulated_parts_are_one_step(told: list[str], tmp_path: Path, callback: FaultToleranceCallback) -> None:
@@ -128,7 +142,7 @@ def test_checkpoint_that_is_called_off_ends_with_the_next_step(
     trainer(tmp_path, [callback, CallOff()], eval_strategy="no", num_train_epochs=2).train()
     assert told.count("+checkpoint") == told.count("!checkpoint") == 6
     after = told[told.index("+checkpoint") :]
-    assert after[:3] == ["+checkpoint", "!checkpoint", "step 3"]
+    assert after[:3] == ["+checkpoint", "!checkpoint", "+step"]
     (one,) = FakeClient.made
     assert one.calculated == [(("step",), False)] * len(one.calculated) != []
 
@@ -139,7 +153,7 @@ def test_exception_that_the_program_survives_needs_a_word(
     made = trainer(tmp_path, [callback], Model(fails_at=5))
     with pytest.raises(RuntimeError, match="bad batch"):
         made.train()
-    assert told[-2:] == ["step 4", "+step"]
+    assert told[-3:] == ["step 4", "beat", "+step"]
     callback.close()
     assert told[-2:] == ["!step", "shutdown"]
 

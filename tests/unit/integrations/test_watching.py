@@ -37,7 +37,7 @@ def begun(folder: Path, **options: bool) -> Watching:
 def steps(one: Watching, count: int = FEWEST_STEPS + 1, first: int = 0) -> None:
     for number in range(first, first + count):
         one.begin_step(number)
-        one.end_step()
+        one.end_step(number + 1)
 
 
 def calculated() -> list[tuple[tuple[str, ...], bool]]:
@@ -224,7 +224,7 @@ def test_without_launcher_nothing_is_watched_and_nothing_fails(
     steps(one, 2)
     one.complete()
     made(tmp_path).begin(tmp_path, rank=1, world_size=2)
-    assert told == ["step 0", "step 1"]  # for a Wrapper
+    assert told == ["step 0", "step 1", "step 2"]  # for a Wrapper
     assert not list(tmp_path.iterdir())
     (record,) = caplog.records  # of rank 0 alone, and shown by default
     assert record.levelno == logging.WARNING and "hangs are not detected" in record.message
@@ -333,7 +333,7 @@ def test_parts_of_a_step_do_not_count_as_steps(told: list[str], tmp_path: Path) 
     one = begun(tmp_path)
     for part in range(5 * FEWEST_STEPS):  # five parts accumulated into each
         one.begin_step(part // 5)
-        one.end_step()
+        one.end_step((part + 1) // 5)
     assert calculated() == []
 
 
