@@ -230,6 +230,18 @@ def test_program_that_may_not_be_executed_is_named_as_such(tmp_path: Path) -> No
     assert f"Permission denied: '{tmp_path / 'script.py'}'" in said(tmp_path)
 
 
+def test_sitecustomize_that_reads_local_rank_has_it_in_each_worker(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'LOCAL_RANK' in os.environ: os.environ['MY_DEVICE'] = os.environ['LOCAL_RANK']\n"
+    )
+    with running(tmp_path, "import os\nprint(os.environ.get('MY_DEVICE'))") as child:
+        assert child.wait(120) == 0, said(tmp_path)
+    assert (tmp_path / "out").read_text() == "0\n"
+    ((way, why),) = how(tmp_path)
+    assert way == "cold"
+    assert f"{tmp_path / 'sitecustomize.py'} names LOCAL_RANK" in why
+
+
 @pytest.mark.slow
 def test_sigterm_ends_the_wait_for_a_slow_preload(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, ModuleType
@@ -17,6 +18,15 @@ from resilience.system.background import asked
 
 # The interpreter, the loader or a library reads these once, at its start.
 READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GOMP_", "KMP_", "MKL_", "LC_", "LANG")
+# The launcher sets these differently for each worker or cycle.
+WORKER_VARIABLES = (
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "RANK", "RESILIENCE_", "ROLE_"),
+    *("TORCHELASTIC_", "TRACEPARENT", "WORLD_SIZE"),
+)
+# As words: those that end with "_" are the beginnings of names.
+_WORKER_VARIABLE = re.compile(
+    rb"\b(?:" + "|".join(name if name.endswith("_") else rf"{name}\b" for name in WORKER_VARIABLES).encode() + rb")\w*"
+)
 AT_START = dict(os.environ)  # as it was when this process imported its libraries
 _ENDINGS = tuple(importlib.machinery.all_suffixes())
 
@@ -40,7 +50,7 @@ def why_not(
         programs.setdefault(tuple(arguments[1 : 3 if names_module else 2]), []).append(environment)
     reasons = (_why_files(words, environments, preloaded, reads) for words, environments in programs.items())
     try:
-        return asked(lambda: next(filter(None, reasons), ""), program.LIMIT)
+        return asked(lambda: next(filter(None, reasons), "") or _why_site(), program.LIMIT)
     except OSError as error:
         return f"the program's files cannot be read: {error.strerror}"
     except Exception as error:  # whatever a parser or a finder of modules raises: a fresh interpreter may differ
@@ -81,6 +91,19 @@ def _why_files(
         return "the script is an archive"
     folder = os.path.dirname(os.path.realpath(program_arguments[0]))
     return script_variables.why_not(program_arguments[0], folder, environments, reads) or _shadowing(folder, preloaded)
+
+
+def _why_site() -> str:
+    """Return which module that runs at the start of each interpreter names a variable of a worker; empty if none does.
+    In a warm worker it ran at the start of the agent, without that variable. Raises: OSError."""
+    for name in ("sitecustomize", "usercustomize"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file:
+            with open(file, "rb") as source:  # or compiled code, which holds its names and texts as they are
+                found = _WORKER_VARIABLE.search(source.read())
+            if found is not None:
+                return f"{file} names {found[0].decode()}, and runs only when an interpreter starts"
+    return ""
 
 
 def options_of(command: Sequence[str]) -> list[str]:

@@ -27,16 +27,11 @@ import msgspec
 from resilience.errors import error_in_words
 from resilience.facts.encoding import text
 from resilience.launcher.worker import environment_reads, worker_main
+from resilience.launcher.worker.fork_safety import WORKER_VARIABLES
 from resilience.launcher.worker.hidden import HiddenModules, present_loggers
 from resilience.launcher.worker.script_variables import is_read_at_import, is_read_by_numpy
 from resilience.system import native_threads
 from resilience.system.environment import one_blas_thread
-
-# The launcher sets these differently for each worker or cycle.
-WORKER_VARIABLES = (
-    *("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "RANK", "RESILIENCE_", "ROLE_", "TORCHELASTIC_"),
-    *("TRACEPARENT", "WORLD_SIZE"),
-)
 
 groups: list[HiddenModules] = []  # modules of this process that programs import again
 

@@ -5,7 +5,7 @@ arguments, path, environment, the module `__main__`, unbuffered output, signals,
 its name in process lists. The process exits the interpreter's own way, so exit handlers run and the status is the same.
 Known differences: modules that torch imports are imported already, with the environment of that time; hash seeds are
 equal in all workers of a node; sys.flags are the agent's; a stack printed while the program runs begins with our
-frames. Any other difference prevents the fork of a worker: `fork_safety`."""
+frames; code of .pth files ran once in the agent. Any other difference prevents the fork of a worker: `fork_safety`."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -100,6 +101,27 @@ def test_folder_without_one_needs_none(script: str, tmp_path: Path, kind: str) -
 def test_folder_whose_own_module_is_imported_already_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(fork_safety.__file__).parents[2])
     assert why_not("-u", "-m", "resilience.launcher") == ""
+
+
+@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
+@pytest.mark.parametrize(
+    ("source", "variable"),
+    [
+        ("import os\nos.environ['DEVICE'] = os.environ.get('LOCAL_RANK', '')", "LOCAL_RANK"),
+        ("import os\nnode = os.getenv('RESILIENCE_NODE')", "RESILIENCE_NODE"),
+        ("import os\nRANKING = os.environ.get('MY_RANK', 'BURNRANK')", ""),
+    ],
+)
+def test_module_of_each_start_that_names_a_variable_of_a_worker_needs_one(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, variable: str
+) -> None:
+    file, module = tmp_path / "site" / f"{name}.py", ModuleType(name)
+    file.parent.mkdir()
+    file.write_text(source)
+    module.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, name, module)
+    reason = f"{file} names {variable}, and runs only when an interpreter starts"
+    assert why_not("-u", script) == (reason if variable else "")
 
 
 def test_files_of_a_program_are_read_once_for_all_of_its_workers(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
