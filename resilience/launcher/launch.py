@@ -102,6 +102,8 @@ def launch(command: Command) -> int:
         cleanup.callback(stores.close)
         # This may count GPUs, which initialises CUDA; no fork survives that.
         config, entrypoint, arguments = settle(command)
+        if zygote is not None:
+            begin_to_preload(zygote, command.options.preload, config)
         cleanup.callback(remove_unused_log_folder, command, config)
         refuse_unfit_timeouts(command, settings, configuration_of(command, settings, config))
         signals = Signals(config.signals_to_handle)
@@ -277,15 +279,19 @@ def pass_on_output(drain: DrainProcess, signals: Signals, is_preempted: bool) ->
 
 
 def start_zygote(modules: Sequence[str]) -> Zygote:
-    """Start the zygote and let it import these modules.
+    """Start the zygote, which can import these modules later.
 
     Raises: ConfigurationError if a module does not exist."""
     for name in modules:
         if not program.has_module(name, worker_main.PATHS):
             raise ConfigurationError(f"--preload {name}: this interpreter finds no module of that name")
-    zygote = Zygote.start()
+    return Zygote.start()
+
+
+def begin_to_preload(zygote: Zygote, modules: Sequence[str], config: LaunchConfig) -> None:
+    """Let the zygote import these modules, now that torchrun has set the variables of all workers (OMP_NUM_THREADS)."""
+    zygote.worker_variables = ("CUDA_VISIBLE_DEVICES",) if config.virtual_local_rank else ()
     zygote.preload(modules)
-    return zygote
 
 
 def be_quiet(is_quiet: bool) -> bool:

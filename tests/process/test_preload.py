@@ -174,6 +174,45 @@ def test_module_of_preload_is_imported_once_for_all_workers(tmp_path: Path) -> N
     assert "with_a_thread cannot be preloaded (2 threads run" in done.stderr
 
 
+READS = """
+import os
+number_at_import = os.environ.get("OMP_NUM_THREADS")
+"""
+
+
+def test_module_of_preload_reads_the_number_of_threads_that_workers_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun sets it, for two workers, after the zygote was forked."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "reads_threads.py").write_text(READS)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, reads_threads\n"
+        "sys.stdout.write(f'{reads_threads.number_at_import} {os.environ[\"OMP_NUM_THREADS\"]}\\n')"
+    )
+    preload = ("--preload", "reads_threads", "--nproc-per-node=2")
+    done = run(tmp_path, *preload, str(script), PYTHONPATH=str(tmp_path / "modules"))
+    assert (done.returncode, done.stdout) == (0, "1 1\n" * 2), done.stderr
+    (loaded,) = (record.event for record in records(tmp_path, events.ModulesPreloaded))
+    assert (loaded.modules, loaded.refused) == (("reads_threads",), ())
+
+
+def test_module_that_reads_the_devices_is_not_preloaded_if_each_worker_has_its_own(tmp_path: Path) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "reads_devices.py").write_text("import os\nseen = os.environ.get('CUDA_VISIBLE_DEVICES')")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, reads_devices\nsys.stdout.write(f'{reads_devices.seen}\\n')")
+    options = ("--preload", "reads_devices", "--virtual-local-rank", "--nproc-per-node=2")
+    env = {"PYTHONPATH": str(tmp_path / "modules"), "CUDA_VISIBLE_DEVICES": "4,5"}
+    done = run(tmp_path, *options, str(script), **env)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["4", "5"]), done.stderr
+    (refused,) = (record.event for record in records(tmp_path, events.ModulesPreloaded))
+    assert refused.refused == ("reads_devices",)
+    assert "reads CUDA_VISIBLE_DEVICES at its import, which differs between workers" in refused.why
+
+
 @pytest.mark.slow
 def test_first_workers_start_without_a_module_that_takes_too_long_and_a_line_says_so(tmp_path: Path) -> None:
     modules, imported = tmp_path / "modules", tmp_path / "go"

@@ -57,10 +57,11 @@ def begin() -> None:
     groups.append(HiddenModules("numpy", _modules_of("numpy", set()), is_read_by_numpy))
 
 
-def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
+def load(modules: Sequence[str], learned: Sequence[str] = (), worker_variables: Sequence[str] = ()) -> Loaded:
     """Import modules in this order. If one of them is refused, this process is unusable afterwards.
 
-    learned: names that workers have tried to import; a name that cannot be imported is left out."""
+    learned: names that workers have tried to import; a name that cannot be imported is left out.
+    worker_variables: variables that differ between workers, besides WORKER_VARIABLES."""
     began = time.monotonic()
     sys.path[:] = worker_main.PATHS  # as in workers, except for the script's folder
     known_names, known_loggers = set(sys.modules), present_loggers()
@@ -74,7 +75,7 @@ def load(modules: Sequence[str], learned: Sequence[str] = ()) -> Loaded:
             except BaseException as error:  # whatever a module raises
                 if name in modules:
                     return Loaded(refused=(name,), why=text(error_in_words(error))[:300])
-        reason = cannot_fork() or _difference(before, _state()) or _why_worker_specific(reads)
+        reason = cannot_fork() or _difference(before, _state()) or _why_worker_specific(reads, worker_variables)
         if not reason and any(map(os.path.lexists, temporary)):
             reason = "its import leaves a temporary folder or file, which workers would share"
         if reason:
@@ -132,11 +133,11 @@ def _temporary_paths(paths: list[str | bytes]) -> Iterator[None]:
         tempfile.mkdtemp, tempfile.mkstemp = make_folder, make_file
 
 
-def _why_worker_specific(reads: Mapping[str, set[str]]) -> str:
+def _why_worker_specific(reads: Mapping[str, set[str]], worker_variables: Sequence[str]) -> str:
     for package, names in reads.items():
-        worker_variables = [name for name in sorted(names) if name.startswith(WORKER_VARIABLES)]
-        if worker_variables:
-            return f"{package} reads {worker_variables[0]} at its import, which differs between workers"
+        found = [name for name in sorted(names) if name.startswith(WORKER_VARIABLES) or name in worker_variables]
+        if found:
+            return f"{package} reads {found[0]} at its import, which differs between workers"
     return ""
 
 

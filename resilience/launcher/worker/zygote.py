@@ -38,6 +38,7 @@ from resilience.launcher.worker import notes, preload, tied, worker_main
 from resilience.launcher.worker.preload import Loaded, cannot_fork
 from resilience.system import descriptors, titles
 from resilience.system.channel import MOST_FDS, Channel, ChannelClosed, close_all, pair
+from resilience.system.environment import async_error_handling
 from resilience.system.processes import continue_if_stopped, signal_name
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
@@ -69,6 +70,16 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     environment: dict[bytes, bytes]
     stdout: int
     stderr: int
+
+
+class Imports(msgspec.Struct, frozen=True, array_like=True):
+    """The order for a successor. environment: variables of all workers; worker_variables: variables that also differ
+    between workers."""
+
+    modules: list[str]
+    learned: list[str]
+    environment: dict[bytes, bytes]
+    worker_variables: tuple[str, ...]
 
 
 class ForkedWorker:
@@ -152,6 +163,7 @@ class Zygote:
         self.loaded: dict[str, str] = {}  # file of each top-level module that a successor preloaded
         self.reads: set[str] = set()  # variables that these modules read at import
         self._refusals = 0
+        self.worker_variables: tuple[str, ...] = ()  # which differ between workers, besides the usual ones
         self.why_unsuited = ""  # why this program must start cold; the zygote continues
         self._line = line
         self._why_not = why_not
@@ -199,7 +211,8 @@ class Zygote:
         return () if self._successor is None else self._successor.modules
 
     def preload(self, modules: Sequence[str], learned: Sequence[str] = ()) -> None:
-        """Let a successor import modules, without waiting; `succeed` checks for the result. One at a time.
+        """Let a successor import modules, without waiting; `succeed` checks for the result. One at a time. Modules find
+        the environment that this process has now, and that it gives to all workers.
 
         learned: names that workers have tried to import; a name that cannot be imported is left out."""
         assert self._successor is None
@@ -210,9 +223,8 @@ class Zygote:
         except OSError:  # no descriptor is left for the moment; what can be preloaded is offered again
             return
         try:
-            (forked,) = self._fork_all_or_none(
-                [(LOAD, encoding.to_msgpack([modules, learned]), 1, [peer_line.fileno()])]
-            )
+            imports = Imports(list(modules), list(learned), _in_bytes(_shared_environment()), self.worker_variables)
+            (forked,) = self._fork_all_or_none([(LOAD, encoding.to_msgpack(imports), 1, [peer_line.fileno()])])
         except LaunchError:
             ours.close()
             return
@@ -390,7 +402,7 @@ def _outcome(successor: Successor, deadline: float) -> Loaded | None:
 
 
 _orders = encoding.reader(list[Sent], "msgpack")
-_names = encoding.reader(tuple[list[str], list[str]], "msgpack")
+_imports = encoding.reader(Imports, "msgpack")
 _layout = struct.Struct("=QQ")  # length of the orders' body that follows, offset of the workers' notes
 _loaded = encoding.reader(Loaded, "msgpack")
 
@@ -398,10 +410,23 @@ _loaded = encoding.reader(Loaded, "msgpack")
 def _sent(order: Order, streams: Sequence[int]) -> Sent:
     return Sent(
         [os.fsencode(argument) for argument in order.arguments],
-        {os.fsencode(name): os.fsencode(value) for name, value in order.environment.items()},
+        _in_bytes(order.environment),
         streams.index(order.stdout),
         streams.index(order.stderr),
     )
+
+
+def _shared_environment() -> dict[str, str]:
+    """Return the variables that this process gives to all of its workers."""
+    return {**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": async_error_handling()}
+
+
+def _in_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+
+
+def _in_text(environment: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
 
 
 def _exit_in_words(code: int) -> str:
@@ -450,7 +475,7 @@ def _fork_all(kind: bytes, fds: Sequence[int], agent: int, line: Channel) -> byt
             for index, order in enumerate(_orders(body))
         ]
     else:
-        actions = [functools.partial(_be_successor, *_names(body), streams[0], agent)]
+        actions = [functools.partial(_be_successor, _imports(body), streams[0], agent)]
     read, write = os.pipe()
     births = b""
     try:
@@ -518,18 +543,21 @@ def _be_worker(order: Sent, streams: Sequence[int], folder: int, memory: int, no
     descriptors.close_others()
     worker_main.become(
         [os.fsdecode(argument) for argument in order.arguments],
-        {os.fsdecode(name): os.fsdecode(value) for name, value in order.environment.items()},
+        _in_text(order.environment),
         preload.groups,
         writer.write,
     )
 
 
-def _be_successor(modules: Sequence[str], learned: Sequence[str], line_fd: int, agent: int) -> None:
+def _be_successor(imports: Imports, line_fd: int, agent: int) -> None:
     """Import modules, report the result, then serve as the zygote."""
     tied.tie_to(agent)
     descriptors.close_others((line_fd,))
     line = Channel(socket.socket(fileno=line_fd))
-    loaded = preload.load(modules, learned)
+    os.environ.clear()
+    os.environ.update(_in_text(imports.environment))
+    modules, learned = imports.modules, imports.learned
+    loaded = preload.load(modules, learned, imports.worker_variables)
     if not line.send(encoding.to_msgpack(loaded)):
         refused, why = (*modules, *learned), "they import too many modules to report"
         line.send(encoding.to_msgpack(Loaded(refused=refused, why=why, is_learned=not modules)))
