@@ -66,7 +66,7 @@ class WarmStart:
 
     def _take_preloaded(self, limit: float) -> None:
         for loaded in self._zygote.succeed(limit) if self._zygote is not None else ():
-            self._refused |= set(loaded.refused)
+            self._refused |= set(loaded.refused) if loaded.is_tried else set()
             duration = round(loaded.duration_s, 3)
             self._reporter.emit(
                 events.ModulesPreloaded(loaded.modules, loaded.refused, loaded.why, duration, loaded.is_learned)

@@ -67,7 +67,7 @@ def agent(arguments: list[str]) -> None:
     control group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. SLOW_ANSWERS: a worker's
     SIGTERM may come a minute before the agent's, and its stack and last lines a minute late, its end a minute after
     a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the
-    disk of --log-dir, or a process for the zygote, or a thread for the heartbeat; "processes for a moment": as under
+    disk of --log-dir, or a process for the zygote, or for modules of --preload, "successor", or a thread for the heartbeat; "processes for a moment": as under
     `ulimit -u` while what the first cycle's workers started still ends; "limits", "environment": the agent
     itself fails, before it runs or as it starts workers. UNRESUMED: a store process that is stopped stays so.
     WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in. BRIEF:
@@ -155,6 +155,17 @@ def agent(arguments: list[str]) -> None:
             fail(errno.EAGAIN)
 
         os.fork = fail_once  # type: ignore[assignment]
+
+    if os.environ.get("LACKS") == "successor":
+        fork, own, refused = os.fork, os.getpid(), list[int]()
+
+        def fail_in_zygote() -> int:
+            if os.getpid() != own and not refused:
+                refused.append(os.getpid())
+                fail(errno.EAGAIN)
+            return fork()
+
+        os.fork = fail_in_zygote
 
     if os.environ.get("LACKS") == "thread":
         begin = threading.Thread.start

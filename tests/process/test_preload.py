@@ -242,6 +242,17 @@ def test_preload_of_an_unknown_module_is_refused_before_anything_starts(tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+def test_preload_for_which_no_process_can_be_forked_is_named_once(start: Callable[..., Job], tmp_path: Path) -> None:
+    begin: Callable[..., Launched] = launcher(start, tmp_path)
+    job = begin("sys.exit(3 if cycle == 0 else 0)", "--preload", "colorsys", LACKS="successor")
+    assert job.wait() == [0]
+    (refused,) = (record.event for record in job.of(events.ModulesPreloaded))
+    why = "the zygote could not fork: Resource temporarily unavailable"
+    assert (refused.modules, refused.refused, refused.why) == ((), ("colorsys",), why)
+    assert job.output(stream=2).count(f"colorsys cannot be preloaded ({why}); each worker imports it") == 1
+    assert {record.event.how for record in job.of(events.WorkerStarted)} == {"warm"}
+
+
 # How much code of torch.distributed.pipelining runs when it is imported? In cycle 0 the test lets the worker fail.
 IMPORTING = """
 executed = []

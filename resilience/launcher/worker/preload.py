@@ -39,7 +39,7 @@ groups: list[HiddenModules] = []  # modules of this process that programs import
 class Loaded(msgspec.Struct, frozen=True):
     """The outcome of preloading. refused: these modules cannot be preloaded, and none of the others was kept.
     found: file of each newly imported top-level module; reads: variables that they read. is_learned: the user did not
-    name these modules; workers have imported them."""
+    name these modules; workers have imported them. is_tried: False if no process could be forked to import them."""
 
     modules: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -48,6 +48,7 @@ class Loaded(msgspec.Struct, frozen=True):
     reads: tuple[str, ...] = ()
     duration_s: float = 0.0
     is_learned: bool = False
+    is_tried: bool = True
 
 
 def begin() -> None:

@@ -163,6 +163,7 @@ class Zygote:
         self.loaded: dict[str, str] = {}  # file of each top-level module that a successor preloaded
         self.reads: set[str] = set()  # variables that these modules read at import
         self._refusals = 0
+        self._not_tried: list[Loaded] = []  # modules of `preload` for which no successor could be forked
         self.worker_variables: tuple[str, ...] = ()  # which differ between workers, besides the usual ones
         self.why_unsuited = ""  # why this program must start cold; the zygote continues
         self._line = line
@@ -216,18 +217,25 @@ class Zygote:
 
         learned: names that workers have tried to import; a name that cannot be imported is left out."""
         assert self._successor is None
-        if self.why_not or not (modules or learned):
+        if not (modules or learned):
             return
         try:
-            ours, peer_line = pair()
-        except OSError:  # no descriptor is left for the moment; what can be preloaded is offered again
-            return
+            self._begin_successor(modules, learned)
+        except (LaunchError, OSError) as error:  # this host lacks a process or a descriptor for the moment
+            if modules:  # workers offer learned ones again
+                self._not_tried.append(Loaded(refused=tuple(modules), why=str(error), is_tried=False))
+
+    def _begin_successor(self, modules: Sequence[str], learned: Sequence[str]) -> None:
+        """Fork a successor. Raises: LaunchError, OSError."""
+        if self.why_not:
+            raise LaunchError(self.why_not)
+        ours, peer_line = pair()
         try:
             imports = Imports(list(modules), list(learned), _in_bytes(_shared_environment()), self.worker_variables)
             (forked,) = self._fork_all_or_none([(LOAD, encoding.to_msgpack(imports), 1, [peer_line.fileno()])])
         except LaunchError:
             ours.close()
-            return
+            raise
         finally:
             peer_line.close()
         self._successor = Successor(forked.pid, ours, tuple(modules), tuple(learned), time.monotonic() + IMPORT_LIMIT)
@@ -256,7 +264,8 @@ class Zygote:
                 self.pid, self._line = successor.pid, successor.line
                 self.loaded |= outcome.found
                 self.reads |= set(outcome.reads)
-        return outcomes
+        not_tried, self._not_tried = self._not_tried, []
+        return outcomes + not_tried
 
     def spawn(self, orders: Sequence[Order]) -> list[ForkedWorker]:
         """Fork workers that do in this folder what fresh interpreters would do: all of them, or none.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +31,8 @@ def test_zygote_that_gets_no_descriptor_says_why_no_worker_can_be_forked(monkeyp
     started = Zygote.start()
     assert (started.pid, "could not be forked: [Errno 24] Too many open files" in started.why_not) == (0, True)
     started.preload(["json"])
+    (left_out,) = started.succeed(0.0)
+    assert (left_out.refused, left_out.why) == (("json",), started.why_not)
     started.close()
 
 
@@ -44,6 +45,9 @@ def test_agent_that_gets_no_descriptor_cannot_be_started(monkeypatch: pytest.Mon
 
 def test_preload_that_gets_no_descriptor_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zygote, "pair", refuse)
-    own: Any = SimpleNamespace(_successor=None, why_not="")
-    Zygote.preload(own, ["json"])
-    assert own._successor is None
+    started = Zygote(os.getppid(), None)
+    monkeypatch.setattr(Zygote, "why_not", "")
+    started.preload(["json"])
+    (left_out,) = started.succeed(0.0)
+    assert (left_out.refused, left_out.is_tried) == (("json",), False)
+    assert "Too many open files" in left_out.why
