@@ -95,7 +95,7 @@ def note(event: events.Event) -> str | None:
             )
         case events.StoreProcessStopped():
             return "the process that hosts a node's stores had been stopped; the agent resumed it"
-        case events.ZygoteLost():
+        case events.ZygoteLost() | events.WorkersNotForked():
             return f"workers were started cold: {event.why}"
         case events.StopRequested():
             target = "a node" if event.leaves else "the job"
@@ -159,6 +159,7 @@ NOTES: dict[type[events.Event], Callable[[events.Event], str | None]] = dict.fro
         events.StoreProcessLost,
         events.StoreProcessStopped,
         events.ZygoteLost,
+        events.WorkersNotForked,
         events.StopRequested,
         events.ControlRequested,
         events.CycleStarted,

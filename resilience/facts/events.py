@@ -773,6 +773,14 @@ class ZygoteLost(Event, frozen=True, tag="zygote.lost"):
     why: str
 
 
+class WorkersNotForked(Event, frozen=True, tag="workers.not_forked"):
+    """The preloaded process could not fork the workers of this cycle, so they start cold. The next ones are forked if
+    it can."""
+
+    level: ClassVar[Level] = "warning"
+    why: str
+
+
 class ModulesPreloaded(Event, frozen=True, tag="modules.preloaded"):
     """The zygote imported modules, so restarted workers have them at once. `refused`: modules that cannot be preloaded
     and that each worker imports; `why` is the reason. `is_learned`: they were chosen because workers imported them;
@@ -951,6 +959,7 @@ AnyEvent = (
     | StoreProcessLost
     | StoreProcessStopped
     | ZygoteLost
+    | WorkersNotForked
     | ModulesPreloaded
     | AnalysisFailed
     | ModulesTooLate

@@ -158,6 +158,7 @@ class Agent(LocalElasticAgent):
         supervisor.warm_start.prepare(supervisor.signals.has_any)
         context, running = self._started_workers(worker_group)
         self._running = running
+        supervisor.warm_start.started(context.why_not_forked)
         for worker in worker_group.workers:
             worker.id = context.pids()[worker.local_rank]
             supervisor.witnesses.watch(worker, running.files(worker.local_rank))

@@ -243,6 +243,8 @@ class Console:
                 return f"process {pid}, which hosts this node's stores, is gone ({why}); a new process replaces it"
             case events.StoreProcessStopped(pid):
                 return f"process {pid}, which hosts this node's stores, was stopped; it continues now"
+            case events.WorkersNotForked(why):
+                return f"workers start cold this time: {why}"
             case events.ZygoteLost(why):
                 return f"workers start cold from now on: {why}"
             case _:  # no other event matters here

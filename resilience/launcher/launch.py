@@ -176,6 +176,8 @@ def launch(command: Command) -> int:
         warn_of_few_descriptors(config.nproc_per_node)  # now that the agent has raised its limit
         elastic_metrics.initialize_metrics(elastic_metrics.MetricsConfig(config.metrics_cfg))
         run(agent, node)
+        if zygote is not None:
+            zygote.close()  # an order that it has not read holds copies of the streams of workers
         try:
             if drain is not None:
                 pass_on_output(drain, signals, agent.verdict.outcome == "preempted")

@@ -44,6 +44,12 @@ class WarmStart:
             self._reporter.emit(events.ModulesTooLate(self._zygote.being_preloaded, FIRST_LIMIT))
         self._is_first = False
 
+    def started(self, why_not_forked: str) -> None:
+        """Report why the zygote could not fork the workers that have just started; empty if it was not asked or could.
+        `look` reports that a zygote is lost."""
+        if why_not_forked and self._zygote is not None and not self._zygote.why_not:
+            self._reporter.emit(events.WorkersNotForked(why_not_forked))
+
     def look(self, notes: Iterable[tuple[int, Note]], is_cut_off: bool) -> None:
         """Take over preloaded modules, process the workers' notes (by rank), and report both.
 

@@ -62,19 +62,20 @@ def fail(number: int, *_: object) -> None:
 def agent(arguments: list[str]) -> None:
     """Be an agent. The exit status is the launcher's.
 
-    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about
-    to charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's
-    control group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. SLOW_ANSWERS: a worker's
-    SIGTERM may come a minute before the agent's, and its stack and last lines a minute late, its end a minute after
-    a signal; "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the
-    disk of --log-dir, or a process for the zygote, or for modules of --preload, "successor", or a thread for the heartbeat; "processes for a moment": as under
-    `ulimit -u` while what the first cycle's workers started still ends; "limits", "environment": the agent
-    itself fails, before it runs or as it starts workers. UNRESUMED: a store process that is stopped stays so.
-    WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is started in. BRIEF:
-    its exporter has no more time at the end than a user's. LATE: workers write their notes as they end. UNPROBED: a
-    monitor that does not answer for two minutes is kept. LONG: the first worker that has completed did so a week
-    ago. OPEN_FILES: the agent's limit, soft and hard. START_FAILS: the start of this agent waits, makes that file with
-    `.waits` to its name, and fails once that file exists. FAILS=report: it cannot tell how the job ended."""
+    SICK_DEVICE: this node's device is lost once that file exists. DIES=spending: the agent is killed as it is about to
+    charge the job's budget, DIES=seated: as soon as it has a place in the first cycle. CGROUP: the node's control
+    group. NOHUP: it was started by nohup. UNREAD: nobody reads what it shows. SLOW_ANSWERS: a worker's SIGTERM may come
+    a minute before the agent's, and its stack and last lines a minute late, its end a minute after a signal;
+    "evidence": the positions of the other ranks, too. LACKS: memory to start a worker, or space on the disk of
+    --log-dir, or a process for the zygote, or for modules of --preload, "successor", or a thread for the heartbeat;
+    "processes for a moment": as under `ulimit -u` while what the first cycle's workers started still ends; "limits",
+    "environment": the agent itself fails, before it runs or as it starts workers. UNRESUMED: a store process that is
+    stopped stays so. WAITS: file that it makes when it begins to wait for the rendezvous. FOLDER: the folder it is
+    started in. BRIEF: its exporter has no more time at the end than a user's. LATE: workers write their notes as they
+    end. UNPROBED: a monitor that does not answer for two minutes is kept. LONG: the first worker that has completed did
+    so a week ago. SILENT_ZYGOTE: the zygote never carries out an order. OPEN_FILES: the agent's limit, soft and hard.
+    START_FAILS: the start of this agent waits, makes that file with `.waits` to its name, and fails once that file
+    exists. FAILS=report: it cannot tell how the job ended."""
     from resilience.core import stopping
     from resilience.core.job_budget import JobBudget
     from resilience.launcher import agent as agents
@@ -84,6 +85,7 @@ def agent(arguments: list[str]) -> None:
     from resilience.launcher.preflight import Devices
     from resilience.launcher.rendezvous import job_store, store_news
     from resilience.launcher.rendezvous.handler import Handler
+    from resilience.launcher.worker import zygote
     from resilience.launcher.worker.worker_processes import RunningWorkers
     from resilience.launcher.worker.workers import Workers
     from resilience.monitor import config, starting
@@ -98,6 +100,11 @@ def agent(arguments: list[str]) -> None:
         exporters.REPORT_LIMIT = 10.0
     else:
         launch.EXPORT_LIMIT = 60.0
+
+    zygote.ANSWER_LIMIT = 60.0  # also on a busy host
+    if "SILENT_ZYGOTE" in os.environ:
+        zygote.ANSWER_LIMIT = 0.3
+        zygote._fork_all = lambda *_: threading.Event().wait()  # type: ignore[assignment]
 
     if "NOHUP" in os.environ:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

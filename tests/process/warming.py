@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
+from resilience.launcher.worker import zygote as zygotes
 from resilience.launcher.worker.workers import Workers, WorkersSpec, start
 from resilience.launcher.worker.zygote import Zygote
 from resilience.system.processes import become_subreaper
@@ -90,6 +91,7 @@ def run(
     elif cwd:
         os.chdir(cwd)
     stdin_from(stdin)
+    zygotes.ANSWER_LIMIT = 60.0  # also on a busy host
     zygote = Zygote.start()
     given = {name: value for name, value in (environment or {}).items() if value is not None}
     for name in {*(environment or {})} - {*given}:

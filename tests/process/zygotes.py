@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.process.warming import specification, told
 from tests.support.signs import hold, show
 from tests.support.stops import await_stops
 
+zygotes.ANSWER_LIMIT = 60.0  # also on a busy host
 # Each worker that runs leaves a file of its own; then it does what it is told.
 WORKER = """
 import os, pathlib, sys, time
@@ -59,14 +62,28 @@ def lose_zygote() -> dict[str, Any]:
 
 
 def silence_zygote() -> dict[str, Any]:
-    """The zygote does not carry out its order; it is ended."""
+    """The zygote does not carry out its first order until it may; workers are started before that, twice, and then."""
+    fork_all, may_fork = zygotes._fork_all, Path("may_fork").absolute()
+
+    def wait(*order: Any) -> bytes:
+        while not may_fork.exists():
+            time.sleep(0.01)
+        return fork_all(*order)
+
     become_subreaper()
-    zygotes._fork_all = lambda *_: threading.Event().wait()
-    zygotes.ANSWER_LIMIT, zygotes.KILL_LIMIT = 0.3, 60.0
+    zygotes._fork_all = wait
     zygote = Zygote.start()
-    answer = told(start(specification([script()], zygote, Path("workers"), 2)))
-    assert not Path(f"/proc/{zygote.pid}").exists()
-    return {"answers": [answer], "ran": ran()}
+    zygotes.ANSWER_LIMIT = 0.3
+    answers = [told(start(specification([script()], zygote, Path("first"), 2)))]
+    zygotes.ANSWER_LIMIT = 3600.0  # the next start does not wait
+    answers.append(told(start(specification([script()], zygote, Path("second"), 2))))
+    may_fork.touch()
+    poll = select.poll()
+    poll.register(zygote._line, select.POLLIN)
+    poll.poll()  # for the late answer
+    answers.append(told(start(specification([script()], zygote, Path("third"), 2))))
+    zygote.close()
+    return {"answers": answers, "ran": ran()}
 
 
 def stop_zygote(when: str) -> dict[str, Any]:
@@ -163,12 +180,13 @@ def fail_to_preload() -> dict[str, Any]:
     os.fork = fork
     zygote.preload(["colorsys"])
     assert not zygote.is_preloading
+    left_out = [list(outcome.refused) for outcome in zygote.succeed(0.0)]
     room.touch()
     answer = told(start(specification([script()], zygote, Path("workers"))))
     zygote.preload(["colorsys"])
     outcomes = [list(outcome.modules) for outcome in zygote.succeed(60.0)]
     zygote.close()
-    return {"answers": [answer], "outcomes": outcomes}
+    return {"answers": [answer], "left_out": left_out, "outcomes": outcomes}
 
 
 def without_memory() -> dict[str, Any]:

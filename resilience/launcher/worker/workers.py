@@ -68,6 +68,7 @@ class Workers(SubprocessContext):
         self._logs = spec.logs_specs if isinstance(spec.logs_specs, RunFolderLogs) else None
         self.how: Literal["warm", "cold"] = "cold"
         self.reason = ""
+        self.why_not_forked = ""  # the part of `reason` that is the zygote's: it was asked, and could not
         self.unshown: list[str] = []
         self._teed = TeedOutput(self._tail_logs)
         self._refusals: io.FileIO | None = None  # what `tied` writes if the kernel refuses a program
@@ -116,7 +117,7 @@ class Workers(SubprocessContext):
             try:
                 self._start_warm(handlers, self._zygote)
             except LaunchError as error:
-                self.reason = str(error)
+                self.reason = self.why_not_forked = str(error)
         if self.how == "cold":
             self._start_cold(handlers)
 

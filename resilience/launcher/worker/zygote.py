@@ -42,7 +42,7 @@ from resilience.system.environment import async_error_handling
 from resilience.system.processes import continue_if_stopped, signal_name
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
-ANSWER_LIMIT = 10.0  # seconds for forks, on a busy host
+ANSWER_LIMIT = 3.0  # seconds for forks, in which the agent does nothing else; cold workers need as long to start
 IMPORT_LIMIT = 120.0  # seconds for a successor's imports, also from a slow file server; no worker waits that long
 MOST_REFUSALS = 5  # refused modules, each of which costs a process; after that, learned modules are not tried
 LOOK = 0.01  # seconds between polls of a process for which there is no descriptor
@@ -163,6 +163,7 @@ class Zygote:
         self.loaded: dict[str, str] = {}  # file of each top-level module that a successor preloaded
         self.reads: set[str] = set()  # variables that these modules read at import
         self._refusals = 0
+        self._unanswered = 0  # orders that the zygote has not answered in time, and may answer late
         self._not_tried: list[Loaded] = []  # modules of `preload` for which no successor could be forked
         self.worker_variables: tuple[str, ...] = ()  # which differ between workers, besides the usual ones
         self.why_unsuited = ""  # why this program must start cold; the zygote continues
@@ -261,7 +262,7 @@ class Zygote:
                 self.preload(modules, learned if self._refusals < MOST_REFUSALS else ())
             else:
                 _end(self.pid, self._line)
-                self.pid, self._line = successor.pid, successor.line
+                self.pid, self._line, self._unanswered = successor.pid, successor.line, 0
                 self.loaded |= outcome.found
                 self.reads |= set(outcome.reads)
         not_tried, self._not_tried = self._not_tried, []
@@ -270,8 +271,8 @@ class Zygote:
     def spawn(self, orders: Sequence[Order]) -> list[ForkedWorker]:
         """Fork workers that do in this folder what fresh interpreters would do: all of them, or none.
 
-        Raises: LaunchError if the zygote cannot. It is given up only if it is gone or does not answer: a host that has
-        no room for a process may have it later."""
+        Raises: LaunchError if the zygote cannot. It is given up only if it is gone: a host that has no room for a
+        process may have it later. A zygote that has not answered an order is asked again once it has."""
         batch_size = (MOST_FDS - 3) // 2
         parts = []
         for first_index in range(0, len(orders), batch_size):
@@ -295,9 +296,10 @@ class Zygote:
         except (LaunchError, OSError) as error:
             close_all([gate_writer])  # processes that wait at the gate exit
             gate_writer = -1
+            deadline = time.monotonic() + ANSWER_LIMIT
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.wait(ANSWER_LIMIT)
+                    worker.wait(max(0.0, deadline - time.monotonic()))
             raise LaunchError(self.why_not or str(error)) from error
         finally:
             close_all([folder, gate_reader, gate_writer])
@@ -313,9 +315,6 @@ class Zygote:
             os.ftruncate(memory, notes_at + count * notes.SIZE)
             readers = [notes.NotesReader(memory, notes_at + index * notes.SIZE) for index in range(count)]
             answer = self._answer(kind, [memory, *fds, *streams])
-        except LaunchError as error:
-            self._give_up(self.why_not or str(error))
-            raise
         finally:
             os.close(memory)
         born = dict(_born.iter_unpack(answer))
@@ -325,16 +324,25 @@ class Zygote:
             raise LaunchError(f"the zygote could not fork: {os.strerror(errno)}")
 
     def _answer(self, kind: bytes, fds: Sequence[int]) -> bytes:
-        """Give an order and return the zygote's answer. Raises: LaunchError if there is none."""
+        """Give an order and return the zygote's answer. Raises: LaunchError if there is none.
+
+        A late answer is about processes that have found their gate closed."""
         assert self._line is not None
         try:
+            while self._unanswered:
+                if _receive(self.pid, self._line, 0.0) is None:
+                    raise LaunchError("the zygote has not answered an earlier order yet")
+                self._unanswered -= 1
             if not self._line.send(kind, fds):
-                gone = self._line.is_closed()
-                raise LaunchError("the zygote is gone" if gone else "the zygote accepts no requests to fork")
+                if self._line.is_closed():
+                    raise ChannelClosed
+                raise LaunchError("the zygote accepts no requests to fork")
             answer = _receive(self.pid, self._line, ANSWER_LIMIT)
         except ChannelClosed as error:
-            raise LaunchError("the zygote is gone") from error
+            self._give_up(self.why_not or "the zygote is gone")
+            raise LaunchError(self.why_not) from error
         if answer is None:
+            self._unanswered += 1
             raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
         return answer
 

@@ -120,6 +120,7 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             events.StoreProcessStopped(7),
             "process 7, which hosts this node's stores, was stopped; it continues now",
         ),
+        (events.WorkersNotForked("it is silent"), "workers start cold this time: it is silent"),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
     ],
 )
