@@ -100,9 +100,9 @@ def _why_site() -> str:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file:
             with open(file, "rb") as source:  # or compiled code, which holds its names and texts as they are
-                found = _WORKER_VARIABLE.search(source.read())
-            if found is not None:
-                return f"{file} names {found[0].decode()}, and runs only when an interpreter starts"
+                variable = _WORKER_VARIABLE.search(source.read())
+            if variable is not None:
+                return f"{file} names {variable[0].decode()}, and runs only when an interpreter starts"
     return ""
 
 

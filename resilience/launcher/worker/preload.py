@@ -136,9 +136,9 @@ def _temporary_paths(paths: list[str | bytes]) -> Iterator[None]:
 
 def _why_worker_specific(reads: Mapping[str, set[str]], worker_variables: Sequence[str]) -> str:
     for package, names in reads.items():
-        found = [name for name in sorted(names) if name.startswith(WORKER_VARIABLES) or name in worker_variables]
-        if found:
-            return f"{package} reads {found[0]} at its import, which differs between workers"
+        specific = [name for name in sorted(names) if name.startswith(WORKER_VARIABLES) or name in worker_variables]
+        if specific:
+            return f"{package} reads {specific[0]} at its import, which differs between workers"
     return ""
 
 
