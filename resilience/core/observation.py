@@ -27,8 +27,8 @@ class Doing(Enum):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """One sign of life and when it was last observed (observer's monotonic clock), later by the time that does not
-    count, in which the rank waited. occurrence: its number since the last start, from 1."""
+    """One sign of life and when it was last observed (observer's monotonic clock). occurrence: its number since the
+    last start, from 1."""
 
     name: str
     seen_at: Seconds

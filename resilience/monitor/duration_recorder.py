@@ -105,6 +105,7 @@ class Position(msgspec.Struct, frozen=True):
     silent_from: float
     has_beaten: bool
     recorded: int
+    away_since: float | None = None
 
 
 class DurationRecorder:
@@ -207,6 +208,7 @@ class DurationRecorder:
             self._silent_from,
             self._has_beaten,
             self._recorder.recorded,
+            self._away_since,
         )
 
     def continue_from(self, position: Position) -> int:
@@ -216,13 +218,13 @@ class DurationRecorder:
         self._counts, self._was_slow = Counter(position.counts), dict(position.was_slow)
         self._first_step, self._rises = position.first_step, position.rises
         self._silent_from, self._has_beaten = position.silent_from, position.has_beaten
+        self._away_since = position.away_since
         return self._recorder.continue_count(position.counts, position.recorded)
 
     def _iteration_began(self, at: float, iteration: int) -> None:
         """Note that the rank's signs of life begin anew. No gap reaches across this moment. Gaps noted before it are
         dropped, because they may lie within sections that were left open. at: monotonic seconds."""
-        self._gaps.clear()
-        self._left_at = None
+        self._drop_gaps()
         if iteration > 0:  # the first one is part of the program's start; a program without a Wrapper has none
             self._start("iteration", at, iteration)
 
@@ -261,6 +263,9 @@ class DurationRecorder:
                 continue
             if entry.away == "begins":
                 self._away_since = entry.at
+                continue
+            if entry.away == "interrupted":
+                self._drop_gaps()
                 continue
             if entry.away:
                 self._returned(entry)
@@ -301,6 +306,12 @@ class DurationRecorder:
     def entries_lost(self) -> None:
         """Note that occurrences were lost: until the next start, no position is known any more."""
         self._was_slow = dict.fromkeys(self._phases, False)
+        self._drop_gaps()
+
+    def _drop_gaps(self) -> None:
+        """Forget the gaps that were noted: they may lie within sections that are still open, or were."""
+        self._gaps.clear()
+        self._left_at = None
 
     def _record_gaps(self, first_open: float) -> None:
         """Record the gaps before the first section that is still open, up to its opening. The others lie within it."""

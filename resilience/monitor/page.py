@@ -30,6 +30,8 @@ from resilience.facts.deadlines import NAME_BYTES, recorded_name
 from resilience.facts.encoding import text
 from resilience.facts.seats import Seat
 
+Away = Literal["", "begins", "interrupted", "ends"]
+
 MAGIC = 0x52_45_53_49_4C_0A  # "RESIL", layout 10
 NOTE = 32 * 1024  # bytes at most in the monitor's note for its successor
 NAMES = 128  # different names of sections, hooks and collectives
@@ -72,6 +74,9 @@ MOST_RISE = _FAILED - 1  # stands for all larger ones too
 _IS_BEGINNING = 1 << 34  # instead of a name: the signs of life are cleared; the next word holds the iteration + 1
 _IS_LEAVING = 1 << 36  # instead of a name: the function does not run from now on
 _IS_RETURN = 1 << 37  # instead of a name: all times so far are later by the duration, but not later than now
+_IS_INTERRUPTED = 1 << 38  # instead of a name: the function was interrupted within open sections
+_BEGINS_ANEW = 1 << 39  # added to the name of an open section: it begins anew when the function runs again
+_AWAYS: dict[int, Away] = {_IS_LEAVING: "begins", _IS_RETURN: "ends", _IS_INTERRUPTED: "interrupted"}
 # Added to the name of a heartbeat or section that another page has too: that page's monitor records it.
 COPY = 1 << 35
 
@@ -82,7 +87,7 @@ _IN_FUNCTION = _DOING_NUMBER[Doing.FUNCTION]
 _RUNNING = frozenset((_IN_FUNCTION, _DOING_NUMBER[Doing.ENDING]))
 _NO_SIGNS = memoryview(bytes(8 * (_SECTION_LEFT + 1 - _PING))).cast("q")
 _NO_SECTIONS = memoryview(bytes(8 * (_RING - _OPEN))).cast("q")
-_SHORT = 100_000_000  # ns: a shorter wait for the store is left in all durations; an entry for each would fill the ring
+_SHORT = 1_000_000_000  # ns: an answer of the store that is less overdue is left in all durations
 _READS = 110  # attempts before a reader gives up on a rank that was stopped or killed during a write: 0.1 s
 _READS_AT_ONCE = 10  # the others 1 ms apart, for a rank that was preempted during a write
 _LOOK_EVERY = 0.005  # seconds between checks for a rank that has not locked its mutex yet
@@ -233,6 +238,7 @@ class RankSide:
             slot, entered = self._open[name]
         except KeyError:
             return False
+        now += (entered - now) * (entered > now)  # the function began again in another thread after `now` was read
         away = words[_AWAY]
         head = words[_HEAD]
         index = _RING + head % RING * _RING_WORDS
@@ -257,7 +263,8 @@ class RankSide:
             slot, _ = self._open[name]
         except KeyError:  # a thread has closed it
             return
-        words[slot] |= _FAILED
+        words[slot] |= _FAILED | _BEGINS_ANEW
+        self._append(_IS_INTERRUPTED, 0, time.monotonic_ns())
 
     def leave_all(self) -> None:
         """Close every open section."""
@@ -390,7 +397,8 @@ class RankSide:
 
     def store_answered(self) -> None:
         """Store that the main thread has its answer, or an error. The wait does not count towards other limits. A hook
-        has chosen to wait: only the time after the answer was due does not count towards its limit."""
+        has chosen to wait: only the time after the answer was due does not count towards its limit. The same holds for
+        signs of life and sections of the function, which may wait for the store for as long as it likes."""
         words = self._words
         now = time.monotonic_ns()
         due = words[_STORE_DUE]
@@ -398,13 +406,15 @@ class RankSide:
             return
         from_then = due if words[_DOING_NOW] == _IN_HOOK else self._asked_at
         waited = now - from_then if now > from_then else 0
-        if words[_DOING_NOW] == _IN_FUNCTION and waited > _SHORT:
-            self._leave_out(waited, now)
-        words[_SEQUENCE] |= 1
-        words[_WATCHDOG] = now
-        words[_SINCE] += waited
-        words[_STORE_DUE] = 0
-        words[_SEQUENCE] += 1
+        try:
+            if words[_DOING_NOW] == _IN_FUNCTION and now - due > _SHORT:
+                self._leave_out(now - due, now)
+        finally:  # also if a signal handler raises: no answer is due
+            words[_SEQUENCE] |= 1
+            words[_WATCHDOG] = now
+            words[_SINCE] += waited
+            words[_STORE_DUE] = 0
+            words[_SEQUENCE] += 1
 
     def _leave_out(self, waited: int, now: int) -> None:
         """Let what lasts now count as if the last `waited` ns had not passed. What began within them begins now."""
@@ -424,9 +434,10 @@ class RankSide:
         except KeyError:  # a thread has closed it
             return
         begins = entered + waited
-        begins -= (begins - now) * ((begins > now) | (words[slot] & _FAILED != 0))
+        begins -= (begins - now) * ((begins > now) | (words[slot] & _BEGINS_ANEW != 0))
         words[slot + 1] = begins
         opened[name] = slot, begins
+        words[slot] &= ~_BEGINS_ANEW
 
     def _sign_later(self, sign: int, waited: int, now: int) -> None:
         words = self._words
@@ -673,8 +684,9 @@ class Closed(msgspec.Struct, frozen=True):
     but the beginning of an iteration, which clears all signs of life. duration: in seconds. at: when the section was
     entered, or the heartbeat, the step or the beginning came. failed: an exception left the section, so its duration
     says little. begins: the number of the iteration. rise: by how much the step rose; more than that for the first.
-    is_copy: another page has it too. away: nothing but the end of the function, or its next beginning: `duration` is
-    then left out, so all earlier times count that much later, but not later than `at`."""
+    is_copy: another page has it too. away: nothing but the end of the function, its interruption within open sections,
+    or its next beginning: `duration` is then left out, so all earlier times count that much later, but not later than
+    `at`."""
 
     name: str
     duration: float
@@ -684,7 +696,7 @@ class Closed(msgspec.Struct, frozen=True):
     begins: int | None = None
     rise: int = 0
     is_copy: bool = False
-    away: Literal["", "begins", "ends"] = ""
+    away: Away = ""
 
 
 class CollectiveEntry(msgspec.Struct, frozen=True):
@@ -833,8 +845,8 @@ class MonitorSide:
         number, duration, moment = self._words[index : index + _RING_WORDS]
         if number == _IS_BEGINNING:
             return Closed("", 0.0, moment * _NS, begins=duration - 1)
-        if number in (_IS_LEAVING, _IS_RETURN):
-            return Closed("", duration * _NS, moment * _NS, away="begins" if number == _IS_LEAVING else "ends")
+        if number in _AWAYS:
+            return Closed("", duration * _NS, moment * _NS, away=_AWAYS[number])
         if number & _IS_STEP:
             return Closed("", duration * _NS, moment * _NS, is_step=True, rise=number & MOST_RISE)
         name = "" if number & _NAME == _HEARTBEAT_NAME else self._name_of(number & _NAME)

@@ -577,7 +577,6 @@ class RankMonitor:
         """Return the present observation. view: the page as the listener knows it, so that a section that ends right
         now does not seem to be silent outside of it; by default as it is now."""
         view = self.page.read() if view is None else view
-        now = time.monotonic()
         call = None if self._origin is None else self._origin.call
         interrupted_at, rule = self._interrupted_at(view.iteration), self._watch.limits.rule
         observation = Observation(
@@ -596,11 +595,7 @@ class RankMonitor:
             aligned=frozenset() if self.recorder is None else self.recorder.aligned,
             section_left_at=view.section_left_at,
             open_sections=tuple(
-                Sign(
-                    section.name,
-                    section.entered_at + (now - view.ended(section.entered_at, now)),
-                    self._ended(deadlines.of_section(section.name)) + 1,
-                )
+                Sign(section.name, section.entered_at, self._ended(deadlines.of_section(section.name)) + 1)
                 for section in view.open_sections
             ),
             interrupted_at=interrupted_at,

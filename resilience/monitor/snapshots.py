@@ -59,6 +59,7 @@ class Snapshots:
             sections_more=max(0, len(sections) - rank_snapshot.MOST_SECTIONS),
             limits=rank_snapshot.allowed(limits, observation.heartbeats_from is not None),
             alive_at=now,
+            away_since=view.away_since,
         )
         previous = self._last
         if previous is not None and snapshot.is_like(previous):

@@ -54,7 +54,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     heartbeat_at: of the last heartbeat, ping, step, or start or end of a section. written_at: when any of this changed;
     a change of written_at alone does not count. alive_at: when the monitor last checked its rank; updated every
-    `alive_every` seconds at least."""
+    `alive_every` seconds at least. away_since: when the Wrapper's function ended, until it runs again."""
 
     origin: Origin
     doing: str
@@ -67,6 +67,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     sections_more: int = 0  # number of open sections beyond the first MOST_SECTIONS
     limits: tuple[Allowed, ...] = ()  # of at most MOST_SECTIONS sections
     alive_at: float | None = None
+    away_since: float | None = None
     schema: int = 1
 
     def is_like(self, other: RankSnapshot | None) -> bool:
@@ -85,7 +86,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def open_for(self, section: SnapshotSection) -> float:
         """Return for how many seconds a section has certainly been open."""
-        return max(0.0, self.known_until - section.at)
+        return self._lasted(section.at)
 
     def silent_for(self) -> float | None:
         """Return for how many seconds the rank has certainly been silent. None if it never gave a sign of life, or owes
@@ -93,7 +94,13 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         its monitoring."""
         if self.heartbeat_at is None or self.doing in OWES_NO_SIGN:
             return None
-        return max(0.0, self.known_until - self.heartbeat_at)
+        return self._lasted(self.heartbeat_at)
+
+    def _lasted(self, since: float) -> float:
+        """Return for how long something has certainly lasted, without the time for which the function has not run."""
+        is_cut = self.away_since is not None and since < self.away_since
+        until = min(self.known_until, self.away_since or 0.0) if is_cut else self.known_until
+        return max(0.0, until - since)
 
     def is_old(self, now: float) -> bool:
         """Return True if its monitor should have written another one long ago: it is stopped, or the disk full. now: of

@@ -135,6 +135,16 @@ def test_last_gaps_of_a_function_that_ended_well_end_with_it(keeper: DurationRec
     assert {("step", 2.0, "ok"), (HEARTBEAT, 1.0, "ok")} <= set(kept(keeper, tmp_path))
 
 
+def test_gaps_within_a_section_over_an_interruption_are_no_time_outside(
+    keeper: DurationRecorder, tmp_path: Path
+) -> None:
+    interrupted = Closed("", 0.0, 10.0, away="interrupted")
+    gaps = [section("data", 2.0, 1.0), section("data", 4.0, 1.0), interrupted, away(10.0)]
+    keeper.take(gaps, [OpenEntry("epoch", 1.0)], away_since=10.0)
+    keeper.take([away(110.0, 100.0)], [OpenEntry("epoch", 110.0)])  # it began anew
+    assert [name for name, _, _ in kept(keeper, tmp_path) if name == "out_of_section"] == []
+
+
 def test_section_of_a_rank_that_dies_in_a_wait_was_cut_at_its_beginning(
     keeper: DurationRecorder, tmp_path: Path
 ) -> None:

@@ -336,7 +336,7 @@ def test_section_over_an_interruption_has_failed_and_begins_anew_with_the_functi
     assert "epoch" not in rank.longest
 
 
-def test_wait_for_the_store_within_the_function_is_left_out(clock: Clock) -> None:
+def test_time_in_which_the_store_owes_an_answer_within_the_function_is_left_out(clock: Clock) -> None:
     rank, monitor = both_sides()
     rank.doing(Doing.FUNCTION)
     rank.heartbeat()
@@ -346,7 +346,66 @@ def test_wait_for_the_store_within_the_function_is_left_out(clock: Clock) -> Non
     clock.seconds += 100.0
     rank.store_answered()
     view = monitor.read()
-    assert (view.heartbeat_at, view.open_sections[0].entered_at) == pytest.approx((clock.seconds - 5.0,) * 2)
+    assert (view.heartbeat_at, view.open_sections[0].entered_at) == pytest.approx((clock.seconds - 6.0,) * 2)
+
+
+def test_function_that_polls_the_store_for_ever_shows_no_life_by_that(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    rank.doing(Doing.FUNCTION)
+    rank.heartbeat()
+    rank.step(1)
+    rank.enter("epoch")
+    for _ in range(60):
+        rank.asks_store(5.0)  # a wait with a timeout of 5 s
+        clock.seconds += 5.5
+        rank.store_answered()
+    view = monitor.read()
+    signs = (view.heartbeat_at, view.step_at, view.open_sections[0].entered_at)
+    assert signs == pytest.approx((clock.seconds - 60 * 5.5,) * 3)
+
+
+def test_signal_handler_that_raises_at_an_answer_of_the_store_leaves_none_due(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, monitor = both_sides()
+    rank.doing(Doing.FUNCTION)
+    rank.asks_store(1.0)
+    clock.seconds += 100.0
+
+    def interrupted(*_: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(RankSide, "_leave_out", interrupted)
+    with suppress(Interrupted):
+        rank.store_answered()
+    assert monitor.read().store_due_at is None
+
+
+def test_section_over_an_interruption_begins_anew_once_and_has_failed_to_its_end(clock: Clock) -> None:
+    rank, monitor = both_sides()
+    rank.doing(Doing.FUNCTION)
+    rank.enter("epoch")
+    rank.interrupt("epoch")
+    for waited, runs in ((10.0, 3.0), (20.0, 4.0)):  # the second run ended by itself
+        rank.doing(Doing.WAITING)
+        clock.seconds += waited
+        rank.doing(Doing.FUNCTION)
+        clock.seconds += runs
+    rank.leave("epoch")
+    (closed,) = [entry for entry in monitor.drain()[0] if entry.name]
+    assert (closed.duration, closed.failed) == (pytest.approx(7.0), True)
+
+
+def test_section_that_a_thread_closes_while_the_function_begins_again_has_not_ended_before_it_began(
+    clock: Clock,
+) -> None:
+    rank, monitor = both_sides()
+    begin_function(rank, clock)
+    slot, entered = rank._open["epoch"]
+    rank._open["epoch"] = slot, entered + int(1e12)  # `now` of the thread is from before the function began again
+    rank.leave("epoch")
+    (closed,) = [entry for entry in monitor.drain()[0] if entry.name == "epoch"]
+    assert closed.duration == 0.0
 
 
 @pytest.mark.parametrize("stores", range(20))
