@@ -12,9 +12,7 @@ and so miss it in a fresh interpreter too."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib
 import logging
 import os
 import sys
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 
-_import_system: Any = cast("Any", importlib)._bootstrap  # its locks have no public name
 _c_environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.PyDLL(None), "environ")
 
 
@@ -74,7 +71,6 @@ class HiddenModules:
         self.modules = dict(modules)
         self.reads = reads
         self.imports = tuple(imports)
-        self.is_shown = False
         self._loggers = frozenset(loggers)
         self._attributes: list[tuple[ModuleType, str, ModuleType]] = []  # set on modules outside this group
 
@@ -94,31 +90,13 @@ class HiddenModules:
             if not self._loggers.isdisjoint(children):
                 del loggers[name]
 
-    def show(self, shown: Callable[[str], None]) -> None:
-        """Put the modules back, and then what refers to them. shown: called with the name of each module.
-
-        Each name has its import lock meanwhile. Another thread may be about to import the same module: it has not found
-        it in `sys.modules`, and would execute it again if its name appeared there before it finds our spec."""
+    def show(self) -> None:
         for name, module in self.modules.items():
-            with (
-                contextlib.suppress(_import_system._DeadlockError),
-                _import_lock(name),
-            ):  # else the other thread shows it
-                sys.modules.setdefault(name, module)
-                shown(name)
+            sys.modules.setdefault(name, module)
         for holder, child, module in self._attributes:
             setattr(holder, child, module)
         self._attributes.clear()
         _show_loggers(self._loggers)
-        self.is_shown = True
-
-
-def _import_lock(name: str) -> contextlib.AbstractContextManager[object]:
-    """Keep other threads from importing this module in the body. Raises: _DeadlockError, if one of them imports it and
-    waits for this thread."""
-    is_alone = len(sys._current_frames()) == 1  # also in a forked child, where a lock may belong to a lost thread
-    lock: contextlib.AbstractContextManager[object] = _import_system._ModuleLockManager(name)
-    return contextlib.nullcontext() if is_alone else lock
 
 
 def _show_loggers(hidden: Collection[logging.Logger]) -> None:
@@ -178,18 +156,18 @@ class Hidden:
             return None
         module = group.modules[name]
         real_spec = getattr(module, "__spec__", None)
-        spec = ModuleSpec(name, cast("Loader", _Loader(self, name, module)), origin=getattr(real_spec, "origin", None))
+        spec = ModuleSpec(name, cast("Loader", _Loader(self, module)), origin=getattr(real_spec, "origin", None))
         spec.submodule_search_locations = getattr(real_spec, "submodule_search_locations", None)
         spec.has_location = getattr(real_spec, "has_location", False)
         return spec
 
     def show(self, name: str) -> None:
-        """Restore the group of a module whose import has begun, and those that this import would import."""
+        """Restore the group of a module, and those that its import would import."""
         group = self._groups.get(name)
-        if group is None or group.is_shown:
+        if group is None:
             return  # another thread has restored it
         for hidden_group in (group, *filter(None, map(self._groups.get, group.imports))):
-            self._restore(hidden_group, name)
+            self._restore(hidden_group)
         changed = sorted(
             {
                 name
@@ -206,22 +184,17 @@ class Hidden:
         for group in {id(group): group for group in self._groups.values()}.values():
             self._restore(group)
 
-    def imported(self, name: str) -> None:
-        """The import of this module has ended. Until then an exception may cut it short, and the next import must find
-        the same module again."""
-        self._groups.pop(name, None)
-
-    def _restore(self, group: HiddenModules, being_imported: str = "") -> None:
-        if not group.is_shown:
-            group.show(lambda name: None if name == being_imported else self.imported(name))
+    def _restore(self, group: HiddenModules) -> None:
+        group.show()
+        for name in group.modules:
+            self._groups.pop(name, None)
 
 
 class _Loader:
     """Loads a module that is imported already. The real loader handles every other attribute."""
 
-    def __init__(self, hidden: Hidden, name: str, module: ModuleType) -> None:
+    def __init__(self, hidden: Hidden, module: ModuleType) -> None:
         self._hidden = hidden
-        self._name = name
         self._module = module
         self._spec = getattr(module, "__spec__", None)
 
@@ -231,7 +204,6 @@ class _Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
-        self._hidden.imported(self._name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(getattr(self._spec, "loader", None), name)

@@ -7,10 +7,7 @@ import logging
 import logging.config
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -24,24 +21,21 @@ class Late(NamedTuple):
     names: list[str]
 
 
-Hide = Callable[..., list[Late]]
-
-
 @pytest.fixture
-def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hide]:
+def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Late]]]:
     """Hide the modules `big` and `small`. `big` reads BIG_ and SMALL_, and imports `small`, which reads SMALL_.
 
     Return the list to which changes are added."""
 
-    def hide_both(small: ModuleType | None = None, name: str = "small") -> list[Late]:
+    def hide_both() -> list[Late]:
         late: list[Late] = []
-        monkeypatch.setitem(sys.modules, "big", ModuleType("big"))
-        monkeypatch.setitem(sys.modules, name, small or ModuleType(name))
+        for name in ("big", "small"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
         groups = [
             HiddenModules(
-                "big", {"big": sys.modules["big"]}, lambda name: name.startswith(("BIG_", "SMALL_")), (name,)
+                "big", {"big": sys.modules["big"]}, lambda name: name.startswith(("BIG_", "SMALL_")), ("small",)
             ),
-            HiddenModules(name, {name: sys.modules[name]}, lambda name: name.startswith("SMALL_")),
+            HiddenModules("small", {"small": sys.modules["small"]}, lambda name: name.startswith("SMALL_")),
         ]
         Hidden(groups, lambda package, names: late.append(Late(package, names)), lambda name: None, ())
         return late
@@ -49,6 +43,9 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hide]:
     finders = list(sys.meta_path)
     yield hide_both
     sys.meta_path[:] = finders
+
+
+Hide = Callable[[], list[Late]]
 
 
 def test_import_also_restores_the_packages_that_it_would_import(hide: Hide) -> None:
@@ -84,62 +81,6 @@ def test_package_imported_by_itself_is_compared_by_itself(hide: Hide, monkeypatc
     assert "big" not in sys.modules
     importlib.import_module("big")
     assert late == [Late("big", ["BIG_NUMBER"])]
-
-
-class Pausing(ModuleType):
-    """A package. The import of a module in it waits, once it has missed that module in `sys.modules`, until another
-    thread, which imports `big`, has ended or waits for it."""
-
-    other: threading.Thread | None = None
-    folder = ""
-
-    @property
-    def __path__(self) -> list[str]:
-        if self.other is None:
-            self.other = threading.Thread(target=importlib.import_module, args=("big",), daemon=True)
-            self.other.start()
-            while self.other.is_alive() and not importlib._bootstrap._blocking_on.get(self.other.ident):  # type: ignore[attr-defined]
-                time.sleep(0.001)
-        return [self.folder]
-
-
-def test_module_that_two_threads_import_at_once_is_not_executed_again(
-    hide: Hide, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = Pausing("package")
-    package.folder = str(tmp_path)
-    (tmp_path / "small.py").write_text("is_executed = True")
-    monkeypatch.setitem(sys.modules, "package", package)
-    hide(name="package.small")
-    importlib.import_module("package.small")
-    assert package.other is not None
-    package.other.join()
-    assert not hasattr(sys.modules["package.small"], "is_executed")
-    assert "big" in sys.modules
-
-
-def test_module_whose_import_an_exception_cut_short_is_not_executed_again(
-    hide: Hide, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A signal handler, or another thread, may raise in the middle of an import."""
-
-    class Raises(ModuleType):
-        is_cut = False
-
-        def __setattr__(self, name: str, value: object) -> None:
-            if name == "__spec__" and value is None and not self.is_cut:
-                super().__setattr__("is_cut", True)
-                raise KeyboardInterrupt
-            super().__setattr__(name, value)
-
-    hide(Raises("small"))
-    (tmp_path / "small.py").write_text("is_executed = True")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        importlib.import_module("small")
-    assert "small" not in sys.modules
-    importlib.import_module("small")
-    assert not hasattr(sys.modules["small"], "is_executed")
 
 
 @pytest.fixture
