@@ -285,7 +285,7 @@ def test_what_workers_leave_behind_is_collected_while_they_run(launch: Launch) -
 def test_job_whose_zygote_hangs_restarts_cold_and_a_line_says_why(launch: Launch) -> None:
     job = launch("sys.exit(cycle == 0 and 3)", nproc=1, SILENT_ZYGOTE="yes")
     assert job.wait() == [0]
-    reasons = ["the zygote did not fork within 0.3 s", "the zygote has not answered an earlier order yet"]
+    reasons = ["the zygote did not fork within 0.55 s", "the zygote has not answered an earlier order yet"]
     started = [record.event for record in job.of(events.WorkerStarted)]
     assert [(event.how, event.why_cold) for event in started] == [("cold", reason) for reason in reasons]
     assert [record.event.why for record in job.of(events.WorkersNotForked)] == reasons

@@ -47,7 +47,7 @@ def test_lost_zygote_disturbs_no_worker_and_the_next_start_cold(agent: Agent) ->
 def test_zygote_that_does_not_answer_is_awaited_once_and_forks_again_after_its_answer(agent: Agent) -> None:
     found = agent("silence_zygote")
     assert [(answer["how"], answer["reason"]) for answer in found["answers"]] == [
-        ("cold", "the zygote did not fork within 0.3 s"),
+        ("cold", "the zygote did not fork within 0.8 s"),
         ("cold", "the zygote has not answered an earlier order yet"),
         ("warm", ""),
     ]

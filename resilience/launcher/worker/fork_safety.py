@@ -95,12 +95,15 @@ def _why_files(
 
 def _why_site() -> str:
     """Return which module that runs at the start of each interpreter names a variable of a worker; empty if none does.
-    In a warm worker it ran at the start of the agent, without that variable. Raises: OSError."""
+    In a warm worker it ran at the start of the agent, without that variable."""
     for name in ("sitecustomize", "usercustomize"):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file:
-            with open(file, "rb") as source:  # or compiled code, which holds its names and texts as they are
-                variable = _WORKER_VARIABLE.search(source.read())
+            try:
+                with open(file, "rb") as source:  # or compiled code, which holds its names and texts as they are
+                    variable = _WORKER_VARIABLE.search(source.read())
+            except OSError as error:  # of an archive, for example
+                return f"{file}, which runs only when an interpreter starts, cannot be read: {error.strerror}"
             if variable is not None:
                 return f"{file} names {variable[0].decode()}, and runs only when an interpreter starts"
     return ""

@@ -42,7 +42,9 @@ from resilience.system.environment import async_error_handling
 from resilience.system.processes import continue_if_stopped, signal_name
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "numpy.random")
-ANSWER_LIMIT = 3.0  # seconds for forks, in which the agent does nothing else; cold workers need as long to start
+# Seconds for forks, in which the agent does nothing else; cold workers need as long to start. A fork takes longer the
+# more memory the preloaded modules fill.
+ANSWER_LIMIT, ANSWER_LIMIT_EACH = 3.0, 0.25
 IMPORT_LIMIT = 120.0  # seconds for a successor's imports, also from a slow file server; no worker waits that long
 MOST_REFUSALS = 5  # refused modules, each of which costs a process; after that, learned modules are not tried
 LOOK = 0.01  # seconds between polls of a process for which there is no descriptor
@@ -314,7 +316,7 @@ class Zygote:
                 file.write(_layout.pack(len(body), notes_at) + body)
             os.ftruncate(memory, notes_at + count * notes.SIZE)
             readers = [notes.NotesReader(memory, notes_at + index * notes.SIZE) for index in range(count)]
-            answer = self._answer(kind, [memory, *fds, *streams])
+            answer = self._answer(kind, [memory, *fds, *streams], ANSWER_LIMIT + count * ANSWER_LIMIT_EACH)
         finally:
             os.close(memory)
         born = dict(_born.iter_unpack(answer))
@@ -323,7 +325,7 @@ class Zygote:
         if len(born) < count:
             raise LaunchError(f"the zygote could not fork: {os.strerror(errno)}")
 
-    def _answer(self, kind: bytes, fds: Sequence[int]) -> bytes:
+    def _answer(self, kind: bytes, fds: Sequence[int], limit: float) -> bytes:
         """Give an order and return the zygote's answer. Raises: LaunchError if there is none.
 
         A late answer is about processes that have found their gate closed."""
@@ -337,13 +339,13 @@ class Zygote:
                 if self._line.is_closed():
                     raise ChannelClosed
                 raise LaunchError("the zygote accepts no requests to fork")
-            answer = _receive(self.pid, self._line, ANSWER_LIMIT)
+            answer = _receive(self.pid, self._line, limit)
         except ChannelClosed as error:
             self._give_up(self.why_not or "the zygote is gone")
             raise LaunchError(self.why_not) from error
         if answer is None:
             self._unanswered += 1
-            raise LaunchError(f"the zygote did not fork within {ANSWER_LIMIT:g} s")
+            raise LaunchError(f"the zygote did not fork within {limit:g} s")
         return answer
 
     def _give_up(self, reason: str) -> None:
