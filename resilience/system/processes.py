@@ -469,14 +469,14 @@ def is_daemonic() -> bool:
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:
-    """Return True if an unbroken chain of living parents leads from a process to `ancestor`. Raises: OSError if that is
-    unknown, as with too many open files."""
+    """Return True if an unbroken chain of living parents leads from a process to `ancestor`. It ends at a process that
+    this one may not see (/proc with hidepid). Raises: OSError if it is unknown now, as with too many open files."""
     for _ in range(_GENERATIONS):
         if pid == ancestor:
             return True
         try:
             parent = _read_state(pid).parent
-        except (FileNotFoundError, ProcessLookupError):
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             return False
         if parent <= 1:
             return False

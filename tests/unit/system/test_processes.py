@@ -120,6 +120,26 @@ def test_process_whose_state_cannot_be_read_is_not_taken_for_an_ended_one(monkey
     assert processes.pid_namespace() == namespace != ""
 
 
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EACCES])
+def test_process_that_may_not_be_seen_is_nobodys_descendant(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """As with /proc mounted with hidepid=1, if it belongs to another user."""
+
+    def fail(_: Path) -> bytes:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    assert not processes.is_descendant(os.getpid(), os.getppid())
+
+
+def test_process_whose_parent_cannot_be_read_now_may_be_a_descendant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        processes.is_descendant(os.getpid(), os.getppid())
+
+
 @pytest.mark.parametrize(
     ("module", "name", "blocked"),
     [
