@@ -157,8 +157,6 @@ class FaultToleranceConfig:
 
     A value is checked when it is set. Raises: ConfigurationError, ConfigurationTypeError."""
 
-    # First: `names_unknown` says why. Only a copy by `dataclasses.replace` passes it.
-    _given: dataclasses.InitVar[frozenset[str]] = dataclasses.field(default=frozenset(), kw_only=True)
     workload_check_interval: float = dataclasses.field(
         default=5.0,
         metadata=_metadata(
@@ -256,8 +254,8 @@ class FaultToleranceConfig:
         if "_given" in vars(self):
             object.__setattr__(self, "_given", vars(self)["_given"] | {name})  # a new set: a copy shares this one
 
-    def __post_init__(self, _given: frozenset[str]) -> None:
-        object.__setattr__(self, "_given", _given)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_given", frozenset())
 
     def __eq__(self, other: object) -> bool:
         """Return True if both have the same effect: a limit that is a default may be weaker than one that is set."""
@@ -268,9 +266,8 @@ class FaultToleranceConfig:
 
     @property
     def given(self) -> set[str]:
-        """Return the names of the settings that were set explicitly, or that differ from their default. A copy by
-        `dataclasses.replace` has the same ones, and those that it replaces. A copy made from `dataclasses.asdict` has
-        only those that differ from their default."""
+        """Return the names of the settings that were set explicitly, or that differ from their default. In a copy by
+        `dataclasses.replace` all settings count as set that differ from their default, and no others."""
         different = {name for name, field in FIELDS.items() if getattr(self, name) != _default(field)}
         names: set[str] = different | vars(self)["_given"]
         return names

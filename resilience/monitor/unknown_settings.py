@@ -15,7 +15,6 @@ from resilience.errors import ConfigurationError, ConfigurationTypeError
 
 T = TypeVar("T")
 
-GIVEN = "_given"  # the names of the settings that were set, in a dataclass with `names_unknown`
 OFF = ("false", "0", "no")  # values that switch off a yes-or-no setting
 HEALTH = "pass `--health-check` a command that checks it; each node runs it before each cycle"
 ACCEPTED = {
@@ -55,17 +54,14 @@ def hint_at(unknown: Iterable[str], names: Iterable[str]) -> str:
 def names_unknown(kind: type[T]) -> type[T]:
     """Return the dataclass; its constructor raises ConfigurationTypeError for a keyword that is no field, and sets each
     given field again, so that the dataclass can tell it from a default. It must have a method `from_kwargs`, which
-    ignores unknown keywords, and its first entry must be the InitVar `_given`.
-
-    `dataclasses.replace` passes all fields: first those that it replaces, then the others in their order. So `_given`
-    comes between the two, with the value that the original has."""
+    ignores unknown keywords."""
     construct: Callable[..., None] = kind.__init__
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
 
     @functools.wraps(construct)
     def constructor(self: T, *values: Any, **settings: Any) -> None:
         settings = without_settings_of_others(settings)
-        unknown = sorted(set(settings) - {*names, GIVEN})
+        unknown = sorted(set(settings) - set(names))
         if unknown:
             raise ConfigurationTypeError(
                 f"there is no setting {', '.join(unknown)}; {hint_at(unknown, names)}. "
@@ -74,12 +70,9 @@ def names_unknown(kind: type[T]) -> type[T]:
             )
         construct(self, *values, **settings)
         given = (*names[: len(values)], *settings)
-        if GIVEN in settings:
-            given = given[: given.index(GIVEN)]
-        elif len(given) == len(names):  # a copy, as of `dataclasses.asdict`, which has defaults too
-            given = ()
-        for name in given:
-            setattr(self, name, getattr(self, name))
+        if len(given) < len(names):  # else a copy, as of `dataclasses.replace`, which passes defaults too
+            for name in given:
+                setattr(self, name, getattr(self, name))
 
     kind.__init__ = constructor  # type: ignore[method-assign,assignment]
     return kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import inspect
 import itertools
 import json
 import pickle
@@ -140,17 +141,26 @@ def test_default_does_not_count_as_set_in_a_copy_that_replaces_another_setting()
     assert FaultToleranceConfig(**dataclasses.asdict(copied)).given == {"step_timeout"}
 
 
-def test_limit_that_was_set_to_its_default_counts_as_set_in_a_copy_that_replaces_another() -> None:
+def test_constructor_takes_the_settings_and_nothing_else() -> None:
+    assert list(inspect.signature(FaultToleranceConfig).parameters) == list(FIELDS)
     config = FaultToleranceConfig(rank_heartbeat_timeout=2700.0)
-    copied = dataclasses.replace(config, step_timeout=9.0)
-    assert copied.given == {"rank_heartbeat_timeout", "step_timeout"}
-    assert to_limits(copied).defaults == to_limits(config).defaults == ("initial_heartbeat",)
-    assert dataclasses.replace(config) == config
+    with pytest.raises(ConfigurationTypeError, match="there is no setting _given"):
+        FaultToleranceConfig(**vars(config))
 
 
-def test_limit_that_a_copy_replaces_by_its_default_counts_as_set() -> None:
-    copied = dataclasses.replace(FaultToleranceConfig(step_timeout=9.0), rank_heartbeat_timeout=2700.0)
-    assert copied.given == {"rank_heartbeat_timeout", "step_timeout"}
+def test_settings_are_decoded_by_msgspec() -> None:
+    config = msgspec.convert({"step_timeout": 9.0}, FaultToleranceConfig)
+    assert (config.step_timeout, config.given) == (9.0, {"step_timeout"})
+
+
+def test_subclass_may_have_a_post_init_of_its_own() -> None:
+    @dataclasses.dataclass
+    class Mine(FaultToleranceConfig):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.safety_factor = 2.0
+
+    assert Mine(step_timeout=9.0).given == {"step_timeout", "safety_factor"}
 
 
 def test_copy_is_set_apart_from_its_original() -> None:
