@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,10 +70,15 @@ def bridged(emit: Emit, destination: str) -> Iterator[None]:
 
 @contextmanager
 def _console_without_waiting(emit: Emit) -> Iterator[None]:
-    """Print torchelastic's events by a handler that does not wait, while in the body."""
+    """Print torchelastic's events by a handler that does not wait, while in the body. A handler of the user's stays."""
     from torch.distributed.elastic.events import handlers
 
-    console, previous = _Console(emit), handlers._log_handlers[CONSOLE]
+    previous = handlers._log_handlers[CONSOLE]
+    if type(previous) is not logging.StreamHandler or previous.stream is not sys.stderr:  # not torch's
+        yield
+        return
+    console = _Console(emit)
+    console.setFormatter(previous.formatter)
     logger = logging.getLogger(f"torchelastic-events-{CONSOLE}")
     handlers._log_handlers[CONSOLE] = console  # torch adds it to the logger with the first event
     if previous in logger.handlers:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 from collections.abc import Iterator
 
 import pytest
 from torch.distributed.elastic import events as theirs
 from torch.distributed.elastic import metrics
+from torch.distributed.elastic.events import handlers
 
 from resilience.facts import events
-from resilience.telemetry.elastic import GROUP, bridged
+from resilience.system import terminal
+from resilience.telemetry.elastic import CONSOLE, GROUP, bridged
 
 
 @pytest.fixture
@@ -62,6 +67,41 @@ def test_events_are_reported_with_what_they_hold(told: list[events.Event]) -> No
         events.ElasticTold("torchelastic.worker.status.FAILED", "WORKER", "FAILED", 3, 0.25, "x" * 500),
         events.ElasticTold("bare", "AGENT", ""),
     ]
+
+
+def record_at_the_console(handler: logging.Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record an event for stderr, where torch has this handler for it."""
+    monkeypatch.setitem(handlers._log_handlers, CONSOLE, handler)
+    monkeypatch.setattr(theirs, "_events_loggers", {})
+    logger = logging.getLogger(f"torchelastic-events-{CONSOLE}")
+    monkeypatch.setattr(logger, "handlers", [])
+    with bridged(lambda event: None, CONSOLE):
+        theirs.record(theirs.Event("bare", theirs.EventSource.AGENT), CONSOLE)
+    assert handlers._log_handlers[CONSOLE] is handler
+
+
+class UsersHandler(logging.StreamHandler[io.StringIO]):
+    """A handler of the user's, which derives from the class of torch's."""
+
+
+@pytest.mark.parametrize("kind", [UsersHandler, logging.StreamHandler])
+def test_users_handler_for_the_console_has_the_events(
+    kind: type[logging.StreamHandler[io.StringIO]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    record_at_the_console(kind(written), monkeypatch)
+    assert json.loads(written.getvalue())["name"] == "bare"
+
+
+def test_format_of_torchs_handler_for_the_console_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[mine] %(message)s"))
+    monkeypatch.setattr(terminal, "stream", lambda descriptor: descriptor)
+    record_at_the_console(handler, monkeypatch)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("[mine] {")
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", '"text"', "{}", '{"name": 1, "metadata": 2}'])
