@@ -250,13 +250,16 @@ class Program:
             message = messages.decode_for_monitor(data)
         self._newcomers.discard(channel)
         self._selector.unregister(channel)
-        if isinstance(message, messages.Introduced) and not channel.is_closed():
+        if isinstance(message, messages.Introduced):
             self._watch_newcomer(channel, message)
         else:
             channel.close()
 
     def _watch_newcomer(self, channel: Channel, introduced: messages.Introduced) -> None:
         """Watch a process that has connected, as soon as the previous one has ended or left."""
+        if channel.is_closed():  # it has gone
+            channel.close()
+            return
         adopt, pid, rank = self._adopt, channel.peer.pid, introduced.rank
         assert adopt is not None
         try:
@@ -444,6 +447,7 @@ def _process(assigned: messages.Assigned) -> Process | None:
 
 def main(arguments: Sequence[str]) -> None:
     ignore_job_signals()
+    terminal.stream(terminal.STDERR)  # opened now, because later no descriptor may be left
     line, listener = (socket.socket(fileno=int(fd)) for fd in arguments)
     Program(Channel(line), listener).run()
     WRITER.flush()

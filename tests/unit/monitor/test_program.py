@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import gc
 import os
 import resource
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +19,9 @@ from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Exit
 from resilience.facts.limits import Limits
 from resilience.monitor import messages
+from resilience.monitor import program as module
 from resilience.monitor.program import OUTBOX, Program
+from resilience.system import terminal
 from resilience.system.channel import close_all, listen, pair
 from resilience.system.processes import identity_of
 
@@ -126,3 +131,59 @@ def test_attempt_to_watch_a_worker_without_enough_descriptors_keeps_no_file_open
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     gc.collect()
     assert (failures, set(os.listdir("/proc/self/fd")) - set(before)) == (4, set())
+
+
+def test_newcomer_that_has_gone_before_it_is_known_whose_child_it_is_keeps_no_file_open(
+    agent: LateAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(pid: int, ancestor: int) -> bool:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    program = agent.program
+    origin = Origin("job", "n", "rank", os.getpid(), initial_rank=0, rank=0, world_size=1)
+    program._next.append((messages.Assigned(*identity_of(os.getpid()), origin, bytes(tmp_path), Limits()), []))
+    program._adopt = messages.Adopt("job", "n", bytes(tmp_path), Limits())
+    before = os.listdir("/proc/self/fd")
+    newcomer, channel = pair()
+    monkeypatch.setattr(module, "is_descendant", fail)
+    program._watch_newcomer(channel, messages.Introduced(0, 1))
+    newcomer.close()
+    monkeypatch.setattr(module, "is_descendant", lambda pid, ancestor: False)
+    while program._selector._calls:
+        for key, _ in program._selector.select(30.0):
+            if key.fd == -1:
+                key.data()
+    assert (len(program._next), list(program._waiting)) == (1, [])
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_line_of_a_monitor_without_a_free_descriptor_waits_for_no_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_blocking: list[bool] = []
+
+    def run(program: Program) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            module._print("words")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        program._listener.close()
+        program._agent_channel.close()
+
+    def put(descriptor: int, data: bytes, until: float) -> int:
+        is_blocking.append(os.get_blocking(descriptor))
+        return len(data)
+
+    reading, writing = os.pipe()
+    monkeypatch.setattr(terminal, "STDERR", writing)
+    monkeypatch.setattr(terminal, "stream", functools.cache(terminal.stream.__wrapped__))
+    monkeypatch.setattr(terminal, "put", put)
+    monkeypatch.setattr(module, "ignore_job_signals", lambda: None)
+    monkeypatch.setattr(Program, "run", run)
+    channel, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    module.main([str(line.detach()), str(listen(tmp_path / "socket").detach())])
+    assert is_blocking == [False]
+    channel.close()
+    close_all([reading, writing, terminal.stream(writing)])
