@@ -276,11 +276,12 @@ def _kind(incident: Incident) -> str:
 
 
 def _lost_nodes(incident: Incident) -> str:
-    """Return the nodes of an incident in which a node or its agent was lost, empty for any other one: its ranks are the
-    first victims, and blaming one of them would mislead."""
+    """Return the lost nodes of an incident in which a node or its agent was lost, empty for any other one: its ranks
+    are the first victims, and blaming one of them would mislead."""
     if incident.kind != "unresponsive" or incident.verdict.what not in _HOSTS:
         return ""
-    return ", ".join(sorted({record.node for record in incident.records if record.node}))
+    blamed = (incident.nodes.get(culprit.rank) for culprit in incident.verdict.culprits)  # survivors have records too
+    return ", ".join(sorted({node for node in blamed if node}))
 
 
 def _blamed(incident: Incident) -> str:

@@ -297,6 +297,19 @@ def test_lost_host_is_named_in_the_title_and_not_one_of_its_ranks(
     assert "Unresponsive" in "\n".join(plain(line) for line in incident_lines(named, WIDTH))
 
 
+def test_node_of_a_survivor_that_was_interrupted_too_is_not_called_lost(make: Callable[..., Path]) -> None:
+    (incident,) = report(load(make("run", [Fault("exception", 1, 0)]))).incidents
+    survivor = msgspec.structs.replace(incident.records[0], rank=0, node="other")
+    lost = msgspec.structs.replace(
+        incident,
+        kind="unresponsive",
+        verdict=msgspec.structs.replace(incident.verdict, what="node_lost"),
+        records=(*incident.records, survivor),
+    )
+    assert plain(next(incident_lines(lost, WIDTH))).startswith("1  Node lost: node  ")
+    assert "other" not in plain(incident_table((lost,), WIDTH)[-1])
+
+
 @pytest.mark.parametrize(
     ("stage", "words"),
     [
