@@ -83,6 +83,7 @@ class NodeCycle:
         self.watched_ns: dict[int, int] = {}  # rank -> when its last monitor began to watch it, in monotonic time
         self.others: events.OthersSeen | None = None  # which ranks were looked at before a hung one was stopped
         self.decided: events.RestartDecided | None = None
+        self.is_asked_to_stop = False  # the whole job, or this node alone
         self.is_cut_off = False  # the job's store no longer answered this node's agent
         self.has_lost_cycle_store = False  # the process that hosted the workers' store has ended
         self.mover: int | None = None  # the rank that ended first in the failure that was decided on
@@ -541,6 +542,10 @@ class CycleHistory:
             case events.OthersSeen():
                 part = self._part(record)
                 part.others = part.others or event
+            case events.StopRequested():
+                known = self.nodes.get(node, {}).get((record.origin.attempt, record.origin.cycle))
+                if known is not None:  # a node that waits for a place has none
+                    known.is_asked_to_stop = True
             case events.StoreLost():
                 self._part(record).is_cut_off = True
             case events.MonitorLost(is_replaced=False) if record.origin.initial_rank is not None:

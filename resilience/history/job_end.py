@@ -45,6 +45,8 @@ def job_end(history: History, attempt: int) -> EndOfJob | None:
     if outcome is not None:
         ended_ns = max(part.ended_wall_ns for part in parts.values())
         return EndOfJob(outcome, ended_ns, detail=CYCLE_ENDED)
+    if any(_is_interrupted(part) for part in parts.values()):
+        return None
     if _have_all_ended(parts, cycles, attempt) and _have_all_completed(history, cycles.world_size(place)):
         ended_ns = max(worker.ended_wall_ns for part in parts.values() for worker in part.workers.values())
         return EndOfJob("completed", ended_ns, detail=RANKS_COMPLETED)
@@ -59,6 +61,17 @@ def _have_all_ended(parts: dict[str, NodeCycle], cycles: CycleHistory, attempt: 
         or node in lost
         or (bool(part.workers) and all(worker.has_ended for worker in part.workers.values()))
         for node, part in parts.items()
+    )
+
+
+def _is_interrupted(part: NodeCycle) -> bool:
+    """Return True if workers of the node were ended, or were asked to end, before they completed. Such a worker may
+    exit with status 0."""
+    return (
+        part.is_asked_to_stop
+        or part.decided is not None
+        or (part.ended is not None and part.ended.outcome != "completed")
+        or any(worker.exit is not None and not part.has_completed(worker) for worker in part.workers.values())
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from resilience.facts import events
 from resilience.facts.identity import Origin, Role
@@ -39,12 +40,20 @@ class NodeStory:
         return written(self.records, folder)
 
     def put(
-        self, node: str, rank: int | None, role: Role, pid: int, at: float, event: events.Event, cycle: int
+        self,
+        node: str,
+        rank: int | None,
+        role: Role,
+        pid: int,
+        at: float,
+        event: events.Event,
+        cycle: int,
+        layer: Literal["inprocess", "launcher"] = "launcher",
     ) -> None:
         origin = Origin("job", node, role, pid, cycle=cycle)
         if rank is not None:
             origin = Origin(
-                "job", node, role, pid, cycle=cycle, initial_rank=rank, rank=rank, world_size=2, layer="launcher"
+                "job", node, role, pid, cycle=cycle, initial_rank=rank, rank=rank, world_size=2, layer=layer
             )
         number = self._numbers.get((node, rank, role, pid), 0)
         self._numbers[node, rank, role, pid] = number + 1
@@ -66,6 +75,9 @@ class NodeStory:
 
     def monitor(self, node: str, rank: int, at: float, event: events.Event, cycle: int = 0) -> None:
         self.put(node, rank, "monitor", 500 + rank + 100 * cycle, at, event, cycle)
+
+    def wrapper(self, node: str, rank: int, at: float, event: events.Event, cycle: int = 0) -> None:
+        self.put(node, rank, "rank", 1000 * (cycle + 1) + rank, at, event, cycle, "inprocess")
 
     def join(
         self,

@@ -243,6 +243,51 @@ def test_job_has_not_completed_if_a_rank_ended_because_it_was_told_to(tmp_path: 
     assert ended_in_metrics(told, "a") == set()
 
 
+def ended_early(told: NodeStory, how: str) -> None:
+    """The agent ends both workers, the second one with status 0, for another cycle or a stop."""
+    is_asked, is_bad = how in ("asked to stop", "asked to leave"), how == "exit 1"
+    if is_asked:
+        told.agent("a", 19.0, events.StopRequested("SIGTERM", 30.0, leaves=how == "asked to leave"))
+    if how == "decided":
+        told.agent("a", 19.0, events.RestartDecided("restart", "rank 0 exited", "rank 0 exited", 0, 1, 9))
+    if how == "stopped":
+        told.agent("a", 19.0, events.CyclePhaseEnded("run", "completed", 18.0))
+    for rank in range(2):
+        told.exited("a", 20.0, rank, code=int(is_bad and rank == 0), expected=not (is_bad and rank == 0))
+    if how in ("interrupted", "failed"):
+        told.stop("a", 20.0, "interrupted" if how == "interrupted" else "failed")
+
+
+@pytest.mark.parametrize(
+    "how", ["interrupted", "failed", "decided", "exit 1", "stopped", "asked to stop", "asked to leave"]
+)
+def test_job_has_not_completed_if_its_agent_ended_the_workers_though_their_calls_completed(
+    tmp_path: Path, how: str
+) -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=2)
+    told.spawn("a", 1.0, [0, 1])
+    for rank in range(2):
+        told.wrapper("a", rank, 2.0, events.CallStarted("train", 2, "1", "2", "3", "h", "forked"))
+        told.wrapper("a", rank, 18.0, events.CallEnded("completed", 1, 16.0))
+    ended_early(told, how)
+    assert ended_in_metrics(told, "a") == set()
+    found = report(Reader(told.write(tmp_path / "run")))
+    assert found.launched is not None and found.launched.outcome is None
+
+
+def test_job_has_completed_though_a_node_that_waits_for_a_place_was_asked_to_stop(tmp_path: Path) -> None:
+    told = NodeStory()
+    told.join("a", 0.0, 1.0, size=1)
+    told.spawn("a", 1.0, [0])
+    told.agent("b", 10.0, events.CyclePhaseStarted("rendezvous"))
+    told.agent("b", 15.0, events.StopRequested("SIGTERM", 30.0))
+    told.exited("a", 20.0, 0)
+    assert ended_in_metrics(told, "a") == {"completed"}
+    now = now_of(told.write(tmp_path / "run"), after=60.0)
+    assert (now.phase, now.outcome) == ("ended", "completed")
+
+
 def test_job_has_completed_if_one_agent_says_so_and_the_other_one_lost_its_power(tmp_path: Path) -> None:
     told = NodeStory()
     told.join("ab", 0.0, 1.0)
