@@ -4,7 +4,7 @@ Such a launcher leaves no records. `history.other_launchers` says what is known 
 later cycle. Here each rank that came back gets one interval, from its own file alone, so that files may be read in any
 order. It belongs to the cycle that failed. It begins when the rank learns of the last interruption there, or else with
 the last end of its call or process, and ends when the rank enters its function again. A rank that came back on another
-node has no interval: its records before are in another file."""
+node has no interval: its records before are in another file. Neither has one that came back as a spare: it waits."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class _RankCycle:
         """Note the start of an iteration."""
         place = (origin.call, origin.iteration or 0)
         self.is_spare = is_spare
+        if is_spare:
+            self.before = None  # it waits for its turn, perhaps for hours: that is no restart
         if place > self.place:
             self.place, self.noticed_ns, self.kind, self.cause = place, None, "peer", None
 
