@@ -18,6 +18,7 @@ already. The last ones may leave twice; their ids are equal, so a back end that 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import re
@@ -81,6 +82,7 @@ class NodeExports:
         self._snapshot_at = 0.0
         self._is_agents = exports.is_agents
         self._is_last = False
+        self._own_end: FinalState | None = None  # of the agent, once it has one
         self._has_caught_up = False
         self._poll_thread, self._scrape_thread = Writer(), Writer()  # the run folder may block them
         self._answers = self._takes_files = True  # the run folder, at the last poll
@@ -127,6 +129,7 @@ class NodeExports:
         if now >= self._list_at:
             self._list(now)
         self._take_added()
+        self._show_own_end()
         if not self._has_caught_up:
             # Before we have caught up, the counters are smaller than those that an earlier exporter showed.
             for _ in range(CATCH_UP_LOOKS):
@@ -184,24 +187,37 @@ class NodeExports:
         end: the other ranks of an ended rank end at about the same time, and a rank may have died while all were
         ending. The next leader exports for ranks that continue."""
         deadline = time.monotonic() + timeout
+        is_end_known = own is not None and own.outcome is not None
+
+        def read_limit() -> float:
+            left = deadline - time.monotonic()  # half of it if the exporters have an end to show anyway
+            return max(LINGER, left / 2 if is_end_known else min(FOLDER_LIMIT, left))
+
         WRITER.flush(timeout / 2)  # the last records of this process
         self._list_at = 0.0
-        self.poll(max(LINGER, (deadline - time.monotonic()) / 2))
+        self.poll(read_limit())
         while self._answers and self._calls.keys() - {self._own} and time.monotonic() < deadline - timeout / 2:
             time.sleep(LINGER)
-            self.poll()
-        metrics = self._exports.metrics
-        if own is not None and own.outcome is not None and metrics.final.outcome is None:
-            metrics.final = own
+            self.poll(read_limit())
+        self._own_end = own if is_end_known else None
+        self._show_own_end()
         self._snapshot_at, self._is_last = 0.0, True
-        self.poll(max(LINGER, (deadline - time.monotonic()) / 2))
+        self.poll(read_limit())
+        self._show_own_end()
         # A monitor may close while ranks of the node continue; the next one takes over. An agent that has not recorded
         # how the job ended counts like a killed one, and so do failed ranks that torchrun may start again.
-        final = metrics.final
+        final = self._exports.metrics.final
         outcome = final.outcome or (None if self._is_agents or final.has_failed else "left")
         self._exports.close(max(0.0, deadline - time.monotonic()), outcome)
         self._poll_thread.leave()
         self._scrape_thread.leave()
+
+    def _show_own_end(self) -> None:
+        """Let the metrics show the end that the agent knows, unless the records show one. Late records of the time
+        before, as of the last cycle's start, may have taken it back."""
+        metrics = self._exports.metrics
+        if self._own_end is not None and metrics.final.outcome is None:
+            metrics.final = copy.copy(self._own_end)  # it takes further records
 
     def _note(self, path: Path, record: Record) -> None:
         """Track which monitors watch a call."""

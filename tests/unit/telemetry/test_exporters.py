@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from resilience.facts import events
+from resilience.facts.identity import Origin
+from resilience.facts.records import Record, to_line
 from resilience.system.background import WRITER
 from resilience.system.environment import Exporting
 from resilience.telemetry import exporters, otlp_metrics
@@ -260,3 +262,63 @@ def test_job_that_torchrun_may_start_again_has_not_failed(
     assert left == [outcome]
     ended = [labels for name, labels in exports._exports.metrics.samples() if name == ENDED]
     assert ended == ([] if outcome is None else [(outcome,)])
+
+
+@pytest.mark.parametrize(
+    ("is_end_known", "limits"), [(False, [2.0, 1.5, 1.0, 1.0]), (True, [1.0, 0.75, 0.5, 0.5])], ids=["unknown", "known"]
+)
+def test_last_reads_have_all_the_time_that_is_left_if_only_records_show_the_end(
+    is_end_known: bool,
+    limits: list[float],
+    tmp_path: Path,
+    emitted: list[events.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An exporter that shows an end anyway needs half of it."""
+    exports, now, asked = exporting(tmp_path / "run", emitted), [100.0], list[float]()
+    exports._calls[tmp_path / "node-1.jsonl"] = (0, 0, 0)  # another monitor has not ended
+    monkeypatch.setattr(exports, "poll", lambda limit=exporters.FOLDER_LIMIT: asked.append(limit))
+
+    def sleep(seconds: float) -> None:
+        now[0] += 0.5
+
+    monkeypatch.setattr(exporters, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    exports.close(2.0, ended_agent() if is_end_known else FinalState())
+    assert asked == limits
+
+
+def ended_agent() -> FinalState:
+    """Return the end of a job that its agent recorded."""
+    own = FinalState()
+    own.take(of_agent(5, events.JobEnded("completed", 0)))
+    return own
+
+
+def of_agent(sequence: int, event: events.Event) -> Record:
+    return Record(sequence, 10**18 + sequence, 10**12 + sequence, Origin("run", "node", "agent", 7), event)
+
+
+def test_late_records_do_not_take_back_the_end_that_the_agent_knows(
+    tmp_path: Path, emitted: list[events.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run folder answers only at the last read, and lacks the end of the job."""
+    path = tmp_path / "run" / "records" / "node-agent.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(to_line(of_agent(0, events.CyclePhaseStarted("rendezvous"))))
+    asked = MetricsOptions(textfile=str(tmp_path))
+    exports = NodeExports.start(tmp_path / "run", "node", emitted.append, is_agents=True, asked=asked)
+    assert exports is not None
+    exports.poll()
+    poll, shown = exports.poll, list[str | None]()
+
+    def poll_then_write(limit: float) -> None:
+        poll(60.0)
+        with path.open("ab") as file:
+            file.write(to_line(of_agent(1, events.CycleStarted("first", 0, 3))))
+
+    monkeypatch.setattr(exports, "poll", poll_then_write)
+    monkeypatch.setattr(exports._exports, "close", lambda _, outcome: shown.append(outcome))
+    exports.close(2.0, ended_agent())
+    assert shown == ["completed"]
+    text = (tmp_path / "resilience-run-node.prom").read_text()
+    assert [line for line in text.splitlines() if line.startswith(ENDED) and 'outcome="completed"' in line]
