@@ -329,6 +329,29 @@ def test_check_that_gets_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+def test_check_without_a_thread_is_tried_again_and_has_its_limit_though_others_took_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, were_slow, may_answer = time.monotonic, iter([0.0]), threading.Event()
+    monkeypatch.setattr(preflight, "LONGEST_GAP", 4000.0)
+    monkeypatch.setattr(preflight, "monotonic", lambda: now() + next(were_slow, 4000.0))
+    start, refused = threading.Thread.start, iter([True])
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: (no_thread if next(refused, False) else start)(thread)
+    )
+    looks: list[int] = []
+
+    def is_interrupted() -> bool:
+        looks.append(len(looks))
+        if len(looks) == 2:  # the first one after it got its thread
+            may_answer.set()
+        return False
+
+    check = Checking("gpu", after(may_answer), limit=30.0)
+    assert Preflight([check]).refusals(is_interrupted) == []
+    assert not check.is_given_up
+
+
 def test_patrol_that_gets_no_thread_is_no_refusal_and_is_tried_again_after_the_interval() -> None:
     patrol = PeriodicCheck(Checking("gpu", lambda: "lost"), 5.0)
     with pytest.MonkeyPatch.context() as host:
