@@ -112,7 +112,8 @@ class _Looker:
         steps_now = [rank.step for rank in now.ranks if rank.step is not None and not rank.is_old] if now else []
         highest = max(steps_now, default=None)
         if highest is None:
-            self._steps = []  # what is older says nothing about the present speed
+            if self._steps and at - self._steps[-1][0] > RATE_OVER:
+                self._steps = []  # what is older says nothing about the present speed
             return
         if self._steps and highest < self._steps[-1][1]:
             self._steps = []  # the job went back to a checkpoint
