@@ -110,11 +110,11 @@ def test_limits_learned_from_two_runs_find_a_hang_soon_and_leave_long_phases_alo
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "completed"]
 
 
-# On a busy machine the first 16 occurrences may be warm-up, and a limit needs 30 others.
+# On a busy machine the first 50 occurrences may be warm-up, and a limit needs 30 others.
 STANDS = """
 import json, resilience
 plan = json.loads((here / "plan.json").read_text())
-for n in range(60):
+for n in range(100):
     with resilience.section("train"):
         if [cycle, rank, n] == plan.get("stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -126,7 +126,7 @@ for n in range(60):
 
 @pytest.mark.parametrize(
     ("plan", "is_hang"),
-    [({"stop": [0, 1, 20]}, True), pytest.param({"sleep": [0, 1, 20]}, False, marks=pytest.mark.slow)],
+    [({"stop": [0, 1, 70]}, True), pytest.param({"sleep": [0, 1, 70]}, False, marks=pytest.mark.slow)],
 )
 def test_section_that_a_learned_limit_ended_is_left_out_if_the_verdict_knows_that_it_hung(
     launch: Launch, tmp_path: Path, plan: dict[str, Any], is_hang: bool
@@ -151,7 +151,7 @@ LIVES_ON = """
 import json, resilience
 plan = json.loads((here / "plan.json").read_text())
 signals = []
-for n in range(60):
+for n in range(100):
     with resilience.section("train"):
         if [cycle, rank, n] == plan.get("late"):
             signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
@@ -171,7 +171,7 @@ def test_section_that_ended_after_its_learned_limit_fired_is_healthy_and_raises_
     planned(tmp_path)
     assert launch(LIVES_ON, RESILIENCE_JOB_ID="first").wait() == [0]
     before = calibrated(tmp_path, "first", options=UNHURRIED).deadlines["train"]
-    planned(tmp_path, late=[0, 1, 20])
+    planned(tmp_path, late=[0, 1, 70])
     options = ("--timeouts", "auto", "--ft-rank-termination-signal", "SIGTERM")
     job = launch(LIVES_ON, *options, RESILIENCE_JOB_ID="second", SLOW_ANSWERS="yes")
     assert job.wait() == [0]
@@ -187,7 +187,7 @@ def test_section_that_ended_after_its_learned_limit_fired_is_healthy_and_raises_
 
 STEPS = """
 import resilience, time
-for n in range(40):
+for n in range(120):
     resilience.step(n)
     time.sleep(0.01)
 """
@@ -228,7 +228,7 @@ def test_runs_that_differ_in_their_run_dir_alone_are_one_configuration(
     printed = capsys.readouterr()
     assert printed.err == ""  # no difference is named
     step = json.loads(printed.out)["deadlines"]["step"]
-    assert (step["runs"], step["n"] > 40) == (2, True)  # more than one run has; up to 16 of each are warm-up
+    assert (step["runs"], step["n"] > 120) == (2, True)  # more than one run has; up to 50 of each are warm-up
 
 
 PAUSES = """
@@ -313,9 +313,9 @@ import json, resilience
 import torch.distributed as dist
 plan = json.loads((here / "plan.json").read_text())
 dist.init_process_group("gloo")
-for n in range(40):
+for n in range(90):
     with resilience.section("train"):
-        time.sleep(plan["late"] if (cycle, rank, n) == (0, 1, 30) else 0.01)
+        time.sleep(plan["late"] if (cycle, rank, n) == (0, 1, 70) else 0.01)
     with resilience.section("sync"):
         dist.barrier()
 """
