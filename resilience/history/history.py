@@ -35,7 +35,7 @@ class Attempt:
 class LastCall:
     """How a rank's last call, or its last worker, ended. place: its newest iteration. outcome: None while not known.
     ended_ns: when its call or process ended, UTC, 0 if no record of a Wrapper says so. is_lost: its process ended.
-    is_asked: because it was asked to, and not by its monitor."""
+    is_asked: because it was asked to, and not by its monitor. has_failed: with an exit status other than 0."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -46,6 +46,7 @@ class LastCall:
         self.is_asked = False
         self.is_signalled = False  # by its monitor
         self.is_stopped = False
+        self.has_failed = False
 
 
 class History:
@@ -398,3 +399,4 @@ def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool, is_agent_
         last.outcome = "completed"
     else:
         last.is_stopped, last.is_lost = end.expected, not end.expected
+        last.has_failed = last.is_lost and end.code is not None

@@ -61,7 +61,8 @@ class Report(msgspec.Struct, frozen=True):
     """A run, condensed. Times are UTC nanoseconds; ranks are initial ranks.
 
     completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died;
-    the launcher stopped it; no end is recorded. asked: lost ranks whose process died because it was asked to stop.
+    the launcher stopped it; no end is recorded. failed: lost ranks whose process exited with another status than 0.
+    asked: lost ranks whose process died because it was asked to stop.
     lost_s, lost_steps: known losses of all incidents. unknown_cost, unknown_rework: number of incidents whose cost,
     or whose time for repeated steps, is not known and missing in `lost_s`. times: of the whole job, None if too
     many records are missing. restarts: of ranks, in each layer. what_ifs: estimates for other settings.
@@ -82,6 +83,7 @@ class Report(msgspec.Struct, frozen=True):
     last_wall_ns: int | None
     completed: tuple[int, ...]
     lost: tuple[int, ...]
+    failed: tuple[int, ...]
     asked: tuple[int, ...]
     left: tuple[LeftRank, ...]
     stopped: tuple[int, ...]
@@ -115,7 +117,9 @@ class Report(msgspec.Struct, frozen=True):
             parts.append(f"completed on {named(self.completed)}")
         if self.asked:
             parts.append(f"{named(self.asked)} asked to stop")
-        if lost := set(self.lost).difference(self.asked):
+        if self.failed:
+            parts.append(f"{named(self.failed)} failed")
+        if lost := set(self.lost).difference(self.asked, self.failed):
             parts.append(f"{named(lost)} lost")
         if self.left:
             parts.append(f"{named(left_rank.rank for left_rank in self.left)} left with an error")
@@ -161,6 +165,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         last_wall_ns=history.last_ns,
         completed=tuple(rank for rank, last in ranks.items() if last.outcome == "completed"),
         lost=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_lost),
+        failed=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.has_failed),
         asked=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_lost and last.is_asked),
         left=tuple(
             LeftRank(rank, last.error) for rank, last in ranks.items() if last.outcome not in (None, "completed")

@@ -417,3 +417,10 @@ def test_rank_killed_in_a_wrapper_under_the_launcher_keeps_its_step_and_section(
     assert second.chief is not None
     assert second.chief.step == 13
     assert [section.name for section in second.chief.open_sections] == ["data"]
+
+
+def test_rank_that_exited_with_an_error_has_failed_and_is_not_called_lost(tmp_path: Path) -> None:
+    condensed = report(load(unpacked("fails-at-start", tmp_path)))
+    assert condensed.failed == condensed.lost != ()
+    assert " failed; " in condensed.end
+    assert "lost" not in condensed.end
