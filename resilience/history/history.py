@@ -34,8 +34,8 @@ class Attempt:
 
 class LastCall:
     """How a rank's last call, or its last worker, ended. place: its newest iteration. outcome: None while not known.
-    ended_ns: when its call or process ended, UTC, 0 if no record of a Wrapper says so. is_lost: its process ended.
-    is_asked: because it was asked to, and not by its monitor. has_failed: with an exit status other than 0."""
+    ended_ns: when its call or process ended, UTC, 0 if no record of a Wrapper says so. is_lost: its process ended,
+    is_asked: because it was asked to, is_signalled: by its monitor, has_failed: with an exit status other than 0."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -44,9 +44,7 @@ class LastCall:
         self.error = ""
         self.is_lost = False
         self.is_asked = False
-        self.is_signalled = False  # by its monitor
-        self.is_stopped = False
-        self.has_failed = False
+        self.is_signalled = self.is_stopped = self.has_failed = False
 
 
 class History:
@@ -399,4 +397,4 @@ def _end_of_worker(last: LastCall, worker: Worker, is_preempted: bool, is_agent_
         last.outcome = "completed"
     else:
         last.is_stopped, last.is_lost = end.expected, not end.expected
-        last.has_failed = last.is_lost and end.code is not None
+        last.has_failed = not end.expected and end.code is not None

@@ -142,6 +142,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     history = history_of(run.folder, run.records) if history is None else history
     incidents = incidents_of(history, run.completeness)
     ranks = history.last_calls()
+    unended = {rank: last for rank, last in ranks.items() if last.outcome is None}
     seconds = [cost for incident in incidents if (cost := incident.cost.lost_s) is not None]
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
     unknown_rework = sum(incident.has_unknown_rework for incident in incidents)
@@ -164,16 +165,14 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         started_wall_ns=history.first_ns,
         last_wall_ns=history.last_ns,
         completed=tuple(rank for rank, last in ranks.items() if last.outcome == "completed"),
-        lost=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_lost),
-        failed=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.has_failed),
-        asked=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_lost and last.is_asked),
+        lost=tuple(rank for rank, last in unended.items() if last.is_lost),
+        failed=tuple(rank for rank, last in unended.items() if last.has_failed),
+        asked=tuple(rank for rank, last in unended.items() if last.is_lost and last.is_asked),
         left=tuple(
             LeftRank(rank, last.error) for rank, last in ranks.items() if last.outcome not in (None, "completed")
         ),
-        stopped=tuple(rank for rank, last in ranks.items() if last.outcome is None and last.is_stopped),
-        open=tuple(
-            rank for rank, last in ranks.items() if last.outcome is None and not (last.is_lost or last.is_stopped)
-        ),
+        stopped=tuple(rank for rank, last in unended.items() if last.is_stopped),
+        open=tuple(rank for rank, last in unended.items() if not (last.is_lost or last.is_stopped)),
         lost_s=sum(seconds) if seconds else None,
         lost_steps=sum(steps) if steps else None,
         unknown_cost=len(incidents) - len(seconds),

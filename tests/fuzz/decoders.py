@@ -174,6 +174,7 @@ def _launcher() -> list[Row]:
     msgpack = encoding.to_msgpack
     output = b"/runs/job/output/0/1.out"
     orders = [zygote.Sent([b"train.py", b"--lr=1"], {b"RANK": b"1", b"PATH": b"/bin"}, 0, 1)] * 2
+    imports = zygote.Imports(["torch"], ["yaml", "train"], {b"OMP_NUM_THREADS": b"1"}, ("CUDA_VISIBLE_DEVICES",))
     noted = [notes.ModuleImported("torch.utils.data"), notes.VariablesSetTooLate("torch", ("TORCH_LOGS", "A"))]
     for_drain = [streams.OpenStream(3, "rank 1 stdout", output, 1 << 20, 1), streams.ProbeDrain()]
     of_drain = [
@@ -194,7 +195,7 @@ def _launcher() -> list[Row]:
         ("answer of the store process", 20, list(map(msgpack, hosted)), stores._answers),
         ("note of a worker", 20, list(map(encoding.to_json, noted)), notes._decode),
         ("order for workers", 30, [msgpack(orders)], zygote._orders),
-        ("names for a successor", 20, [msgpack((["torch", "numpy"], ["yaml", "train"]))], zygote._names),
+        ("imports of a successor", 20, [msgpack(imports)], zygote._imports),
         ("outcome of imports", 30, list(map(msgpack, loaded)), zygote._loaded),
         (
             "message for the drain",

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, ModuleType
 
 from resilience.errors import error_in_words
+from resilience.facts.encoding import text
 from resilience.launcher.worker import program, script_variables
 from resilience.system.background import asked
 
@@ -105,7 +106,7 @@ def _why_site() -> str:
             except OSError as error:  # of an archive, for example
                 return f"{file}, which runs only when an interpreter starts, cannot be read: {error.strerror}"
             if variable is not None:
-                return f"{file} names {variable[0].decode()}, and runs only when an interpreter starts"
+                return f"{file} names {text(variable[0])}, and runs only when an interpreter starts"
     return ""
 
 

@@ -396,9 +396,7 @@ def test_section_over_an_interruption_begins_anew_once_and_has_failed_to_its_end
     assert (closed.duration, closed.failed) == (pytest.approx(7.0), True)
 
 
-def test_section_that_a_thread_closes_while_the_function_begins_again_has_not_ended_before_it_began(
-    clock: Clock,
-) -> None:
+def test_section_that_a_thread_closes_beside_a_return_has_no_negative_duration(clock: Clock) -> None:
     rank, monitor = both_sides()
     begin_function(rank, clock)
     slot, entered = rank._open["epoch"]
