@@ -460,10 +460,12 @@ def start_drain(command: Command) -> DrainProcess | None:
 
 
 def remove_unused_log_folder(command: Command, config: LaunchConfig) -> None:
-    """Remove the temporary folder that torch makes for logs if the user names none. It is empty unless it was used."""
+    """Remove the temporary folder that torch makes for logs if the user names none, unless a file is in it: torch makes
+    a folder for each worker also if nothing is redirected."""
     if config.logs_specs is not None and not command.torchrun.log_dir:
-        with contextlib.suppress(OSError):
-            os.rmdir(config.logs_specs.root_log_dir)
+        for folder, _, _ in os.walk(config.logs_specs.root_log_dir, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def logs_specs(command: Command, config: LaunchConfig, folder: Path, drain: DrainProcess | None) -> LogsSpecs:

@@ -244,6 +244,7 @@ for n in range(80):
 """
 
 
+@pytest.mark.slow  # 47 s: it waits for silences of both lengths
 def test_learned_limit_replaces_the_rule_for_silences_whether_it_is_longer_or_shorter(
     launch: Launch, tmp_path: Path
 ) -> None:

@@ -388,7 +388,7 @@ def test_hooks_at_the_end_of_a_call_run_once_where_it_completes_and_where_a_rank
     }
 
 
-@pytest.mark.parametrize("hook", ["completion", "terminate"])
+@pytest.mark.parametrize("hook", ["completion", pytest.param("terminate", marks=pytest.mark.slow)])
 def test_hook_at_the_end_of_a_call_that_hangs_is_ended_at_hard_timeout_and_named(start: Start, hook: str) -> None:
     job = start(2, f"{JOBS}:hang_at_end", hook=hook)
     completed, hung = job.wait()

@@ -187,7 +187,7 @@ def test_rank_that_waits_in_a_collective_of_a_hook_restarts_with_the_others(star
     [
         "finalize",
         pytest.param("health_check", marks=pytest.mark.slow),
-        "rank_assignment",
+        pytest.param("rank_assignment", marks=pytest.mark.slow),
         pytest.param("rank_filter", marks=pytest.mark.slow),
     ],
 )

@@ -37,7 +37,7 @@ def _await_look(job: Job, after: float) -> None:
         time.sleep(LOOK_EVERY)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_data_loader_workers_of_a_killed_rank_are_ended_though_nobody_reads_their_results(
     start: Start, method: str
 ) -> None:

@@ -145,7 +145,7 @@ def lose(job: Job, *ranks: int) -> None:
         job.signal(rank, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["at once", "one after another"])
+@pytest.mark.parametrize("how", ["at once", pytest.param("one after another", marks=pytest.mark.slow)])
 def test_lost_nodes_that_are_neighbours_are_all_excluded(start: Start, how: str) -> None:
     job, store = start_on_nodes(start, 3, options={"heartbeat_timeout": 4.0, "monitor_process_interval": 0.1})
     ring = ring_of(store)
@@ -167,7 +167,7 @@ def test_lost_nodes_that_are_neighbours_are_all_excluded(start: Start, how: str)
     assert job.wait_ranks()[0].value == (1 if how == "at once" else 2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_rank_whose_nodes_only_monitor_is_lost_goes_on(start: Start, number: int) -> None:
     job, store = start_on_nodes(start, 2, options={"heartbeat_timeout": 3.0, "monitor_process_interval": 0.1})
     monitor = job.monitor_pid(1)
@@ -183,7 +183,7 @@ def test_rank_whose_nodes_only_monitor_is_lost_goes_on(start: Start, number: int
     assert not job.of(events.NodeFellSilent)
 
 
-@pytest.mark.parametrize("when", ["start", "round"])
+@pytest.mark.parametrize("when", ["start", pytest.param("round", marks=pytest.mark.slow)])
 def test_rank_whose_nodes_only_monitor_does_not_supervise_goes_on(start: Start, when: str) -> None:
     job, store = start_on_nodes(start, 2, "tests.process.hosted:monitor_does_not_supervise", when=when)
     failed = job.await_record(events.HookFailed, rank=1, role="monitor").event

@@ -155,6 +155,7 @@ def test_worker_that_hangs_after_a_restart_before_its_first_sign_is_ended(launch
     assert [record.event.outcome for record in job.of(events.CycleEnded)] == ["failed", "failed", "completed"]
 
 
+@pytest.mark.slow  # 22 s: it waits longer than the limit that must not end it
 def test_worker_that_could_not_attach_to_its_monitor_runs_on_without_a_limit(launch: Launch) -> None:
     job = launch(COULD_NOT_ATTACH, RESILIENCE_HANG_FIRST_LIMIT="3")
     assert job.wait() == [0]

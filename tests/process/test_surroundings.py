@@ -140,7 +140,12 @@ def test_job_runs_with_closed_standard_streams(tmp_path: Path, closed: tuple[int
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("LC_ALL", "C"), ("PYTHONIOENCODING", "latin-1"), ("PYTHONIOENCODING", "utf-8:replace")]
+    ("variable", "value"),
+    [
+        ("LC_ALL", "C"),
+        pytest.param("PYTHONIOENCODING", "latin-1", marks=pytest.mark.slow),
+        pytest.param("PYTHONIOENCODING", "utf-8:replace", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("closed", [(), (0,), (1,)])
 def test_workers_streams_treat_odd_bytes_as_those_of_a_fresh_interpreter(

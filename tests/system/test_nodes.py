@@ -50,7 +50,7 @@ def test_nodes_complete_together(start: Start) -> None:
     assert not job.of(events.RankInterrupted)
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_lost_node_is_noticed_by_another_and_its_ranks_excluded(start: Start, nodes: int) -> None:
     job = start_and_hold(start, nodes, node_lost_after=10.0)
     lost = lose_node(job, nodes - 1)

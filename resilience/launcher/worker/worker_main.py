@@ -30,8 +30,6 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-import psutil
-
 from resilience.errors import error_in_words
 from resilience.launcher.worker import fork_safety, script_variables
 from resilience.launcher.worker.hidden import Hidden, HiddenModules, c_environment
@@ -298,6 +296,8 @@ def _reset_threads(environment: Mapping[str, str], before: Mapping[str, str] | N
 
 
 def _physical_cores() -> int:
+    import psutil  # not at the top: a program sees which modules are there before it begins
+
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
