@@ -18,11 +18,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from resilience.core.agent_protocol import HighestStep, NodeProtocol
 from resilience.core.budget import Budget
 from resilience.core.cycle import CycleDecision
 from resilience.core.supervision import Rules, Supervision, WorkerStates
@@ -31,9 +32,11 @@ from resilience.launcher.rendezvous import job_store
 from resilience.launcher.rendezvous.handler import Handler
 from resilience.launcher.rendezvous.job_store import RendezvousStore
 from resilience.launcher.rendezvous.stores import Hosted, StoreProcess
-from resilience.system import descriptors
+from resilience.system import descriptors, patience
+from resilience.system.open_sockets import Connection
 from resilience.system.processes import ignore_job_signals
 
+T = TypeVar("T")
 PROCESSES = 4
 LOOK_EVERY = 0.5  # seconds between two looks of an agent at its workers here; they cost the store nothing
 COUNTED = ("set", "get", "add", "check", "wait", "compare_set", "multi_get", "delete_key")
@@ -73,6 +76,7 @@ class NoStores:
     """In place of an agent's store process: here no worker needs the cycle's own store."""
 
     pid = 0
+    is_alive = True
 
     def ask(self, address: str) -> None:
         pass
@@ -92,24 +96,26 @@ class Agent(threading.Thread):
         parameters = RendezvousParameters("c10d", "here:1", "job", count, count, join_timeout=600)
         self.handler = Handler(parameters, NoStores(), f"node{number:04d}")  # type: ignore[arg-type]
         self._supervision = Supervision(self.handler.rendezvous, Rules("any-failed", Budget(9)), hosts_store=False)
+        self.handler.join = lambda seat: self._run(self._supervision.join(seat))
         self._cycles, self._board = cycles, board
         self._is_first = number == 0
+
+    def _run(self, protocol: NodeProtocol[T]) -> T:
+        return self.handler.run_for_node(protocol, lambda operation: 0 if isinstance(operation, HighestStep) else None)
 
     def run(self) -> None:
         handler, supervision = self.handler, self._supervision
         for cycle in range(self._cycles):
             handler.next_rendezvous()
-            assert handler.run(supervision.began()) is None
+            assert self._run(supervision.began()) is None
             with self._board.get_lock():
                 self._board[cycle] += 1
             verdict = None
             while verdict is None:
                 time.sleep(LOOK_EVERY)
-                verdict = handler.run(supervision.look(WorkerStates(are_living=True)))
+                verdict = self._run(supervision.look(WorkerStates(are_living=True)))
                 if self._is_first and self._board[self._cycles] > cycle:
-                    verdict = handler.run(
-                        supervision.agree(CycleDecision("interrupted", "node0000", again="membership"))
-                    )
+                    verdict = self._run(supervision.agree(CycleDecision("interrupted", "node0000", again="membership")))
 
 
 def be_agents(first: int, last: int, count: int, cycles: int, port: int, board: Any, line: Any) -> None:
@@ -123,6 +129,9 @@ def be_agents(first: int, last: int, count: int, cycles: int, port: int, board: 
 
     rendezvous.meet = lambda *_: RendezvousStore(connect, ("127.0.0.1", port), "127.0.0.1")  # type: ignore[assignment]
     Prefix.install()
+    # An agent finds its new connection among all of its process: here among those of hundreds of agents, which takes
+    # minutes of the CPU that they share.
+    patience.opened_by = lambda make: (make(), [Connection(-1, -1, port)])  # type: ignore[assignment]
     agents = [Agent(number, count, cycles, counts, board) for number in range(first, last)]
     line.send(None)
     line.recv()
