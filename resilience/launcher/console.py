@@ -245,6 +245,10 @@ class Console:
                 return f"process {pid}, which hosts this node's stores, was stopped; it continues now"
             case events.WorkersNotForked(why):
                 return f"workers start cold this time: {why}"
+            case events.ExportFailed(exporter, reason, is_at_start=True):
+                return f"export of {event.signal or _EXPORTED[exporter]}s failed: {reason}"
+            case events.ExportStarted(_, endpoint, note) if note:
+                return f"metrics are served at {endpoint}: {note}"
             case events.ZygoteLost(why):
                 return f"workers start cold from now on: {why}"
             case _:  # no other event matters here
@@ -264,6 +268,7 @@ class Console:
 
 
 _WHY = {"membership": "a change of nodes", "request": "a request"}
+_EXPORTED = {"prometheus": "metric", "otlp": "span"}
 
 
 def _restart_line(event: events.CycleStarted, cause: str, rendezvous: events.RendezvousCompleted, repeats: int) -> str:

@@ -165,6 +165,7 @@ def test_metrics_of_a_job_go_on_while_the_disk_of_its_run_folder_does_not_answer
 ) -> None:
     """Else JobGone would report a healthy job as killed."""
     port, file = free_port(), tmp_path / "textfile" / "resilience-job-node0.prom"
+    file.parent.mkdir()
     metrics = ("--metrics-port", str(port), "--metrics-textfile", str(file.parent))
     job = launch("say('up')\nawait_file('go', 300)", "--run-dir", str(disk.folder / "runs"), *metrics, nproc=1)
     job.await_worker("up.0.0")

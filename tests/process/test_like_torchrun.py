@@ -43,7 +43,8 @@ def run(launcher: Sequence[str], arguments: Sequence[str], folder: Path, cwd: Pa
     """Run a job to its end. Ours leaves nothing in the folder for temporary files."""
     folder.mkdir()
     (folder / "temporary").mkdir()
-    temporary = folder.parent / "tmp"  # the same for both launchers: the environment is compared
+    # The same for both launchers, whose environments are compared, and short: loaders open Unix sockets in it.
+    temporary = Path("/tmp", f"like-torchrun-{os.getpid()}")
     temporary.mkdir(exist_ok=True)
     before = set(temporary.iterdir())
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

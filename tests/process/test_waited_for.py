@@ -151,7 +151,7 @@ dist.all_reduce(torch.ones(4))
     [
         ("raise SystemExit('there is no data')", "rank 1 failed first (exit code 1)"),
         pytest.param("sys.exit(3)", "rank 1 failed first (exit code 3)", marks=SLOW),
-        pytest.param("raise KeyboardInterrupt", "rank 1 failed first (KeyboardInterrupt)", marks=SLOW),
+        pytest.param("raise KeyboardInterrupt", "rank 1 failed first (SIGINT)", marks=SLOW),
         pytest.param("raise ValueError('bad')", "rank 1 failed first (ValueError: bad)", marks=SLOW),
     ],
 )

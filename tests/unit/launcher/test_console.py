@@ -121,6 +121,16 @@ def shown(pipe: tuple[int, int], *records: Record, level: int = 20) -> list[str]
             "process 7, which hosts this node's stores, was stopped; it continues now",
         ),
         (events.WorkersNotForked("it is silent"), "workers start cold this time: it is silent"),
+        (events.ExportFailed("prometheus", "no port", is_at_start=True), "export of metrics failed: no port"),
+        (events.ExportFailed("otlp", "no endpoint", is_at_start=True), "export of spans failed: no endpoint"),
+        (
+            events.ExportFailed("otlp", "no endpoint", is_at_start=True, signal="metric"),
+            "export of metrics failed: no endpoint",
+        ),
+        (
+            events.ExportStarted("prometheus", "http://node0:9401", "9400 is taken"),
+            "metrics are served at http://node0:9401: 9400 is taken",
+        ),
         (events.ZygoteLost("it is dead"), "workers start cold from now on: it is dead"),
     ],
 )
