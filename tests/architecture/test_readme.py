@@ -19,7 +19,7 @@ def commands() -> list[str]:
 def test_readme_has_two_commands_of_one_line() -> None:
     demo, tests = commands()
     assert demo.endswith(".venv/bin/resilience demo")
-    assert tests.endswith(".venv/bin/pytest -n 4")
+    assert tests.endswith(".venv/bin/pytest -n 6")
     assert README.count("```bash") == 2
 
 
