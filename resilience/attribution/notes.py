@@ -107,8 +107,7 @@ def note(event: events.Event) -> str | None:
         case events.TelemetryDropped():
             return f"telemetry was lost: {event.signal}s, {event.reason}"
         case events.ExportFailed():
-            signal = event.signal or ("metric" if event.exporter == "prometheus" else "span")
-            return f"export of {signal}s failed: {event.reason}"
+            return f"export of {event.exported}s failed: {event.reason}"
         case events.ExportStarted(note=note) if note:
             return f"metrics are served at {event.endpoint}: {note}"
     return None

@@ -528,6 +528,11 @@ class ExportFailed(Event, frozen=True, tag="export.failed"):
         ""  # what is not exported; "" as usual: metrics by prometheus, spans by otlp
     )
 
+    @property
+    def exported(self) -> Literal["metric", "span"]:
+        """Return what is not exported."""
+        return self.signal or ("metric" if self.exporter == "prometheus" else "span")
+
 
 class AnalysisFailed(Event, frozen=True, tag="analysis.failed"):
     """The terminal does not name the rank that failed first, after a restart or at the job's end, because the analysis

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from resilience.attribution import notes
 from resilience.attribution.first_failure import cause_in_words
 from resilience.core.cycle import CycleDecision
 from resilience.core.watched import suspicion_in_words, unlearned_in_words, watched_in_words
@@ -245,10 +246,8 @@ class Console:
                 return f"process {pid}, which hosts this node's stores, was stopped; it continues now"
             case events.WorkersNotForked(why):
                 return f"workers start cold this time: {why}"
-            case events.ExportFailed(exporter, reason, is_at_start=True):
-                return f"export of {event.signal or _EXPORTED[exporter]}s failed: {reason}"
-            case events.ExportStarted(_, endpoint, note) if note:
-                return f"metrics are served at {endpoint}: {note}"
+            case events.ExportFailed(is_at_start=True) | events.ExportStarted():
+                return notes.note(event) or ""
             case events.ZygoteLost(why):
                 return f"workers start cold from now on: {why}"
             case _:  # no other event matters here
@@ -268,7 +267,6 @@ class Console:
 
 
 _WHY = {"membership": "a change of nodes", "request": "a request"}
-_EXPORTED = {"prometheus": "metric", "otlp": "span"}
 
 
 def _restart_line(event: events.CycleStarted, cause: str, rendezvous: events.RendezvousCompleted, repeats: int) -> str:

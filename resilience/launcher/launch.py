@@ -23,7 +23,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic import events as elastic_events
 from torch.distributed.elastic import metrics as elastic_metrics
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -461,9 +461,10 @@ def start_drain(command: Command) -> DrainProcess | None:
 
 def remove_unused_log_folder(command: Command, config: LaunchConfig) -> None:
     """Remove the temporary folder that torch makes for logs if the user names none, unless a file is in it: torch makes
-    a folder for each worker also if nothing is redirected."""
-    if config.logs_specs is not None and not command.torchrun.log_dir:
-        for folder, _, _ in os.walk(config.logs_specs.root_log_dir, topdown=False):
+    a folder for each worker also if nothing is redirected. The folder of the user's own LogsSpecs stays as it is."""
+    specs = config.logs_specs
+    if type(specs) is DefaultLogsSpecs and not command.torchrun.log_dir:
+        for folder, _, _ in os.walk(specs.root_log_dir, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 

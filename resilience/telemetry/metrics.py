@@ -55,7 +55,6 @@ _PRODUCTIVE, _LOST = "resilience_productive_seconds_total", "resilience_lost_sec
 _INTERRUPTIONS = "resilience_interruptions_total"
 _BY_SECTION = ("resilience_hangs_detected_total", "resilience_suspicions_total", "resilience_shadow_alarms_total")
 _REASONS = ("sink", "queue", "export", "malformed", "overrun", "closing")
-_EXPORT_SIGNALS = {"prometheus": "metric", "otlp": "span"}
 
 
 class About(msgspec.Struct, frozen=True):
@@ -183,7 +182,7 @@ class MetricView:
                 self._count("resilience_elastic_events_total", labels)
             case events.ExportFailed():
                 labels = (
-                    event.signal or _EXPORT_SIGNALS[event.exporter],
+                    event.exported,
                     "start" if event.is_at_start else "send",
                 )
                 self._count("resilience_telemetry_errors_total", labels)

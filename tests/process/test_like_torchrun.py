@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.slow
 
 TORCHRUN = ("torch.distributed.run",)
 OURS = ("resilience.launcher", "--max-restarts", "0")
+# The same for both launchers, whose environments are compared, and short: loaders open Unix sockets in it.
+TEMPORARY = Path("/tmp", f"like-torchrun-{os.getpid()}")
 LIMIT = 110.0  # seconds
 
 
@@ -39,17 +42,21 @@ class Outcome(NamedTuple):
     shown: list[str]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def temporary() -> Iterator[None]:
+    TEMPORARY.mkdir()
+    yield
+    shutil.rmtree(TEMPORARY)
+
+
 def run(launcher: Sequence[str], arguments: Sequence[str], folder: Path, cwd: Path, text: str, **env: str) -> Outcome:
     """Run a job to its end. Ours leaves nothing in the folder for temporary files."""
     folder.mkdir()
     (folder / "temporary").mkdir()
-    # The same for both launchers, whose environments are compared, and short: loaders open Unix sockets in it.
-    temporary = Path("/tmp", f"like-torchrun-{os.getpid()}")
-    temporary.mkdir(exist_ok=True)
-    before = set(temporary.iterdir())
+    before = set(TEMPORARY.iterdir())
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"RESILIENCE_RUN_DIR": str(folder / "runs"), "RESILIENCE_JOB_ID": "job", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["TMPDIR"] = str(temporary)
+    environment["TMPDIR"] = str(TEMPORARY)
     done = subprocess.run(
         [sys.executable, "-m", *launcher, *(each.replace("FOLDER", str(folder)) for each in arguments)],
         env={**environment, **env},
@@ -66,7 +73,7 @@ def run(launcher: Sequence[str], arguments: Sequence[str], folder: Path, cwd: Pa
     }
     if launcher[0] == OURS[0]:
         codes = exit_codes(folder)
-        assert set(temporary.iterdir()) <= before
+        assert set(TEMPORARY.iterdir()) <= before
     written = {f"{log.parent.name}/{log.name}": log.read_text(errors="surrogateescape") for log in logs}
     return Outcome(done.returncode, written, codes, sorted(done.stdout.decode(errors="replace").splitlines()))
 
@@ -181,7 +188,7 @@ def test_environment_of_the_agent_reaches_the_libraries(tmp_path: Path) -> None:
 
 
 def test_nothing_but_torch_and_what_forks_is_imported_before_the_program(tmp_path: Path) -> None:
-    theirs, ours = both(tmp_path, *IN_FILES, "--nproc-per-node", "1", "modules.py", cwd=SCRIPTS)
+    theirs, ours = both(tmp_path, *IN_FILES, "--nproc-per-node", "2", "modules.py", cwd=SCRIPTS)
     found = [set(json.loads(outcome.written["0/stdout.log"])) for outcome in (theirs, ours)]
     assert {name for name in found[1] - found[0] if not name.startswith("_")} <= {"resilience", "msgspec", "yaml"}
     assert found[0] - found[1] == set()

@@ -13,6 +13,7 @@ import builtins
 import contextlib
 import ctypes
 import functools
+import glob
 import importlib
 import importlib.machinery
 import io
@@ -296,9 +297,13 @@ def _reset_threads(environment: Mapping[str, str], before: Mapping[str, str] | N
 
 
 def _physical_cores() -> int:
-    import psutil  # not at the top: a program sees which modules are there before it begins
-
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    """Return how many cores the host has. Not by psutil: the program would find it imported, or we a file of this name
+    beside its script."""
+    siblings, topology = set(), "/sys/devices/system/cpu/cpu[0-9]*/topology"
+    for path in glob.glob(f"{topology}/core_cpus_list") or glob.glob(f"{topology}/thread_siblings_list"):  # Linux < 5.3
+        with contextlib.suppress(OSError), open(path) as file:
+            siblings.add(file.read())
+    return len(siblings) or os.cpu_count() or 1
 
 
 def _call_each(part: str, names: Sequence[str], argument: int) -> None:
