@@ -22,6 +22,7 @@ RESTART_STAGES = ("finalize", "health_check", "barrier")
 """What a rank does in a restart, between its abort and the next iteration."""
 _ON_DEVICE: frozenset[Hang | None] = frozenset((None, "in_call", "in_loop"))
 """How a rank that waits for its device seems to hang: CUDA waits in a call, or uses a processor for it."""
+_SAYS_LITTLE: frozenset[Hang | None] = frozenset((None, "in_call"))
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -129,6 +130,9 @@ def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
     for record in evidence.records:
         if _has_waited(evidence, record, is_cause_seen):
             record = msgspec.structs.replace(record, hang="in_collective")
+        elif record.hang in _SAYS_LITTLE and record.rank in evidence.hangs and _is_torn(evidence, record):
+            # Its monitor saw it in its restart; its own account is from before its abort.
+            record = msgspec.structs.replace(record, hang=evidence.hangs[record.rank], process=None)
         rank = record.rank
         later = _symptom(evidence, record)
         earlier = symptoms.get(rank)
@@ -185,12 +189,17 @@ def _has_waited(evidence: Evidence, record: InterruptionRecord, is_cause_seen: b
     rank, or got no answer from a busy host. A finding from before stands: the signal that asks for stacks may have
     ended the call in which the rank hung. If it saw nothing at all, where the rank was when it answered counts, as for
     a rank without a limit, if the cause was seen."""
-    is_torn = record.interruption is Interruption.SOFT_TIMEOUT and record.rank in evidence.freed_before_look
+    is_torn = _is_torn(evidence, record)
     if evidence.hangs.get(record.rank) != "in_collective":
         is_unseen = is_torn and record.hang is None and not record.stacks
         return is_unseen and is_cause_seen and waits(evidence, record.rank)
     # "holds_gil" is found while the rank is asked for its stacks, so it may be from before its answer.
-    return record.hang in (None, "in_call") or (is_torn and record.hang in ("on_lock", "in_loop", "in_kernel"))
+    return record.hang in _SAYS_LITTLE or (is_torn and record.hang in ("on_lock", "in_loop", "in_kernel"))
+
+
+def _is_torn(evidence: Evidence, record: InterruptionRecord) -> bool:
+    """Return True if a monitor saw how its rank hung only after the rank's own abort may have freed it."""
+    return record.interruption is Interruption.SOFT_TIMEOUT and record.rank in evidence.freed_before_look
 
 
 def waits(evidence: Evidence, rank: int) -> bool:

@@ -30,6 +30,7 @@ from resilience.system.channel import connect
 SAMPLE_EVERY = 0.5  # least seconds between two samples of the CPU time; the monitor wakes once a second
 SAMPLES = 8  # samples that are kept, those of the last 4 to 8 seconds
 SAMPLE = 0.06  # seconds between two samples for one measurement: six ticks of the CPU time clock
+PROMPT = 0.01  # seconds within which a program that was interrupted cannot have done much
 
 
 class _Sample(NamedTuple):
@@ -143,6 +144,17 @@ class Witness:
         shows_life = hang_kind.shows_life((now - at for at in sign_times), silent_for or 0.0)
         slept_in = waits_in or processes.waits_in(self.program.pid)
         self._seen_before_signal = _Seen(*self._process(silent_for), slept_in, shows_life)
+
+    def see_as_of(self, moment: float, silent_for: float, waits_in: str) -> None:
+        """Store the state that the program had at a moment (monotonic seconds) when it had been silent for `silent_for`
+        seconds. What it did afterwards does not count: a late monitor would see it restart."""
+        if time.monotonic() - moment <= PROMPT:
+            self.see(None, waits_in)
+            return
+        samples = [sample for sample in self._samples if moment - silent_for <= sample.at <= moment]
+        *_, before, last = (NO_SAMPLE, NO_SAMPLE, *samples)
+        longer = last.since(samples[0]) if len(samples) > 1 else None
+        self._seen_before_signal = _Seen(last.since(before), longer, waits_in, shows_life=False)
 
     def look(self) -> events.WorkerSeen:
         """Return the program's present position, without any exceeded limit."""

@@ -38,7 +38,6 @@ from resilience.facts.interruptions import Detector, Exit, Interruption, Interru
 from resilience.facts.limits import Limits
 from resilience.facts.records import Record
 from resilience.monitor import messages
-from resilience.monitor.collectives import last_collectives
 from resilience.monitor.duration_recorder import DurationRecorder, Position
 from resilience.monitor.evidence import Witness
 from resilience.monitor.listening import Listener
@@ -516,17 +515,9 @@ class RankMonitor:
                 event = events.RankInterrupted(self._enrich(interruption, process="none"))
                 record = msgspec.structs.replace(record, event=event)
             case events.IterationDecided():
-                view = self.page.read()
-                if view.iteration == record.origin.iteration:
-                    sections = tuple(section.name for section in view.open_sections)
-                    entered = last_collectives(self.page.collectives())
-                    hang = None
-                    if event.silent_for_s is not None:  # a rank hangs; this one will soon be cut and interrupted
-                        self.witness.see(None, event.waits_in)
-                        hang = self.witness.hang(event.stack, is_gil_held=False)
-                    event = msgspec.structs.replace(
-                        event, step=view.step, sections=sections, collectives=entered, hang=hang
-                    )
+                if event.silent_for_s is not None:  # a rank hangs; this one was soon cut and interrupted
+                    self.witness.see_as_of(record.mono_ns * 1e-9, event.silent_for_s, event.waits_in)
+                    event = msgspec.structs.replace(event, hang=self.witness.hang(event.stack, is_gil_held=False))
                     record = msgspec.structs.replace(record, event=event)
                 self._interrupted = (record.origin.iteration or 0, time.monotonic())
             case events.AbortStuck():

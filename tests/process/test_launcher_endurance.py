@@ -73,11 +73,14 @@ def little_memory(megabytes: int) -> Iterator[Path]:
 
 # A worker that has just been forked is smaller than its agent: if other processes of the group hold the memory, for
 # example the worker before it, the kernel would end the agent. It would also do so if it cannot take the memory of the
-# worker that it has ended within a second, for example because that one, on a busy machine, is in a call of mmap.
+# worker that it has ended within a second, for example because that one, on a busy machine, is in a call of mmap. And
+# it may end the agent while it gives that memory back page by page (30 ms), if another process asks for some: so pages
+# are huge.
 HOARD = """
 import mmap, resilience
 pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
 hoard = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+hoard.madvise(mmap.MADV_HUGEPAGE)
 for at in range(0, 320 << 20, 4096): hoard[at] = 1
 for step in (1, 2):  # two snapshots lie 2 s apart, and its monitor looks at the process once a second
     resilience.step(step)

@@ -74,6 +74,23 @@ def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: i
     assert incident.verdict.culprits[0].confidence > 0.5
 
 
+@pytest.mark.parametrize("how", ["lock", "barrier"])
+def test_verdict_is_the_same_if_the_monitor_of_the_culprit_comes_late(start: Start, how: str) -> None:
+    """It looks when its rank has already restarted."""
+    job = start(2, TRAIN, env=LIMITS, how=how, culprit=1)
+    job.await_sign("does not come", 1)
+    late = job.monitor_pid(1)
+    os.kill(late, signal.SIGSTOP)
+    try:
+        job.await_sign("restarted", 1)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    assert [rank.value for rank in job.wait(180)] == [1] * 2, job.output()
+    (incident,) = fold(job.records())
+    assert culprits(incident) == [(1, WHAT[how])]
+    assert cleared(incident) == [0]
+
+
 @pytest.mark.slow
 def test_walk_over_transfers_ends_at_the_stage_that_hangs(start: Start) -> None:
     """Rank 2 waits for what rank 1 sends, the others for both: only rank 1 waits for nobody."""

@@ -61,8 +61,11 @@ def train(how: str, culprit: int, with_ddp: bool = True, is_held: bool = False) 
             _kept.append(model)
         if is_held and call.iteration == 0:
             signs.hold("before training", initial_rank)
+        if call.iteration == 1:
+            signs.show("restarted", initial_rank)
         for step in range(STEPS):
             if call.iteration == 0 and step == AT and initial_rank == culprit:
+                signs.show("does not come", initial_rank)
                 hang(how)
             loss = model(torch.ones(2, 4)).sum()
             loss.backward()

@@ -292,6 +292,7 @@ class CallWrapper:
             lambda: self._state,  # initialize may replace it
             self._wrapper.abort,
             self._interrupter,
+            self._session.position,
             self._session.emit,
             patience=self._session.watch_patience,
             abort_wait=self._abort_wait,

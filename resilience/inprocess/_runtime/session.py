@@ -30,8 +30,9 @@ from resilience.core.watched import watched
 from resilience.errors import ConfigurationError, MonitorError, ResilienceError
 from resilience.facts import events
 from resilience.facts.configuration import Configuration
+from resilience.facts.deadlines import recorded_name
 from resilience.facts.identity import FileOwner, Origin
-from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Collective, Detector, Interruption, InterruptionRecord
 from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import launcher_check, supervision, unstarted
@@ -46,6 +47,7 @@ from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.store import Notice, hosting
 from resilience.monitor import client, messages
+from resilience.monitor.collectives import last_collectives
 from resilience.monitor.page import RankSide
 from resilience.system import attempts, call_with_timeout, collective_calls, patience, private, processes
 from resilience.system.attempts import Launch
@@ -437,6 +439,11 @@ class Session:
         origin = self.emitter.origin
         sections = self.page.open_sections
         return {"origin": origin, "step": self.page.step_value, "section": sections[-1] if sections else None}
+
+    def position(self) -> tuple[int | None, tuple[str, ...], tuple[Collective, ...]]:
+        """Return the highest step, the open sections, outermost first, and the last collectives. Any thread."""
+        sections = tuple(map(recorded_name, self.page.open_sections))
+        return self.page.step_value, sections, last_collectives(self.page.collectives())
 
     # -- the ticker -----------------------------------------------------------------------------
 

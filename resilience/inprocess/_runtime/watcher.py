@@ -32,7 +32,15 @@ from resilience.facts.events import (
     StageEnded,
     StageStarted,
 )
-from resilience.facts.interruptions import HANGS, Frame, Interruption, InterruptionRecord, decode, load_decoder
+from resilience.facts.interruptions import (
+    HANGS,
+    Collective,
+    Frame,
+    Interruption,
+    InterruptionRecord,
+    decode,
+    load_decoder,
+)
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import failure
 from resilience.inprocess.state import Status
@@ -74,6 +82,7 @@ class IterationWatcher:
         state: Callable[[], State],
         abort: Abort | None,
         interrupter: Interrupter,
+        position: Callable[[], tuple[int | None, tuple[str, ...], tuple[Collective, ...]]],
         emit: Callable[..., None],
         *,
         patience: Patience,
@@ -87,6 +96,7 @@ class IterationWatcher:
         self._state = state
         self._abort = abort
         self._interrupter = interrupter
+        self._position = position
         self._emit: Callable[[AnyEvent], None] = emit
         self._abort_wait = abort_wait
         self._abort_limit = abort_limit
@@ -163,7 +173,10 @@ class IterationWatcher:
         is_own = first is not None and (first.interruption is Interruption.TERMINATED or first.origin == "own")
         if is_hang:
             collective_calls.note_recorded()
-        self._emit(IterationDecided(by, stack, silent_for_s=silent_for_s, waits_in=waits_in, is_own=is_own))
+        # Read here, not by the monitor: it may come late, when the abort has ended sections and collectives.
+        step, sections, entered = self._position()
+        position = (stack, step, silent_for_s, sections, entered)
+        self._emit(IterationDecided(by, *position, waits_in=waits_in, is_own=is_own))
         if is_hang:
             self._await_witnesses()
 

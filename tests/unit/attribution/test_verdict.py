@@ -77,6 +77,19 @@ def test_rank_that_saw_itself_wait_is_cleared_although_its_monitor_looked_late()
     assert blamed(seen) == [(2, "waits_for_lock")]
 
 
+def test_hang_of_a_culprit_is_what_it_was_before_its_restart() -> None:
+    """Its monitor looked when it already restarted, and computed."""
+    restarting = (STEP, Frame("/site-packages/resilience/inprocess/_runtime/call.py", 396, "_failed"))
+    busy = ProcessInfo("R", cpu_s_delta=0.5, over_s=0.5)
+    late = msgspec.structs.replace(silent(2, restarting, hang="in_call"), process=busy)
+    records = (silent(0, BACKWARD, hang="in_collective"), late)
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: "on_lock"}
+    seen = Evidence(records, first=0, active=RANKS, stacks=stacks, hangs=hangs, answered=RANKS)
+    assert blamed(msgspec.structs.replace(seen, freed_before_look=frozenset({2}))) == [(2, "waits_for_lock")]
+    assert blamed(seen) == [(2, "hung")]  # in time, the monitor knows best
+
+
 @pytest.mark.parametrize(
     "known",
     [

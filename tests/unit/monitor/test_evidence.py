@@ -76,6 +76,39 @@ def test_rank_that_computes_only_since_a_moment_ago_is_seen_to_have_waited(
 
 
 @pytest.mark.parametrize(
+    ("looks_at", "busy_from", "expected"),
+    [
+        pytest.param(10.0, 10.0, "on_lock", id="at once"),
+        pytest.param(10.2, 10.0, "on_lock", id="late: the restart is no loop"),
+        pytest.param(10.2, 2.0, "in_loop", id="late, but it was seen in its loop before"),
+        pytest.param(10.0, 2.0, "in_loop", id="at once, in its loop"),
+    ],
+)
+def test_what_a_rank_does_in_its_restart_is_not_taken_for_how_it_hung(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks_at: float, busy_from: float, expected: str
+) -> None:
+    """It is silent since second 2, and learns in second 10 that the iteration is over."""
+    now = 0.0
+
+    def state() -> ProcessState:
+        return ProcessState("S", max(0.0, now - busy_from), 1, 1, 0, None)
+
+    source = tmp_path / "train.py"
+    source.write_text("lock.acquire()\n")
+    page: Any = SimpleNamespace(read=lambda: EMPTY)
+    rank: Any = SimpleNamespace(pid=os.getpid(), state=state)
+    monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: None))
+    monkeypatch.setattr(evidence.processes, "runnable", lambda pid: None)
+    witness = Witness(page, rank, None)
+    for second in range(10):
+        now = float(second)
+        witness.take_sample(now)
+    now = looks_at
+    witness.see_as_of(10.0, silent_for=8.0, waits_in="futex_do_wait")
+    assert witness.hang((Frame(str(source), 1, "train"),), False) == expected
+
+
+@pytest.mark.parametrize(
     ("sign", "at", "expected"),
     [
         ("heartbeat_at", 9.0, None),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 import torch.distributed as dist
 
 from resilience.core.restart import COMPLETED, Keys, Read
 from resilience.errors import BarrierOverflow, StoreError
-from resilience.facts.events import AbortFailed, AbortGroup, AnyEvent, InterruptDelivered
-from resilience.facts.interruptions import Interruption, InterruptionRecord, encode
+from resilience.facts.events import AbortFailed, AbortGroup, AnyEvent, InterruptDelivered, IterationDecided
+from resilience.facts.interruptions import Collective, Interruption, InterruptionRecord, encode
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import watcher
 from resilience.inprocess._runtime.watcher import NVLS_NOTE, IterationWatcher
@@ -133,6 +135,25 @@ def test_watcher_that_an_exception_kept_from_starting_ends() -> None:
     assert watching.join(0.0)
 
 
+def test_position_at_the_decision_is_on_record_whatever_the_abort_ends() -> None:
+    """Its monitor may read the page much later."""
+    at, store, emitted = Keys(0), dist.HashStore(), list[AnyEvent]()
+    store.set(at.outcome, "interrupted")
+    entered = Collective(5, 3, "barrier", left=False)
+    position = (7, ("evaluate",), (entered,))
+
+    def abort(state: State) -> None:
+        nonlocal position
+        position = (7, (), (msgspec.structs.replace(entered, left=True),))
+
+    watching = watcher_of(store, at, abort, emitted, lambda: position)
+    watching.left()
+    watching.start()
+    assert watching.join(LIMIT)
+    (decided,) = (event for event in emitted if isinstance(event, IterationDecided))
+    assert (decided.step, decided.sections, decided.collectives) == (7, ("evaluate",), (entered,))
+
+
 def test_abort_without_a_thread_for_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threading.Thread.start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
     abort = group_aborts._Abort(mock.Mock(), "0", "nccl")
@@ -161,7 +182,13 @@ def events_of_an_interruption(backend: str, monkeypatch: pytest.MonkeyPatch) -> 
     return emitted
 
 
-def watcher_of(store: dist.Store, at: Keys, abort: Any, emitted: list[AnyEvent]) -> IterationWatcher:
+def watcher_of(
+    store: dist.Store,
+    at: Keys,
+    abort: Any,
+    emitted: list[AnyEvent],
+    position: Callable[[], Any] = lambda: (None, (), ()),
+) -> IterationWatcher:
     """Return the watcher of one rank's iteration."""
     state = State(rank=0, world_size=1)
     return IterationWatcher(
@@ -170,6 +197,7 @@ def watcher_of(store: dist.Store, at: Keys, abort: Any, emitted: list[AnyEvent])
         lambda: state,
         abort,
         mock.MagicMock(),
+        position,
         emitted.append,
         patience=Patience(store, (), LIMIT, 1.0),
         abort_wait=LIMIT,
