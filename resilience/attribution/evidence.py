@@ -23,6 +23,8 @@ RESTART_STAGES = ("finalize", "health_check", "barrier")
 _ON_DEVICE: frozenset[Hang | None] = frozenset((None, "in_call", "in_loop"))
 """How a rank that waits for its device seems to hang: CUDA waits in a call, or uses a processor for it."""
 _SAYS_LITTLE: frozenset[Hang | None] = frozenset((None, "in_call"))
+_NOT_IN_RESTART: frozenset[Hang | None] = frozenset(("stopped", "in_kernel", "holds_gil"))
+"""What a monitor does not see because its rank restarts, so it is from before."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -32,15 +34,15 @@ class Evidence(msgspec.Struct, frozen=True):
     stacks: each rank's main thread when it learned of the interruption, innermost last. hangs: how ranks hung that
     exceeded no limit. sections: each rank's open sections, if known. collectives: the last ones of each rank. seats:
     initial ranks by torch's ranks, where they differ. returned: ranks whose function had returned by then. signalled:
-    ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after
-    the rank had answered the interruption. freed_before_look: ranks whose monitor saw how they hung only after they had
-    answered, when their own abort may have freed them. late: ranks whose hang was seen only after another rank had been
-    signalled, for its stacks or to end it, which may have freed them. on_lost_node: ranks that were lost with their
-    node or its agent. left: ranks that left the call, so their processes may have ended. is_alone: one rank alone was
-    active, so no other rank can have caused its error. size: number of active ranks, None if unknown; with fewer in
-    `active`, the records of the others are missing. world: the same of all ranks. kills_late: the launcher kills the
-    ranks that have not ended a while after another one has. clock_errors: by how much the clock of each node may be
-    wrong, in nanoseconds, if there are several nodes."""
+    ranks that a monitor signalled, each with the limit that it exceeded. after_answer: records that were made after the
+    rank had answered the interruption. freed_before_look: ranks, each with the iteration, whose monitor saw how they
+    hung only after they had answered, when their own abort may have freed them. late: ranks whose hang was seen only
+    after another rank had been signalled, for its stacks or to end it, which may have freed them. on_lost_node: ranks
+    that were lost with their node or its agent. left: ranks that left the call, so their processes may have ended.
+    is_alone: one rank alone was active, so no other rank can have caused its error. size: number of active ranks, None
+    if unknown; with fewer in `active`, the records of the others are missing. world: the same of all ranks. kills_late:
+    the launcher kills the ranks that have not ended a while after another one has. clock_errors: by how much the clock
+    of each node may be wrong, in nanoseconds, if there are several nodes."""
 
     records: tuple[InterruptionRecord, ...] = ()
     first: int | None = None
@@ -57,7 +59,7 @@ class Evidence(msgspec.Struct, frozen=True):
     signalled: dict[int, str] = {}
     store_lost: frozenset[int] = frozenset()
     after_answer: frozenset[tuple[int, Interruption]] = frozenset()
-    freed_before_look: frozenset[int] = frozenset()
+    freed_before_look: frozenset[tuple[int, int | None]] = frozenset()
     late: frozenset[int] = frozenset()
     on_lost_node: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
@@ -99,6 +101,20 @@ def without_reruns(evidence: Evidence) -> Evidence:
     return msgspec.structs.replace(evidence, records=tuple(records), hangs=hangs)
 
 
+def with_own_accounts(evidence: Evidence) -> Evidence:
+    """Return the evidence with hangs as the ranks recorded them themselves, before their abort, where their monitors
+    looked only afterwards: those may have seen the restart. `_has_waited` does so for a wait in a collective."""
+
+    def own(record: InterruptionRecord) -> InterruptionRecord:
+        account = evidence.hangs.get(record.rank)
+        says_little = account in _SAYS_LITTLE or account == "in_collective"
+        if says_little or record.hang in _NOT_IN_RESTART or not _is_torn(evidence, record):
+            return record
+        return msgspec.structs.replace(record, hang=account, process=None, stacks=(), open_sections=())
+
+    return msgspec.structs.replace(evidence, records=tuple(map(own, evidence.records)))
+
+
 def with_waits_for_a_device(evidence: Evidence) -> Evidence:
     """Return the evidence with ranks that wait for a collective on their device as ranks that wait in a collective.
 
@@ -130,9 +146,6 @@ def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
     for record in evidence.records:
         if _has_waited(evidence, record, is_cause_seen):
             record = msgspec.structs.replace(record, hang="in_collective")
-        elif record.hang in _SAYS_LITTLE and record.rank in evidence.hangs and _is_torn(evidence, record):
-            # Its monitor saw it in its restart; its own account is from before its abort.
-            record = msgspec.structs.replace(record, hang=evidence.hangs[record.rank], process=None)
         rank = record.rank
         later = _symptom(evidence, record)
         earlier = symptoms.get(rank)
@@ -199,7 +212,8 @@ def _has_waited(evidence: Evidence, record: InterruptionRecord, is_cause_seen: b
 
 def _is_torn(evidence: Evidence, record: InterruptionRecord) -> bool:
     """Return True if a monitor saw how its rank hung only after the rank's own abort may have freed it."""
-    return record.interruption is Interruption.SOFT_TIMEOUT and record.rank in evidence.freed_before_look
+    place = (record.rank, record.iteration)
+    return record.interruption is Interruption.SOFT_TIMEOUT and place in evidence.freed_before_look
 
 
 def waits(evidence: Evidence, rank: int) -> bool:

@@ -6,6 +6,7 @@ in the workers had recorded when the launcher stopped it."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -243,10 +244,11 @@ def _records(
 
 def _failed_programs(node: str, part: NodeCycle, known: Iterable[InterruptionRecord]) -> Iterator[InterruptionRecord]:
     """Yield the ends of programs that had failed when another rank hung. The launcher stops such a rank before its
-    interpreter has shut down, so nothing else tells how it would have ended. known: the records of the cycle."""
+    interpreter has shut down, so nothing else tells how it would have ended. One that was seen so only after another
+    rank had been signalled may have failed because of that. known: the records of the cycle."""
     ranks = {record.rank for record in known}
     for rank, worker in part.workers.items():
-        look = worker.seen
+        look = None if _is_seen_late(rank, part.workers) else worker.seen
         if rank not in ranks and look is not None and look.exit is not None:
             yield InterruptionRecord(
                 rank,
@@ -292,6 +294,12 @@ def _evidence(
         is_alone=size == 1,
         clock_errors=history.clock_errors,
     )
+
+
+def _is_seen_late(rank: int, workers: dict[int, Worker]) -> bool:
+    """Return True if a rank was looked at only after another one had been signalled."""
+    signals = (worker.signalled_ns for other, worker in workers.items() if other != rank and worker.signalled_ns)
+    return min(signals, default=math.inf) < workers[rank].seen_ns
 
 
 def _is_late(rank: int, workers: dict[int, Worker], records: tuple[InterruptionRecord, ...]) -> bool:

@@ -25,6 +25,7 @@ from resilience.attribution.evidence import (
     broken_in_restart,
     symptoms_of,
     waits,
+    with_own_accounts,
     with_waits_for_a_device,
     without_reruns,
     without_restart,
@@ -95,7 +96,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge(evidence: Evidence) -> Verdict:
     """Return which ranks are to blame for an interruption."""
-    evidence = without_reruns(evidence)
+    evidence = without_reruns(with_own_accounts(evidence))
     hangs = {record.rank: record.hang for record in evidence.records if record.hang is not None}
     entered = {record.rank: record.last_collectives for record in evidence.records if record.last_collectives}
     evidence = msgspec.structs.replace(

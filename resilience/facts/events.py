@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, get_args
 import msgspec
 
 from resilience.facts.identity import Seconds, WorldSize
-from resilience.facts.interruptions import Collective, Exit, Frame, Hang, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Collective, Exit, Frame, Hang, Interruption, InterruptionRecord, ProcessInfo
 
 Level = Literal["debug", "info", "warning", "error"]
 StageName = Literal[
@@ -185,7 +185,8 @@ class IterationDecided(Event, frozen=True, tag="iteration.decided"):
     had been silent, if it hung; all ranks that were at work lost that time. `sections`: the open sections, outermost
     first. `collectives`: the last ones that it entered. `hang`: how this rank itself hung, if another rank's hang is
     the reason. `waits_in`: the kernel function in which its main thread slept. `is_own`: the first record shows that
-    rank's own fault, so records of other ranks came later."""
+    rank's own fault, so records of other ranks came later. `process`: after a hang, its process at that moment, with
+    its CPU use since its monitor had looked before."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, if known
@@ -197,6 +198,7 @@ class IterationDecided(Event, frozen=True, tag="iteration.decided"):
     hang: Hang | None = None
     waits_in: str = ""
     is_own: bool = False
+    process: ProcessInfo | None = None
 
 
 class RankFellSilent(Event, frozen=True, tag="rank.fell_silent"):

@@ -35,7 +35,7 @@ class Iteration:
         self.arrivals: dict[tuple[int, Interruption], int] = {}
         self.first: Counter[int] = Counter()
         self.answered: dict[int, int] = {}  # when each rank recorded the decision, before its abort (monotonic ns)
-        self.looked: dict[int, int] = {}  # when a rank's monitor had seen how it hung (monotonic ns of the same host)
+        self.looked: dict[tuple[int, int | None], int] = {}  # when a monitor had seen how its rank hung (monotonic ns)
         self.after_answer: set[tuple[int, Interruption]] = set()  # records of ranks that had answered by then
         self.stacks: dict[int, tuple[Frame, ...]] = {}
         self.steps: dict[int, int] = {}
@@ -86,10 +86,10 @@ class Iteration:
         )
 
     @property
-    def freed_before_look(self) -> frozenset[int]:
-        """Return the hung ranks that had answered before their monitor had seen how they hung: their own abort may have
-        freed them by then."""
-        return frozenset(rank for rank, ns in self.looked.items() if self.answered.get(rank, ns) < ns)
+    def freed_before_look(self) -> frozenset[tuple[int, int | None]]:
+        """Return the hung ranks, each with its iteration, that had answered before their monitor had seen how they
+        hung: their own abort may have freed them by then."""
+        return frozenset(place for place, ns in self.looked.items() if self.answered.get(place[0], ns) < ns)
 
     def is_stopped(self, record: InterruptionRecord) -> bool:
         """Return True if the launcher caused the recorded end. The Wrapper's monitor could not know that."""
@@ -253,7 +253,7 @@ class IterationHistory:
             if who[3] in iteration.answered:
                 iteration.after_answer.add((interruption.rank, interruption.interruption))
             if interruption.interruption is Interruption.SOFT_TIMEOUT:
-                iteration.looked[interruption.rank] = record.mono_ns
+                iteration.looked[interruption.rank, interruption.iteration] = record.mono_ns
         iteration.noticed(detected)
         iteration.reported.append(msgspec.structs.replace(interruption, detected_wall_ns=detected, node=node))
 

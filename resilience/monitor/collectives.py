@@ -16,8 +16,8 @@ def last_collectives(entries: Iterable[CollectiveEntry]) -> tuple[Collective, ..
     """Return the collectives of a page that a record names. entries: oldest first."""
     by_group: defaultdict[int, dict[int, CollectiveEntry]] = defaultdict(dict)
     for entry in entries:
-        group = by_group.pop(entry.group, {})
-        by_group[entry.group] = group | {entry.sequence: entry}  # torch's recorder may be read several times
+        by_group[entry.group] = group = by_group.pop(entry.group, {})  # as the most recently used one
+        group[entry.sequence] = entry  # torch's recorder may be read several times
     return tuple(collective for group in list(by_group.values())[-GROUPS:] for collective in _group_collectives(group))
 
 

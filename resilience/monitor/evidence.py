@@ -30,7 +30,6 @@ from resilience.system.channel import connect
 SAMPLE_EVERY = 0.5  # least seconds between two samples of the CPU time; the monitor wakes once a second
 SAMPLES = 8  # samples that are kept, those of the last 4 to 8 seconds
 SAMPLE = 0.06  # seconds between two samples for one measurement: six ticks of the CPU time clock
-PROMPT = 0.01  # seconds within which a program that was interrupted cannot have done much
 
 
 class _Sample(NamedTuple):
@@ -39,6 +38,20 @@ class _Sample(NamedTuple):
     at: float
     state: processes.ProcessState | None
     runnable: processes.Runnable | None
+
+    @classmethod
+    def reported(cls, at: float, process: ProcessInfo | None, is_blocked: bool) -> _Sample:
+        """Return what a program has reported about itself. is_blocked: it was in the kernel before as well; reading or
+        writing a page takes a moment."""
+        if process is None or process.state is None or process.cpu_s_delta is None:
+            return cls(at, None, None)
+        state = "S" if process.state == "D" and not is_blocked else process.state
+        seconds = process.runnable_s
+        return cls(
+            at,
+            processes.ProcessState(state, process.cpu_s_delta, process.rss_bytes or 0, process.threads or 0, 0, None),
+            None if seconds is None else processes.Runnable(seconds, turns=-1),
+        )
 
     def or_else(self, fallback: _Sample) -> _Sample:
         return self if self.state is not None else fallback
@@ -145,16 +158,20 @@ class Witness:
         slept_in = waits_in or processes.waits_in(self.program.pid)
         self._seen_before_signal = _Seen(*self._process(silent_for), slept_in, shows_life)
 
-    def see_as_of(self, moment: float, silent_for: float, waits_in: str) -> None:
-        """Store the state that the program had at a moment (monotonic seconds) when it had been silent for `silent_for`
-        seconds. What it did afterwards does not count: a late monitor would see it restart."""
-        if time.monotonic() - moment <= PROMPT:
-            self.see(None, waits_in)
-            return
-        samples = [sample for sample in self._samples if moment - silent_for <= sample.at <= moment]
-        *_, before, last = (NO_SAMPLE, NO_SAMPLE, *samples)
-        longer = last.since(samples[0]) if len(samples) > 1 else None
-        self._seen_before_signal = _Seen(last.since(before), longer, waits_in, shows_life=False)
+    def see_as_of(
+        self, moment: float, silent_for: float, process: ProcessInfo | None, waits_in: str
+    ) -> ProcessInfo | None:
+        """Store the state of the program at a moment (monotonic seconds), as it has reported it itself: a late monitor
+        would see its restart. Return its process, with its CPU use since the last sample before.
+
+        silent_for: for how long there had been silence. process: with its CPU time since it began."""
+        earlier = [sample for sample in self._samples if sample.at < moment]
+        before = earlier[-1] if earlier else NO_SAMPLE
+        oldest = min(earlier, key=lambda sample: abs(sample.at - (moment - silent_for)), default=NO_SAMPLE)
+        now = _Sample.reported(moment, process, is_blocked=before.state is not None and before.state.state == "D")
+        shown, longer = now.since(before), None if oldest.state is None else now.since(oldest)
+        self._seen_before_signal = _Seen(shown, longer, waits_in, shows_life=False)
+        return shown
 
     def look(self) -> events.WorkerSeen:
         """Return the program's present position, without any exceeded limit."""

@@ -515,11 +515,13 @@ class RankMonitor:
                 event = events.RankInterrupted(self._enrich(interruption, process="none"))
                 record = msgspec.structs.replace(record, event=event)
             case events.IterationDecided():
+                decided_at = record.mono_ns * 1e-9
                 if event.silent_for_s is not None:  # a rank hangs; this one was soon cut and interrupted
-                    self.witness.see_as_of(record.mono_ns * 1e-9, event.silent_for_s, event.waits_in)
-                    event = msgspec.structs.replace(event, hang=self.witness.hang(event.stack, is_gil_held=False))
+                    process = self.witness.see_as_of(decided_at, event.silent_for_s, event.process, event.waits_in)
+                    hang = self.witness.hang(event.stack, is_gil_held=False)
+                    event = msgspec.structs.replace(event, hang=hang, process=process)
                     record = msgspec.structs.replace(record, event=event)
-                self._interrupted = (record.origin.iteration or 0, time.monotonic())
+                self._interrupted = (record.origin.iteration or 0, decided_at)
             case events.AbortStuck():
                 self._stuck_in = record.origin.iteration
             case events.StageStarted(stage):

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from resilience.facts import encoding
-from resilience.facts.interruptions import Exit
+from resilience.facts.interruptions import Exit, ProcessInfo
 
 EXIT_POLL = 0.001  # seconds between checks of a dying process
 _GENERATIONS = 64  # most generations to search for an ancestor
@@ -383,6 +383,15 @@ def runnable(pid: int) -> Runnable | None:
     except (OSError, ValueError):
         return None
     return Runnable((ran_ns + waited_ns) / 1e9, turns)
+
+
+def since_start(pid: int) -> ProcessInfo | None:
+    """Return a process with the CPU seconds that it has used since it began, None if that cannot be read."""
+    present, wanted = state(pid), runnable(pid)
+    if present is None:
+        return None
+    runnable_s = None if wanted is None else wanted.seconds
+    return ProcessInfo(present.state, present.cpu_s, None, present.rss_bytes, present.threads, runnable_s)
 
 
 def waits_in(pid: int) -> str:

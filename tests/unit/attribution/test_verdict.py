@@ -77,17 +77,34 @@ def test_rank_that_saw_itself_wait_is_cleared_although_its_monitor_looked_late()
     assert blamed(seen) == [(2, "waits_for_lock")]
 
 
-def test_hang_of_a_culprit_is_what_it_was_before_its_restart() -> None:
-    """Its monitor looked when it already restarted, and computed."""
+@pytest.mark.parametrize(("word", "in_time"), [("in_loop", "busy_without_progress"), ("in_call", "hung")])
+def test_hang_of_a_culprit_is_what_it_was_before_its_restart(word: Hang, in_time: str) -> None:
+    """Its monitor looked when it already restarted, and computed or waited for the others."""
     restarting = (STEP, Frame("/site-packages/resilience/inprocess/_runtime/call.py", 396, "_failed"))
-    busy = ProcessInfo("R", cpu_s_delta=0.5, over_s=0.5)
-    late = msgspec.structs.replace(silent(2, restarting, hang="in_call"), process=busy)
+    process = ProcessInfo("R", cpu_s_delta=0.5 if word == "in_loop" else 0.0, over_s=0.5)
+    late = InterruptionRecord(
+        *(2, Interruption.SOFT_TIMEOUT),
+        detector=Detector("step", 3.0),
+        iteration=4,
+        process=process,
+        hang=word,
+        stacks=(ThreadStack("MainThread", restarting),),
+    )
     records = (silent(0, BACKWARD, hang="in_collective"), late)
     stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
     hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: "on_lock"}
     seen = Evidence(records, first=0, active=RANKS, stacks=stacks, hangs=hangs, answered=RANKS)
-    assert blamed(msgspec.structs.replace(seen, freed_before_look=frozenset({2}))) == [(2, "waits_for_lock")]
-    assert blamed(seen) == [(2, "hung")]  # in time, the monitor knows best
+    assert blamed(msgspec.structs.replace(seen, freed_before_look=frozenset({(2, 4)}))) == [(2, "waits_for_lock")]
+    assert blamed(msgspec.structs.replace(seen, freed_before_look=frozenset({(2, 3)}))) == [(2, in_time)]
+    assert blamed(seen) == [(2, in_time)]  # the monitor looked before the rank's abort
+
+
+def test_culprit_that_runs_again_in_its_restart_is_blamed_for_what_it_waited_for_before() -> None:
+    late = InterruptionRecord(2, Interruption.SOFT_TIMEOUT, detector=Detector("step", 3.0), hang="runs_again")
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: "on_lock"}
+    seen = Evidence((late,), first=2, active=RANKS, stacks=stacks, hangs=hangs, answered=RANKS, late=frozenset({2}))
+    assert blamed(msgspec.structs.replace(seen, freed_before_look=frozenset({(2, None)}))) == [(2, "waits_for_lock")]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +136,7 @@ def test_rank_that_a_restart_freed_before_the_look_is_not_blamed_beside_a_seen_c
     freed = InterruptionRecord(3, Interruption.SOFT_TIMEOUT, detector=limit, stack_method="none: it has restarted")
     records = (silent(1, LOADS, hang="on_lock"), freed) if is_cause_seen else (freed,)
     stacks = dict.fromkeys(RANKS, BACKWARD) | ({1: LOADS} if is_cause_seen else {})
-    freed_ranks = frozenset({3})
+    freed_ranks = frozenset({(3, None)})
     seen = Evidence(records, first=records[0].rank, active=RANKS, stacks=stacks, freed_before_look=freed_ranks)
     seen = msgspec.structs.replace(seen, answered=RANKS)
     assert blamed(seen) == ([(1, "waits_for_lock")] if is_cause_seen else [(3, "hung")])

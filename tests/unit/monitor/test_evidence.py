@@ -13,7 +13,7 @@ import pytest
 
 from resilience.core.observation import Doing, Observation
 from resilience.facts.identity import Origin
-from resilience.facts.interruptions import Exit, Frame, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Exit, Frame, Interruption, InterruptionRecord, ProcessInfo
 from resilience.facts.limits import Limits, Rule
 from resilience.facts.seats import Seat
 from resilience.monitor import evidence
@@ -75,37 +75,46 @@ def test_rank_that_computes_only_since_a_moment_ago_is_seen_to_have_waited(
     assert witness.hang((Frame("train.py", 1, "train"),), False) == hang
 
 
+@pytest.mark.parametrize("looks_at", [10.0, 10.02, 20.0])
 @pytest.mark.parametrize(
-    ("looks_at", "busy_from", "expected"),
+    ("busy", "state", "expected"),
     [
-        pytest.param(10.0, 10.0, "on_lock", id="at once"),
-        pytest.param(10.2, 10.0, "on_lock", id="late: the restart is no loop"),
-        pytest.param(10.2, 2.0, "in_loop", id="late, but it was seen in its loop before"),
-        pytest.param(10.0, 2.0, "in_loop", id="at once, in its loop"),
+        pytest.param((10.0, 99.0), "S", "on_lock", id="its restart is no loop"),
+        pytest.param((2.0, 99.0), "S", "in_loop", id="it was in its loop until then"),
+        pytest.param((9.0, 99.0), "S", "runs_again", id="it ran again just then"),
+        pytest.param((99.0, 99.0), "D", "on_lock", id="a page was read just then"),
     ],
 )
 def test_what_a_rank_does_in_its_restart_is_not_taken_for_how_it_hung(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks_at: float, busy_from: float, expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    looks_at: float,
+    busy: tuple[float, float],
+    state: str,
+    expected: str,
 ) -> None:
-    """It is silent since second 2, and learns in second 10 that the iteration is over."""
+    """It is silent since second 2, learns in second 10 that the iteration is over, and reports its CPU time of then."""
     now = 0.0
 
-    def state() -> ProcessState:
-        return ProcessState("S", max(0.0, now - busy_from), 1, 1, 0, None)
+    def used() -> float:
+        return min(busy[1], max(now, busy[0])) - busy[0]
 
     source = tmp_path / "train.py"
     source.write_text("lock.acquire()\n")
     page: Any = SimpleNamespace(read=lambda: EMPTY)
-    rank: Any = SimpleNamespace(pid=os.getpid(), state=state)
+    rank: Any = SimpleNamespace(pid=os.getpid(), state=lambda: ProcessState("S", used(), 1, 1, 0, None))
     monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: None))
     monkeypatch.setattr(evidence.processes, "runnable", lambda pid: None)
     witness = Witness(page, rank, None)
-    for second in range(10):
-        now = float(second)
-        witness.take_sample(now)
+    for now in (*range(10), 10.0):
+        if now < 10.0:
+            witness.take_sample(now)
+    reported = ProcessInfo(state, cpu_s_delta=used())
     now = looks_at
-    witness.see_as_of(10.0, silent_for=8.0, waits_in="futex_do_wait")
+    witness.take_sample(now)  # what it does by then comes after the decision
+    shown = witness.see_as_of(10.0, silent_for=8.0, process=reported, waits_in="futex_do_wait")
     assert witness.hang((Frame(str(source), 1, "train"),), False) == expected
+    assert shown is not None and shown.over_s == 1.0
 
 
 @pytest.mark.parametrize(
