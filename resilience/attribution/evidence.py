@@ -23,8 +23,8 @@ RESTART_STAGES = ("finalize", "health_check", "barrier")
 _ON_DEVICE: frozenset[Hang | None] = frozenset((None, "in_call", "in_loop"))
 """How a rank that waits for its device seems to hang: CUDA waits in a call, or uses a processor for it."""
 _SAYS_LITTLE: frozenset[Hang | None] = frozenset((None, "in_call"))
-_NOT_IN_RESTART: frozenset[Hang | None] = frozenset(("stopped", "in_kernel", "holds_gil"))
-"""What a monitor does not see because its rank restarts, so it is from before."""
+_IN_NO_RESTART: frozenset[Hang | None] = frozenset(("stopped", "holds_gil"))
+"""What no restart looks like, so it is from before."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -103,12 +103,11 @@ def without_reruns(evidence: Evidence) -> Evidence:
 
 def with_own_accounts(evidence: Evidence) -> Evidence:
     """Return the evidence with hangs as the ranks recorded them themselves, before their abort, where their monitors
-    looked only afterwards: those may have seen the restart. `_has_waited` does so for a wait in a collective."""
+    looked only afterwards: those may have seen the restart."""
 
     def own(record: InterruptionRecord) -> InterruptionRecord:
         account = evidence.hangs.get(record.rank)
-        says_little = account in _SAYS_LITTLE or account == "in_collective"
-        if says_little or record.hang in _NOT_IN_RESTART or not _is_torn(evidence, record):
+        if account in (None, record.hang) or record.hang in _IN_NO_RESTART or not _is_torn(evidence, record):
             return record
         return msgspec.structs.replace(record, hang=account, process=None, stacks=(), open_sections=())
 

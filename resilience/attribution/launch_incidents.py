@@ -245,7 +245,7 @@ def _records(
 def _failed_programs(node: str, part: NodeCycle, known: Iterable[InterruptionRecord]) -> Iterator[InterruptionRecord]:
     """Yield the ends of programs that had failed when another rank hung. The launcher stops such a rank before its
     interpreter has shut down, so nothing else tells how it would have ended. One that was seen so only after another
-    rank had been signalled may have failed because of that. known: the records of the cycle."""
+    rank of its node had been signalled may have failed because of that. known: the records of the cycle."""
     ranks = {record.rank for record in known}
     for rank, worker in part.workers.items():
         look = None if _is_seen_late(rank, part.workers) else worker.seen
@@ -297,7 +297,7 @@ def _evidence(
 
 
 def _is_seen_late(rank: int, workers: dict[int, Worker]) -> bool:
-    """Return True if a rank was looked at only after another one had been signalled."""
+    """Return True if a rank was looked at only after another one of its node had been signalled."""
     signals = (worker.signalled_ns for other, worker in workers.items() if other != rank and worker.signalled_ns)
     return min(signals, default=math.inf) < workers[rank].seen_ns
 

@@ -279,13 +279,13 @@ def _hang_symptom(record: InterruptionRecord, stack: tuple[Frame, ...], sections
     if not stack and record.hang is None and any(not collective.left for collective in record.last_collectives):
         reason = "had entered a collective and not left it; its stack is not known"
         return Symptom(rank, "hung", record, 3, 0.0, False, reason)
-    if state == "D":
+    if state == "D" or record.hang == "in_kernel":
         return Symptom(rank, "blocked_in_kernel", record, 4, 0.8, True)
     if record.interruption is Interruption.HARD_TIMEOUT and detector in ("watchdog", "leave"):
         return Symptom(rank, "blocked_in_native_code", record, 5, 0.8, True)
     if record.hang == "holds_gil":
         return Symptom(rank, "blocked_in_native_code", record, 5, 0.9, True)
-    if detector != "watchdog" and hang_kind.is_busy(process):
+    if detector != "watchdog" and (record.hang == "in_loop" or hang_kind.is_busy(process)):
         return Symptom(rank, "busy_without_progress", record, 6, 0.7, True)
     otherwise: Class = "waits_for_lock" if record.hang == "on_lock" else "hung"
     what = hung_in((*(section.name for section in record.open_sections), *sections), otherwise, stack)

@@ -186,7 +186,7 @@ class IterationDecided(Event, frozen=True, tag="iteration.decided"):
     first. `collectives`: the last ones that it entered. `hang`: how this rank itself hung, if another rank's hang is
     the reason. `waits_in`: the kernel function in which its main thread slept. `is_own`: the first record shows that
     rank's own fault, so records of other ranks came later. `process`: after a hang, its process at that moment, with
-    its CPU use since its monitor had looked before."""
+    its CPU use since its monitor had looked before; without `over_s`: since the process began."""
 
     level: ClassVar[Level] = "debug"
     by: int | None = None  # initial rank of the first record, if known

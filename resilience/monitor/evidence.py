@@ -149,13 +149,12 @@ class Witness:
             record = msgspec.structs.replace(record, process=state)
         return self._with_signs_of_life(record, view, observation, limits) if is_same else record
 
-    def see(self, silent_for: float | None, waits_in: str = "") -> None:
+    def see(self, silent_for: float) -> None:
         """Store the program's present state before any signal: a signal ends a system call, and a stopped process
-        is continued before it is killed. silent_for: seconds without a sign of life; None takes no time.
-        waits_in: what the program has reported about itself."""
+        is continued before it is killed. silent_for: seconds without a sign of life."""
         sign_times, now = self.page.read().sign_times, time.monotonic()
-        shows_life = hang_kind.shows_life((now - at for at in sign_times), silent_for or 0.0)
-        slept_in = waits_in or processes.waits_in(self.program.pid)
+        shows_life = hang_kind.shows_life((now - at for at in sign_times), silent_for)
+        slept_in = processes.waits_in(self.program.pid)
         self._seen_before_signal = _Seen(*self._process(silent_for), slept_in, shows_life)
 
     def see_as_of(
@@ -165,11 +164,13 @@ class Witness:
         would see its restart. Return its process, with its CPU use since the last sample before.
 
         silent_for: for how long there had been silence. process: with its CPU time since it began."""
-        earlier = [sample for sample in self._samples if sample.at < moment]
+        earlier = [sample for sample in self._samples if sample.at <= moment - SAMPLE]  # a tick of the clock is long
         before = earlier[-1] if earlier else NO_SAMPLE
         oldest = min(earlier, key=lambda sample: abs(sample.at - (moment - silent_for)), default=NO_SAMPLE)
         now = _Sample.reported(moment, process, is_blocked=before.state is not None and before.state.state == "D")
         shown, longer = now.since(before), None if oldest.state is None else now.since(oldest)
+        if shown is not None and shown.over_s is not None and shown.over_s > silent_for:
+            shown, longer = _in_the_end(shown, shown.over_s, silent_for), None
         self._seen_before_signal = _Seen(shown, longer, waits_in, shows_life=False)
         return shown
 
@@ -278,6 +279,12 @@ class Witness:
                     WRITER.ask(functools.partial(files.tail, path, missing), READ_LIMIT) if missing > 0 else ()
                 ) + lines
         return lines
+
+
+def _in_the_end(process: ProcessInfo, over_s: float, last_s: float) -> ProcessInfo:
+    """Return what is certain of the last seconds of a longer time: the least for which the main thread was runnable."""
+    least = None if process.runnable_s is None else max(0.0, process.runnable_s - (over_s - last_s))
+    return msgspec.structs.replace(process, cpu_s_delta=None, over_s=last_s, runnable_s=least)
 
 
 def shortest(limit: Limit) -> float | None:

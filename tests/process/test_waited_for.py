@@ -74,7 +74,7 @@ def test_rank_that_enters_one_more_barrier_is_named_alone(start: Start, world: i
     assert incident.verdict.culprits[0].confidence > 0.5
 
 
-@pytest.mark.parametrize("how", ["lock", "barrier", "py_loop"])
+@pytest.mark.parametrize("how", ["lock", "barrier", "py_loop", pytest.param("sleep", marks=SLOW)])
 def test_verdict_is_the_same_if_the_monitor_of_the_culprit_comes_late(start: Start, how: str) -> None:
     """It looks when its rank has already restarted."""
     job = start(2, TRAIN, env=LIMITS, how=how, culprit=1)

@@ -171,14 +171,16 @@ class IterationWatcher:
         by, silent_for_s = (None, None) if first is None else (first.rank, first.silent_for_s)
         is_hang = first is not None and first.interruption in HANGS
         is_own = first is not None and (first.interruption is Interruption.TERMINATED or first.origin == "own")
-        process = None
+        # Read here, not by the monitor: it may come late, when the abort has ended sections and collectives.
+        process = None if silent_for_s is None else processes.since_start(os.getpid())
         if is_hang:
             collective_calls.note_recorded()
-            process = processes.since_start(os.getpid())
-        # Read here, not by the monitor: it may come late, when the abort has ended sections and collectives.
         step, sections, entered = self._position()
-        position = (stack, step, silent_for_s, sections, entered)
-        self._emit(IterationDecided(by, *position, waits_in=waits_in, is_own=is_own, process=process))
+        self._emit(
+            IterationDecided(
+                *(by, stack, step, silent_for_s, sections, entered), waits_in=waits_in, is_own=is_own, process=process
+            )
+        )
         if is_hang:
             self._await_witnesses()
 

@@ -521,7 +521,7 @@ def test_rank_that_others_waited_for_after_its_program_had_raised_is_judged_by_i
 
 
 def test_failure_that_is_seen_only_after_a_hung_rank_was_signalled_is_not_the_first() -> None:
-    """The look at rank 0 comes after the signal to rank 1 on its node: its collective may have failed because of that."""
+    """The look at rank 0 comes after the signal to rank 1 on its node: its collective may have failed by that."""
     look = events.WorkerSeen("in_call", LOADS, 7, exit=Exit(code=1), log_tail=tuple(TRACEBACK))
     (incident,) = fold(waited(launched([Fault("hang", 1)], nodes=1), {0: look}))
     assert incident.kind != "exception"

@@ -99,6 +99,32 @@ def test_hang_of_a_culprit_is_what_it_was_before_its_restart(word: Hang, in_time
     assert blamed(seen) == [(2, in_time)]  # the monitor looked before the rank's abort
 
 
+def test_culprit_in_a_call_that_does_not_return_is_not_called_busy_for_its_restart() -> None:
+    busy = ProcessInfo("R", cpu_s_delta=0.5, over_s=0.5)
+    limit = Detector("step", 3.0)
+    late = InterruptionRecord(2, Interruption.SOFT_TIMEOUT, detector=limit, hang="in_loop", process=busy)
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: "in_call"}
+    seen = Evidence((late,), first=2, active=RANKS, stacks=stacks, hangs=hangs, answered=RANKS)
+    assert blamed(msgspec.structs.replace(seen, freed_before_look=frozenset({(2, None)}))) == [(2, "hung")]
+
+
+@pytest.mark.parametrize(
+    ("account", "what"), [("in_loop", "busy_without_progress"), ("in_kernel", "blocked_in_kernel")]
+)
+@pytest.mark.parametrize("word", ["in_loop", "in_call", "on_lock", None])
+def test_culprit_is_blamed_by_its_own_account_whatever_its_monitor_saw_later(
+    account: Hang, what: str, word: Hang | None
+) -> None:
+    process = ProcessInfo("R", cpu_s_delta=0.5, over_s=0.5) if word == "in_loop" else ProcessInfo("S")
+    limit = Detector("step", 3.0)
+    late = InterruptionRecord(2, Interruption.SOFT_TIMEOUT, detector=limit, hang=word, process=process)
+    stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}
+    hangs: dict[int, Hang] = dict.fromkeys(RANKS, "in_collective") | {2: account}
+    seen = Evidence((late,), first=2, active=RANKS, stacks=stacks, hangs=hangs, answered=RANKS)
+    assert blamed(msgspec.structs.replace(seen, freed_before_look=frozenset({(2, None)}))) == [(2, what)]
+
+
 def test_culprit_that_runs_again_in_its_restart_is_blamed_for_what_it_waited_for_before() -> None:
     late = InterruptionRecord(2, Interruption.SOFT_TIMEOUT, detector=Detector("step", 3.0), hang="runs_again")
     stacks = dict.fromkeys(RANKS, BACKWARD) | {2: LOADS}

@@ -23,7 +23,7 @@ from resilience.monitor.page import MonitorSide, OpenEntry, Page, RankSide
 from resilience.monitor.snapshots import Snapshots
 from resilience.system import stacks
 from resilience.system.background import WRITER
-from resilience.system.processes import Process, ProcessState
+from resilience.system.processes import Process, ProcessState, Runnable
 from resilience.telemetry import rank_snapshot
 
 EMPTY = MonitorSide(Page.create()).read()
@@ -83,6 +83,7 @@ def test_rank_that_computes_only_since_a_moment_ago_is_seen_to_have_waited(
         pytest.param((2.0, 99.0), "S", "in_loop", id="it was in its loop until then"),
         pytest.param((9.0, 99.0), "S", "runs_again", id="it ran again just then"),
         pytest.param((99.0, 99.0), "D", "on_lock", id="a page was read just then"),
+        pytest.param((9.995, 99.0), "S", "on_lock", id="a moment of work"),
     ],
 )
 def test_what_a_rank_does_in_its_restart_is_not_taken_for_how_it_hung(
@@ -106,15 +107,36 @@ def test_what_a_rank_does_in_its_restart_is_not_taken_for_how_it_hung(
     monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: None))
     monkeypatch.setattr(evidence.processes, "runnable", lambda pid: None)
     witness = Witness(page, rank, None)
-    for now in (*range(10), 10.0):
-        if now < 10.0:
-            witness.take_sample(now)
+    for now in (*range(10), 9.99):
+        witness.take_sample(now)
+    now = 10.0
     reported = ProcessInfo(state, cpu_s_delta=used())
     now = looks_at
     witness.take_sample(now)  # what it does by then comes after the decision
     shown = witness.see_as_of(10.0, silent_for=8.0, process=reported, waits_in="futex_do_wait")
     assert witness.hang((Frame(str(source), 1, "train"),), False) == expected
     assert shown is not None and shown.over_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("runnable_s", "expected"), [pytest.param(4.5, "on_lock", id="it trained, and waits"), (7.0, "in_loop")]
+)
+def test_of_the_time_since_an_old_sample_only_what_is_certain_of_the_silence_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runnable_s: float, expected: str
+) -> None:
+    """The monitor has not looked since second 0. The rank used 3 processors in 5 of 10 seconds, and is silent for 5."""
+    source = tmp_path / "train.py"
+    source.write_text("lock.acquire()\n")
+    rank: Any = SimpleNamespace(pid=os.getpid(), state=lambda: ProcessState("S", 0.0, 1, 1, 0, None))
+    monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(evidence.processes, "runnable", lambda pid: Runnable(0.0, 1))
+    witness = Witness(SimpleNamespace(read=lambda: EMPTY), rank, None)  # type: ignore[arg-type]
+    witness.take_sample(0.0)
+    reported = ProcessInfo("S", cpu_s_delta=15.0, runnable_s=runnable_s)
+    shown = witness.see_as_of(10.0, silent_for=5.0, process=reported, waits_in="futex_do_wait")
+    assert witness.hang((Frame(str(source), 1, "train"),), False) == expected
+    assert shown is not None
+    assert (shown.cpu_s_delta, shown.over_s, shown.runnable_s) == (None, 5.0, max(0.0, runnable_s - 5.0))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +202,7 @@ def test_rank_without_a_sign_of_life_is_described_too() -> None:
     rank, side = RankSide(page), MonitorSide(page)
     rank.set_seat(Seat(0, 0, 1, 1, -1))
     witness = Witness(side, Process(os.getpid()), None)
-    witness.see(None)
+    witness.see(0.0)
     record = witness.enrich(InterruptionRecord(0, Interruption.HARD_TIMEOUT), Observation(), Limits(), "seen")
     assert record.last_heartbeat_age_s is None
     assert record.process is not None
