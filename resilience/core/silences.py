@@ -6,8 +6,8 @@ its own limit.
 
 A job pauses now and then: it evaluates, writes checkpoints, recompiles. The first pause of a kind is much longer than
 any silence before it, and healthy. So the limit is generous (`Rule.first`) until the job has shown several kinds of
-pause several times. After that it is FACTOR times the longest silence of its kind, and at least `Rule.least`. Each
-cycle warms up: its first rounds teach nothing and have at least the generous limit. Before a limit ends a rank, a
+pause several times, one of them among the silences of this kind. After that it is FACTOR times the longest silence of
+its kind, and at least `Rule.least`. Each cycle warms up: its first rounds teach nothing and have at least the generous limit. Before a limit ends a rank, a
 suspicion is reported to the user. Before its first sign, a rank has a limit only after a restart, and only if the job
 has shown rounds before it: whether any other program ever gives a sign is not known.
 
@@ -197,7 +197,7 @@ def present(rule: Rule, hearing: Hearing, since: Seconds, is_ending: bool = Fals
     suspect_after = min(suspect_after, max(rule.least, FACTOR * longest))
     if rounds < 1:
         allowed, suspect_after = max(at_start(rule, rounds), generous), generous
-    is_known = shown.count >= ENOUGH and has_shown_its_pauses(hearing.shown)
+    is_known = has_shown_its_pauses(hearing.shown) and has_paused(hearing.shown, kind)
     if is_known:
         learned = max(rule.least, FACTOR * shown.longest)
         allowed = learned if rounds >= WARM_UP else max(allowed, learned)
@@ -223,10 +223,20 @@ def kinds_of_pause(shown: Shown) -> int:
 
     A pause is at least PAUSE times as long as the median round. Pauses of different sections are different kinds. So
     are pauses of one section, or outside sections, whose sizes are a factor of two apart."""
+    return sum(_kinds_in(shown, kind) for kind in shown.silences)
+
+
+def has_paused(shown: Shown, kind: str) -> bool:
+    """Return True if a kind of pause was observed ENOUGH times among the silences of this kind. Pauses elsewhere say
+    nothing about it: a job that has written checkpoints in a section has not recompiled outside it."""
+    return _kinds_in(shown, kind) > 0
+
+
+def _kinds_in(shown: Shown, kind: str) -> int:
     if not shown.rounds:
         return 0
     smallest = _median(shown.rounds) + round(FINENESS * math.log2(PAUSE))
-    return sum(_groups(silences.sizes, smallest) for silences in shown.silences.values())
+    return _groups(shown.silences.get(kind, NONE).sizes, smallest)
 
 
 def rounds_of(counts: Mapping[tuple[str, str], int]) -> int:

@@ -16,7 +16,6 @@ from resilience.core.silences import (
     SignOfLife,
     Silence,
     begin_cycle,
-    has_shown_its_pauses,
     hear,
     present,
     suspect,
@@ -100,7 +99,7 @@ class SilentJob:
     @property
     def is_learned(self) -> bool:
         self._look()
-        return has_shown_its_pauses(self.hearing.shown)
+        return self.silence is not None and self.silence.is_learned
 
     def _look(self) -> None:
         self.hearing = hear(self.hearing, self._signs, tuple(self._open))

@@ -95,6 +95,24 @@ def test_job_that_has_shown_two_kinds_of_pause_survives_the_first_of_the_third(
     assert job.kills == []
 
 
+@pytest.mark.parametrize("times", [ENOUGH, 500])
+@pytest.mark.parametrize("where", ["", "forward"])
+def test_first_pause_where_a_job_has_not_paused_is_survived_though_it_has_paused_elsewhere(
+    where: str, times: int
+) -> None:
+    """It recompiles for the first time after it has evaluated, written checkpoints and exported many times."""
+    job = SilentJob()
+    for _ in range(times):
+        for name, seconds in (("evaluation", 12.0), ("checkpoint", 40.0), ("export", 20.0)):
+            for _ in range(20):
+                job.step()
+                (in_section(where) if where else outside)(job, STEP)
+            in_section(name)(job, seconds)
+    (in_section(where) if where else outside)(job, 5 * MINUTES)
+    train(job, 10)
+    assert job.kills == []
+
+
 def test_first_step_of_a_quarter_of_an_hour_is_survived_in_each_cycle() -> None:
     job = SilentJob()
     for _ in range(3):
