@@ -7,9 +7,10 @@ its own limit.
 A job pauses now and then: it evaluates, writes checkpoints, recompiles. The first pause of a kind is much longer than
 any silence before it, and healthy. So the limit is generous (`Rule.first`) until the job has shown several kinds of
 pause several times, one of them among the silences of this kind. After that it is FACTOR times the longest silence of
-its kind, and at least `Rule.least`. Each cycle warms up: its first rounds teach nothing and have at least the generous limit. Before a limit ends a rank, a
-suspicion is reported to the user. Before its first sign, a rank has a limit only after a restart, and only if the job
-has shown rounds before it: whether any other program ever gives a sign is not known.
+its kind, and at least `Rule.least`. Each cycle warms up: its first rounds teach nothing and have at least the generous
+limit. Before a limit ends a rank, a suspicion is reported to the user. Before its first sign, a rank has a limit only
+after a restart, and only if the job has shown rounds before it: whether any other program ever gives a sign is not
+known.
 
 The monitor passes in the signs from its shared page (`monitor.server`). `core.watch` applies the result besides the
 limits that are set. Reasons and evidence: docs/decisions/hangs-are-noticed-by-default.md"""
