@@ -8,6 +8,8 @@ from functools import cache
 
 import pytest
 
+from resilience.core import silences
+from resilience.core.silences import ENOUGH, NONE, Silence
 from resilience.facts.limits import Rule
 from tests.fixtures.timings import unpacked
 from tests.support.real_runs import START_UP, Play, Run, as_sections, as_steps, start_up, whole
@@ -62,6 +64,41 @@ def test_no_duration_of_a_real_run_is_ended(play: Play, name: str) -> None:
 def test_no_real_run_is_ended_with_its_steps_inside_blocks_and_evaluations_between_them(name: str) -> None:
     runs = runs_of_all()[name]
     assert judged(whole, runs) >= sum(len(run.get("block", run.get("epoch", ()))) for run in runs)
+
+
+FEW_PAUSES = "flux_nvidia_n16"  # its first long steps come after hundreds of short ones
+
+
+def kills(play: Play, runs: list[Run]) -> list[Silence]:
+    """Play runs to the rule, and return the silences at which it ends them."""
+    jobs = [SilentJob() for _ in runs]
+    for job, run in zip(jobs, runs, strict=True):
+        for _ in play(job, run):
+            pass
+        assert job.silence is not None  # looks at the last silences
+    return [kill for job in jobs for kill in job.kills]
+
+
+@pytest.mark.parametrize("play", [as_steps, whole])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == FEW_PAUSES else pytest.mark.slow)
+        for name in sorted(DURATIONS.keys() - {WITHOUT_STEPS})
+    ],
+)
+def test_no_real_run_is_ended_by_a_limit_that_is_learned_from_one_kind_of_pause(
+    play: Play, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No real run shows three kinds of pause, so the limit is learned here from the first one."""
+    monkeypatch.setattr(silences, "has_shown_its_pauses", lambda shown: True)
+    assert kills(play, runs_of_all()[name]) == []
+
+
+def test_limits_without_a_pause_of_their_kind_would_have_ended_real_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silences, "has_shown_its_pauses", lambda shown: True)
+    monkeypatch.setattr(silences, "has_paused", lambda shown, kind: shown.silences.get(kind, NONE).count >= ENOUGH)
+    assert len(kills(as_steps, runs_of_all()[FEW_PAUSES])) == 10
 
 
 def test_no_rank_is_ended_that_waits_in_its_start_for_the_last_of_11616() -> None:
