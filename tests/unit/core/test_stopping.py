@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from resilience.core.stopping import AGENT_LIMIT, Asked, on_signal, on_workers_sigterm
+from resilience.core.stopping import Asked, on_signal, on_workers_sigterm
 
 EVICTED = Asked(signal="SIGTERM", mode="leave", hosts_store=False, others=2, least=2)
 
@@ -32,7 +32,12 @@ def test_of_nodes_that_are_signalled_one_after_another_the_last_ones_stop_the_jo
     assert decided == ["leave"] * leave + ["stop"] * (size - leave)
 
 
-def test_sigterm_to_a_worker_is_its_failure_unless_its_agent_is_signalled_within_a_second() -> None:
-    assert on_workers_sigterm(is_agent_signalled=False, waited=0.0) == "wait"
-    assert on_workers_sigterm(is_agent_signalled=True, waited=AGENT_LIMIT - 0.1) == "agent"
-    assert on_workers_sigterm(is_agent_signalled=False, waited=AGENT_LIMIT) == "failure"
+@pytest.mark.parametrize("waited", [0.0, 0.8, 0.99])
+def test_sigterm_to_a_worker_waits_for_its_agents_signal_for_a_second(waited: float) -> None:
+    assert on_workers_sigterm(is_agent_signalled=False, waited=waited) == "wait"
+    assert on_workers_sigterm(is_agent_signalled=True, waited=waited) == "agent"
+
+
+@pytest.mark.parametrize("waited", [1.0, 1.5])
+def test_sigterm_to_a_worker_alone_is_its_failure_after_a_second(waited: float) -> None:
+    assert on_workers_sigterm(is_agent_signalled=False, waited=waited) == "failure"
