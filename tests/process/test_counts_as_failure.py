@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -241,26 +242,58 @@ def test_exception_that_comes_again_ends_a_script_that_reports_no_step_with_93(l
 # -- nothing survives the launcher ----------------------------------------------------------------------
 
 DEAF = """
+import ctypes
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
+of_parents_death = ctypes.c_int()
+assert ctypes.CDLL(None).prctl(2, ctypes.byref(of_parents_death), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
+(here / f"tie.{rank}").write_text(f"{of_parents_death.value} {os.getppid()}")
 say("up")
 while True:
     time.sleep(60)
 """
 
 
+def has_not_ended(process: psutil.Process) -> bool:
+    """Return True unless the process is gone, or is a zombie, as under a stopped parent."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def await_ends(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Wait until these have ended. Return those that have not."""
+    until = time.monotonic() + 60.0
+    while (alive := [each for each in processes if has_not_ended(each)]) and time.monotonic() < until:
+        time.sleep(0.01)
+    return alive
+
+
+@pytest.mark.parametrize("order", ["at once", "the agent last"])
 @pytest.mark.parametrize("how", ["warm", "cold"])
-def test_no_worker_survives_when_all_processes_of_the_launcher_are_killed_at_once(launch: Launch, how: str) -> None:
+def test_no_worker_survives_when_all_processes_of_the_launcher_are_killed_at_once(
+    launch: Launch, how: str, order: str
+) -> None:
+    """The kernel ends each worker as its parent, the agent, dies. No time is measured: a busy machine would break that.
+    Nothing else can end them: they ignore signals, and every process that knows them is stopped when the agent dies."""
     job = launch(DEAF, *(["--cold"] if how == "cold" else []))
     for rank in range(2):
         job.await_worker(f"up.0.{rank}")
     workers = [psutil.Process(job.worker_pid(rank)) for rank in range(2)]
     assert {record.event.how for record in job.of(events.WorkerStarted)} == {how}
     agent = psutil.Process(job.job.pids[0])
-    launchers = [agent, *(each for each in agent.children(recursive=True) if each not in workers)]
-    assert len(launchers) >= 4  # the agent, its store process, two monitors
-    stop(*(each.pid for each in launchers))  # so that none acts on the death of another one
-    kill(launchers)
+    ties = {(job.folder / f"tie.{rank}").read_text() for rank in range(2)}
+    assert ties == {f"{signal.SIGKILL:d} {agent.pid}"}  # the signal for the death of the parent, and the parent
+    others = [each for each in agent.children(recursive=True) if each not in workers]
+    assert len(others) >= 3  # the store process and two monitors
+    stop(agent.pid, *(each.pid for each in others))  # so that none acts on the death of another one
+    if order == "at once":
+        kill([agent, *others])
+    else:
+        kill(others)
+        assert await_ends(others) == [] and all(has_not_ended(each) for each in workers)
+        kill([agent])
     _, alive = psutil.wait_procs(workers, timeout=60.0)
     kill(alive)
     assert alive == []
