@@ -76,6 +76,22 @@ def test_two_launches_at_the_same_time_have_different_attempts(launch: Launch, t
         assert attempts_in(tmp_path / "runs" / name) == {attempt}
 
 
+def test_run_folder_and_attempt_are_allocated_before_the_rendezvous(launch: Launch, tmp_path: Path) -> None:
+    """An agent that waits for another node has them already, and the other node takes them."""
+    (tmp_path / "runs" / "job").mkdir(parents=True)
+    noted = tmp_path / "runs" / "job@1" / "job.json"
+    job = launch("", nodes="2", agents=1, nproc=1)
+    job.job.await_sign_file(noted)
+    before = noted.read_bytes()
+    job.job.account = Account(noted.parent)
+    assert load(noted.parent).job is not None and job.job.of(events.CycleStarted) == []
+    other = job.more()
+    assert job.wait() + other.wait() == [0, 0]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"job", "job@1"}
+    assert noted.read_bytes() == before
+    assert attempts_in(noted.parent) == {1}
+
+
 def test_all_nodes_and_the_wrappers_inside_take_the_attempt_of_their_launch(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "runs" / "job").mkdir(parents=True)
     script = """
