@@ -447,8 +447,9 @@ def answer(connection: socket.socket) -> bytes:
 
 def is_open(connection: socket.socket) -> bool:
     """Return True if the server has not closed this connection."""
+    connection.setblocking(False)
     try:
-        return connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) != b""
+        return connection.recv(1) != b""
     except BlockingIOError:
         return True
 
