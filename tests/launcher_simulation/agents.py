@@ -80,6 +80,7 @@ class Agent:
         self.is_broken = False  # has an error of its own
         self.verdict: CycleDecision | None = None
         self.signals: list[tuple[int, str]] = []
+        self.first_signal: tuple[int, str] | None = None
         self.is_patient = False  # only SIGINT ends its wait
         self.requests: list[Request] = []
         self.workers: Crew | None = None
@@ -196,7 +197,8 @@ class Agent:
 
     def _cut_off(self, error: StoreError) -> CycleDecision:
         self.has_lost_store = True
-        return self.supervision.cut_off("node 0", str(error))
+        lost = self.supervision.cut_off("node 0", str(error))
+        return self.supervision.stopped_without_store(*self.first_signal, lost) if self.first_signal else lost
 
     def _stop_limit(self, verdict: CycleDecision) -> Protocol[Seconds]:
         if self.supervision.is_job_over:

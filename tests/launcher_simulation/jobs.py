@@ -234,6 +234,7 @@ class Job:
         self.note(agent, f"gets {name}")
         self.referee.signalled.setdefault(agent, self.clock.now)
         agent.signals.append((NUMBERS[name], name))
+        agent.first_signal = agent.first_signal or (NUMBERS[name], name)
         self._wake(agent)
 
     def _break(self, agent: Agent) -> None:

@@ -71,7 +71,7 @@ class Referee:
         self._frozen_until: dict[Agent, Seconds] = {}
         self._ended: dict[Agent, Seconds] = {}
         self._cycles: list[int] = []  # that ran, in order
-        self._restarts = 0
+        self.restarts = 0
         self._wishes: dict[int, CycleDecision] = {}  # by cycle: what its agents obeyed
         self._asked_to_go: set[Agent] = set()
         self._banned: set[int] = set()  # nodes that have left because one of their ranks asked for it
@@ -253,10 +253,10 @@ class Referee:
             if text is not None and not verdict.get("again"):
                 raise broken("the end is the end", f"cycle {cycle} runs after {text}")
             if verdict.get("again") not in VOLUNTARY:
-                self._restarts += 1
+                self.restarts += 1
             most = self._schedule.rules.budget.max_restarts
-            if self._restarts > most:
-                raise broken("budget", f"cycle {cycle} is restart {self._restarts} of {most}")
+            if self.restarts > most:
+                raise broken("budget", f"cycle {cycle} is restart {self.restarts} of {most}")
         self._cycles.append(cycle)
 
     def workers_gone(self, agent: Agent) -> None:
@@ -411,8 +411,8 @@ class Referee:
             is_late = agent.rendezvous.cycle < 0  # it had no place, or came when the job was over
             if verdict.outcome != "completed" and not is_late:
                 raise broken("an undisturbed job completes", f"{agent} ends with {verdict}")
-        if self._restarts:
-            raise broken("an undisturbed job completes", f"it used {self._restarts} restarts")
+        if self.restarts:
+            raise broken("an undisturbed job completes", f"it used {self.restarts} restarts")
 
 
 def _is_harmless(fault: Fault) -> bool:

@@ -170,6 +170,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 TERMS = Terms(2, 3, join_limit=60.0, last_call=3.0)
 RULES = Rules("any-failed", Budget(3), apart=30.0)
+EVICTED_WITHIN = 30.0  # seconds between the first and the last SIGTERM: `--stop-grace`, and Kubernetes' grace period
 STORE_TIMEOUT = 30.0  # seconds for which the host of the store waits for it
 OPERATIONS = 120  # an agent has asked for about as many after a restart
 
@@ -263,6 +264,25 @@ def only_sigterms(seed: int) -> Schedule:
         for node in rng.sample(nodes, rng.randint(1, len(nodes)))
     )
     return msgspec.structs.replace(schedule, faults=faults)
+
+
+def all_sigterms(seed: int) -> Schedule:
+    """Return the schedule of a seed with SIGTERM to each of its nodes, as by a scheduler that ends the whole job.
+
+    The first one comes at any time once all agents have started, the others within `EVICTED_WITHIN` seconds of it. The
+    nodes that are left may have formed another cycle by then, or several. Without the signals the job would run on."""
+    schedule, rng = draw(seed), Random(-2 - seed)
+    first = max(schedule.comes) + rng.choice((0.5, 5.0, 20.0)) * rng.random()
+    spread = EVICTED_WITHIN * rng.choice((0.02, 0.2, 1.0))
+    nodes = range(len(schedule.comes))
+    rules = msgspec.structs.replace(schedule.rules, mode="leave")
+    return msgspec.structs.replace(
+        schedule,
+        faults=tuple(Signalled(node, at=first + spread * rng.random()) for node in nodes),
+        rules=rules,
+        work=200.0,
+        ranks=(),  # two nodes with one rank are a fault of their own
+    )
 
 
 def everywhere(kind: Kind, node: int) -> list[Schedule]:
