@@ -27,6 +27,7 @@ FIGURES = {
     "private memory of a rank's monitor": ["monitor: private memory, the largest of a job (a hosted store included)"],
     "in each step of 100 ms": ["step of 100 ms with 10 sections, `Wrapper`, records only: in the rank"],
 }
+DDP = RESULTS["SIGKILL of a worker → first optimizer step of a DDP model on all 4 new ones; peer is torchrun"]
 BUDGET = "in each step of 100 ms"  # the row that exceeds its budget names it
 
 
@@ -49,6 +50,24 @@ def test_row_that_exceeds_its_budget_says_so() -> None:
     assert median(row["ours"]) > row["budget"]
     (budget,) = figures(row_of_the_readme(BUDGET).partition("budget")[2].partition("|")[0])
     assert is_rounded(row["budget"], budget)
+
+
+@pytest.mark.parametrize(
+    ("page", "start"), [("README.md", "## What it costs"), ("docs/performance.md", "<!-- measured: begin -->")]
+)
+def test_first_step_of_a_ddp_model_after_a_kill_is_the_first_row_of_each_table(page: str, start: str) -> None:
+    """What users of `resilience run` get, and no faster row, is what a reader sees first."""
+    _, found, measured = (ROOT / page).read_text().partition(start)
+    assert found
+    head, rule, first, *_ = [line for line in measured.splitlines() if line.startswith("|")]
+    assert set(rule) <= set("|- :")
+    assert "worker" in first and "kill" in first.lower() and ("DDP" in first or "DistributedDataParallel" in first)
+    assert "all 4 new ones" in first and "step" in first
+    cells = first.split("|")
+    ours, peer = cells[2:4] if page == "README.md" else cells[3:5]
+    assert "torchrun" in first
+    for side, cell in (("ours", ours), ("peer", peer)):
+        assert is_rounded(median(DDP[side]), figures(cell)[0])
 
 
 def row_of_the_readme(text: str) -> str:
