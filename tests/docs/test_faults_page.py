@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 
@@ -29,6 +30,18 @@ def test_every_test_that_the_page_names_is_where_it_says() -> None:
 def test_every_fault_test_of_the_launcher_is_on_the_page() -> None:
     told = set(re.findall(r"`(test_\w+)`", PAGE))
     assert {name for file in MEANT for name in re.findall(r"^def (test_\w+)\(", FILES[file], re.M)} <= told
+
+
+def test_page_counts_the_mutated_modules_that_the_tool_lists() -> None:
+    tree = ast.parse((ROOT / "tests" / "mutate.py").read_text())
+    (modules,) = [
+        node.value.keys
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign)
+        and ast.unparse(node.target) == "LAUNCHER"
+        and isinstance(node.value, ast.Dict)
+    ]
+    assert re.findall(r"(\w+) modules\s+that `tests/mutate.py` lists", PAGE) == [str(len(modules))]
 
 
 def test_words_on_the_page_are_those_of_the_records() -> None:
