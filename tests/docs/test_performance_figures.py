@@ -59,7 +59,7 @@ def test_first_step_of_a_ddp_model_after_a_kill_is_the_first_row_of_each_table(p
     """What users of `resilience run` get, and no faster row, is what a reader sees first."""
     _, found, measured = (ROOT / page).read_text().partition(start)
     assert found
-    head, rule, first, *_ = [line for line in measured.splitlines() if line.startswith("|")]
+    _, rule, first, *_ = [line for line in measured.splitlines() if line.startswith("|")]
     assert set(rule) <= set("|- :")
     assert "worker" in first and "kill" in first.lower() and ("DDP" in first or "DistributedDataParallel" in first)
     assert "all 4 new ones" in first and "step" in first
