@@ -4,10 +4,11 @@
 each command and each operand of a condition, lets each guarded write overwrite, and swaps neighbouring steps. A
 mutant lives in memory only. It runs schedules of `tests.restart_simulation.cluster`, and the properties of the
 module's own tests, until one breaks. It also takes a rank's initial number for its current one and the other way
-round, and puts in the bugs of BY_HAND. The launcher's decisions are mutated likewise, methods too, and so that all who
-use a function get the mutant; the modules' own tests kill each of them. With `--launcher` only these modules are
-mutated, and their mutants run schedules of `tests.launcher_simulation` too, which takes long. Prints every mutant with
-what killed it and ends with status 1 if one survives that EQUIVALENT does not explain."""
+round, and puts in the bugs of BY_HAND, which schedules alone have to find. The launcher's decisions are mutated
+likewise, methods too, and so that all who use a function get the mutant; the modules' own tests kill each of them. With
+`--launcher` only these modules are mutated, and their mutants run schedules of `tests.launcher_simulation` too, which
+takes long. Prints every mutant with what killed it and ends with status 1 if one survives that EQUIVALENT does not
+explain."""
 
 from __future__ import annotations
 
@@ -50,7 +51,15 @@ from resilience.core import (
 from tests.launcher_simulation import schedules
 from tests.launcher_simulation.jobs import Job
 from tests.restart_simulation.cluster import Cluster
-from tests.restart_simulation.faults import VICTIMS, Schedule, draw, everywhere, raised_everywhere
+from tests.restart_simulation.faults import (
+    LIMITS,
+    VICTIMS,
+    Schedule,
+    draw,
+    everywhere,
+    late_returns,
+    raised_everywhere,
+)
 from tests.unit.core import (
     test_agent_liveness,
     test_budget,
@@ -385,6 +394,7 @@ EVERYWHERE = [
     for restarts in (0, 1)
     for schedule in everywhere(victim, ranks=3, rank=1, restarts=restarts, block=2)
 ] + [schedule for times in (1, 2, 99) for schedule in raised_everywhere(times, ranks=3, rank=1, restarts=1)]
+LATE = late_returns(ranks=3, rank=1, limit=LIMITS[-1])
 
 
 def trials_of(module: ModuleType, with_schedules: bool = True) -> Iterator[tuple[str, Trial]]:
@@ -404,12 +414,18 @@ def trials_of(module: ModuleType, with_schedules: bool = True) -> Iterator[tuple
         yield from (("", partial(_run_job, schedules.draw(seed))) for seed in range(60, DRAWN_JOBS))
     elif module is restart:
         yield from _tests_of(test_restart, "protocol")  # first: they take milliseconds
-        some = chain(map(draw, range(300)), EVERYWHERE)
-        yield from (("", partial(_run_protocol, schedule)) for schedule in some)
-        yield from (("", partial(_run_protocol, draw(seed))) for seed in range(300, DRAWN))
+        yield from protocol_schedules()
     else:
         yield from _tests_of(test_watch, "watcher")
         yield from (("", partial(_run_watcher, draw(seed))) for seed in range(DRAWN))
+
+
+def protocol_schedules() -> Iterator[tuple[str, Trial]]:
+    """Yield the schedules that a mutant of the protocol has to pass. One of BY_HAND has to pass nothing else: it is in
+    the list because schedules missed it, and a unit test that ends it would hide that they miss it again."""
+    some = chain(map(draw, range(300)), LATE, EVERYWHERE)
+    yield from (("", partial(_run_protocol, schedule)) for schedule in some)
+    yield from (("", partial(_run_protocol, draw(seed))) for seed in range(300, DRAWN))
 
 
 def _run_job(schedule: schedules.Schedule, _: ModuleType) -> object:
@@ -460,12 +476,13 @@ def killer_of(name: str, mutant: Mutant, with_schedules: bool = True) -> tuple[s
     module = sys.modules[name]
     if module in LAUNCHER:
         with planted(module, mutant):
-            return _killer_of(module, module, with_schedules)
-    return _killer_of(module, mutated(module, mutant), with_schedules)
+            return _killer_of(trials_of(module, with_schedules), module)
+    is_by_hand = mutant.change.startswith(MADE_BY_HAND)
+    return _killer_of(protocol_schedules() if is_by_hand else trials_of(module), mutated(module, mutant))
 
 
-def _killer_of(module: ModuleType, changed: ModuleType, with_schedules: bool) -> tuple[str, int] | None:
-    for number, (what, trial) in enumerate(trials_of(module, with_schedules), 1):
+def _killer_of(trials: Iterator[tuple[str, Trial]], changed: ModuleType) -> tuple[str, int] | None:
+    for number, (what, trial) in enumerate(trials, 1):
         try:
             trial(changed)
         except (Exception, pytest.fail.Exception) as error:  # a mutant may break anything

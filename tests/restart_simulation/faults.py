@@ -209,3 +209,12 @@ def raised_everywhere(times: int, ranks: int, rank: int, restarts: int = 0, late
         for number in range(1, OPERATIONS + 1)
         for after in (False, True)
     ]
+
+
+def late_returns(ranks: int, rank: int, limit: Seconds, count: int = 100) -> list[Schedule]:
+    """Return the schedules in which the function of one rank returns within a second of `limit`, before it or after,
+    in even steps: in some of them success comes first although another rank has given up waiting."""
+    return [
+        Schedule(number, ranks, (Stall(rank, 0, Stage.FUNCTION, "slow", limit - 1.0 + 2.0 * number / count),))
+        for number in range(count)
+    ]

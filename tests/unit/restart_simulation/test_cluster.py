@@ -32,6 +32,7 @@ from tests.restart_simulation.faults import (
     Victim,
     draw,
     everywhere,
+    late_returns,
     raised_everywhere,
 )
 
@@ -110,8 +111,8 @@ def test_pause_within_the_limits_costs_nobody_his_place() -> None:
 
 def test_rank_that_returns_when_the_others_give_up_completes_with_them_or_restarts_with_them() -> None:
     outcomes = set()
-    for step in range(100):
-        cluster = Cluster(Schedule(step, 3, (Stall(1, 0, Stage.FUNCTION, "slow", 119.0 + 0.02 * step),)))
+    for schedule in late_returns(ranks=3, rank=1, limit=120.0):
+        cluster = Cluster(schedule)
         assert cluster.run().ends == ("completed",) * 3
         outcomes.add((cluster.store.data["0/outcome"], "0/records/1" in cluster.store.data))
     assert outcomes == {("completed", False), ("completed", True), ("interrupted", True)}
@@ -122,6 +123,15 @@ def test_unexplained_wait_breaks_an_invariant() -> None:
     vars(broken).update(vars(restart), iterate=_iterate_and_wait)
     with pytest.raises(InternalError, match=r"no vain wait: .* waited 120 s for nothing, others were late for 50 s"):
         Cluster(Schedule(0, 3, (Pause(1, 6, 50.0),)), protocol=broken).run()
+
+
+def test_rank_that_was_late_for_over_100_s_excuses_no_later_wait() -> None:
+    late = Schedule(0, 3, (Stall(1, 0, Stage.FUNCTION, "slow", 150.0),))
+    assert Cluster(late).run().vain_waits  # it is late until the others give up, which explains their wait
+    broken = ModuleType("broken")
+    vars(broken).update(vars(restart), iterate=_iterate_and_wait_after_a_restart)
+    with pytest.raises(InternalError, match=r"no vain wait: .* waited 120 s for nothing, others were late for 0 s"):
+        Cluster(late, protocol=broken).run()
 
 
 def test_store_that_stands_still_for_longer_than_a_hang_may_last_costs_nobody() -> None:
@@ -233,6 +243,10 @@ def _iterate_and_wait(seat: Seat, limits: restart.WaitLimits) -> restart.Protoco
     yield Set(restart.seat_key(seat.initial_rank), msgspec.json.encode(seat).decode())
     yield Await("nothing", limits.barrier)
     return restart.Ending(restart.COMPLETED)
+
+
+def _iterate_and_wait_after_a_restart(seat: Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
+    return (yield from (restart.iterate if seat.iteration == 0 else _iterate_and_wait)(seat, limits))
 
 
 def _iterate_without_meeting(seat: Seat, limits: restart.WaitLimits) -> restart.Protocol[restart.Ending]:
