@@ -3,6 +3,7 @@ NCCL, in a wrapped function."""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resilience.inprocess import CallWrapper, Wrapper
 from resilience.inprocess.health_check import FaultCounter
+from resilience.inprocess.initialize import RetryController
 from tests.support import asynchronous
 from tests.support.asynchronous import BACKEND, diary, options
 
@@ -67,6 +69,38 @@ def abort_several_groups(
         return call.iteration
 
     return {"iteration": function(), "diary": list(diary)}
+
+
+def build_beside_an_abort_that_hangs(most: int | None, refusals: int | None) -> dict[str, Any]:
+    """Rank 1 fails in the first iteration, while rank 0 waits in a group. The abort of that group frees the rank, and
+    then runs for so many `refusals` of a new group, or for ever.
+
+    most: starts of the function, for RetryController. Returns the iteration that completed, and what happened to the
+    groups."""
+    initial_rank = rank()
+    options.frees_first = True
+    if initial_rank == 0:
+        options.before_end = functools.partial(_hold, refusals)
+
+    @wrapper({}, initialize=RetryController(max_iterations=most), health_check=FaultCounter(1))
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group(BACKEND)
+        assert reduce_ones() == dist.get_world_size()
+        if call.iteration == 0:
+            if initial_rank == 1:
+                raise ValueError("broken, by schedule")
+            reduce_ones()
+        dist.destroy_process_group()
+        return call.iteration
+
+    return {"iteration": function(), "diary": list(diary)}
+
+
+def _hold(refusals: int | None, number: int) -> None:
+    """Keep an abort from returning, until so many groups were refused."""
+    while refusals is None or [what for what, _ in diary].count("refused") < refusals:
+        time.sleep(0.01)
 
 
 def build_a_group_during_the_abort() -> dict[str, Any]:

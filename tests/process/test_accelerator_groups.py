@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from resilience.attribution.incidents import fold
 from resilience.facts import events
 from tests.process import accelerated
 from tests.support.ranks import Finished, Job
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.timeout(900)  # together they may take longer than 300 
 
 Start = Callable[..., Job]
 LONG = 6.0  # seconds that an abort takes; no other limit of the default Wrapper is that short
+IMPATIENT = {"RESILIENCE_ABORT_WAIT": "1"}
 SHORT = {"soft_timeout": 4.0, "hard_timeout": 12.0, "progress_watchdog_interval": 0.25, "termination_grace_time": 0.5}
 
 
@@ -82,6 +84,30 @@ def test_group_whose_abort_hangs_or_fails_is_left_behind(start: Start, kind: str
         assert "shut down while it was being aborted" not in happened(rank)
     [error] = {record.event.error for record in job.of(events.AbortGroup) if record.event.outcome == outcome}  # type: ignore[attr-defined]
     assert ("unhandled cuda error" in error) is (outcome == "failed")
+
+
+def test_job_restarts_until_a_late_abort_has_ended_if_it_is_refused_groups_meanwhile(start: Start) -> None:
+    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), most=None, refusals=3, env=IMPATIENT)
+    ranks = job.wait(200)
+    assert [rank.value["iteration"] for rank in ranks] == [4, 4], ranks
+    assert happened(ranks[0]) == ["built", "abort began", *["refused"] * 3, "abort ended", "built", "shut down"]
+    assert outcomes(job, 0) == {"timed out": 1}
+    assert not job.of(events.RankSignalled)
+
+
+def test_abort_that_never_ends_restarts_the_job_until_max_iterations_and_names_its_rank(start: Start) -> None:
+    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), most=5, refusals=None, env=IMPATIENT)
+    assert [rank.type for rank in job.wait(200)] == ["RestartAbort"] * 2  # FaultCounter(1) has excluded nobody
+    first, *others = fold(job.records())
+    assert [culprit.rank for culprit in first.verdict.culprits] == [1]
+    refused = [incident.verdict for incident in others if incident.iteration < 5]
+    assert [[culprit.rank for culprit in verdict.culprits] for verdict in refused] == [[]] * 4
+    assert [[candidate.rank for candidate in verdict.candidates] for verdict in refused] == [[0]] * 4
+    for iteration in range(1, 5):
+        own = {told.rank: told.exception for told in job.interruptions(iteration) if told.origin == "own"}
+        assert list(own) == [0]
+        assert "a communicator is being aborted" in str(own[0])
+    assert not job.of(events.RankSignalled)
 
 
 def test_rank_that_an_abort_past_its_limit_does_not_free_has_until_hard_timeout(start: Start) -> None:
