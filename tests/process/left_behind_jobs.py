@@ -111,11 +111,18 @@ def ending_of(name: str, rank: int) -> Callable[[CallWrapper], int]:
     return end
 
 
-def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict[str, Any]]]:
-    """Call a new Wrapper for each ending; answers how each call ended and what was left after it."""
+def own_threads() -> list[str]:
+    """Return the names of this package's threads that are alive at this moment."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("resilience-"))
+
+
+def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict[str, Any]], list[list[str]]]:
+    """Call a new Wrapper for each ending; answers how each call ended, what was left after it once that had settled,
+    and which threads of ours were alive at the moment after the call."""
     rank = int(os.environ["RANK"])
     outcomes: list[str] = []
     left: list[dict[str, Any]] = []
+    at_once: list[list[str]] = []
     errors: list[BaseException] = []  # kept: their tracebacks must hold nothing either
     calls: list[CallWrapper] = []
     monitors: list[int] = []
@@ -140,10 +147,13 @@ def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict
             return value
 
         try:
-            return f"returned {function()}"
+            outcome = f"returned {function()}"
         except BaseException as error:
+            at_once.append(own_threads())
             errors.append(error)
             return f"raised {type(error).__name__}"
+        at_once.append(own_threads())
+        return outcome
 
     tasks = threads.count()
     once("restarts")  # what torch and we load and keep for good
@@ -151,7 +161,7 @@ def call_several(endings: list[str], groups: bool) -> tuple[list[str], list[dict
     for name in endings:
         outcomes.append(once(name))
         left.append(differences(before, monitors))
-    return outcomes, left
+    return outcomes, left, at_once
 
 
 def call_again(calls: int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from tests.support.ranks import LOOK_EVERY, Job
 
 Start = Callable[..., Job]
 JOBS = "tests.process.left_behind_jobs"
+INSIDE_TORCH = {"resilience-drop", "resilience-time-out"}
 ENDINGS = ["returns", "restarts", "raises", "leaves", "returns"]
 
 
@@ -23,6 +24,10 @@ def test_calls_leave_nothing_however_they_end_and_each_forks_its_monitor(start: 
     survivor = ["returned 0", "returned 1", "raised RestartAbort", "returned 1", "returned 0"]
     assert [rank.value[0] for rank in ranks] == [survivor, [*survivor[:3], "raised SystemExit", "returned 0"]]
     assert [rank.value[1] for rank in ranks] == [[{}] * len(ENDINGS)] * 2
+    # At the moment after each call: only torch may still close or destroy groups of an earlier iteration (usage.md).
+    at_once = [names for rank in ranks for names in rank.value[2]]
+    assert len(at_once) == 2 * (1 + len(ENDINGS))
+    assert {name for names in at_once for name in names} <= (INSIDE_TORCH if groups else set())
     assert [record.event.monitor for record in job.of(events.CallStarted)] == ["forked"] * 2 * (1 + len(ENDINGS))
     assert len({record.origin.job_id for record in job.of(events.CallStarted)}) == 1
 
