@@ -32,9 +32,7 @@ from tests.support import memory, threads
 ELEMENTS_PER_MIB = 1 << 18  # of float32
 WIDTH = 512  # a model with its gradients and optimizer state takes 2 MiB on each of two ranks
 BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
-SETTLE_LIMIT = 60.0  # seconds; waited for only while something closes
 KEPT = 10_000
-MADE_ONCE = 3  # entries at which something may be there for the first time
 Entry = dict[str, int]
 
 
@@ -47,18 +45,15 @@ class Trainer:
         self.model.trainer = self
 
 
-def _entry(models: list[weakref.ref[Any]], entries: list[Entry]) -> Entry:
-    """What is alive now, and how many descriptors and threads there are once what is just closing has closed: not more
-    than at the entry before, or what there is after SETTLE_LIMIT. Then the anonymous memory, in KiB."""
-    process = psutil.Process()
-    alive = sum(model() is not None for model in models)
-    deadline = time.monotonic() + SETTLE_LIMIT
-    while True:
-        now = {"descriptors": process.num_fds(), "threads": threads.count()}
-        is_settled = bool(entries) and all(value <= entries[-1][name] for name, value in now.items())
-        if len(entries) < MADE_ONCE or is_settled or time.monotonic() >= deadline:
-            return now | {"alive": alive, "anonymous_kib": memory.anonymous_kib()}
-        time.sleep(0.01)
+def _entry(models: list[weakref.ref[Any]]) -> Entry:
+    """What is alive at this moment, and how many descriptors and threads there are. Then the anonymous memory, in KiB.
+    The restart has waited for what was closing: nothing is waited for here."""
+    return {
+        "alive": sum(model() is not None for model in models),
+        "descriptors": psutil.Process().num_fds(),
+        "threads": threads.count(),
+        "anonymous_kib": memory.anonymous_kib(),
+    }
 
 
 def _peak_bytes() -> int:
@@ -80,7 +75,7 @@ def restart_with_a_cyclic_model(restarts: int, mib: int) -> dict[str, Any]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> None:
         assert call is not None
-        entries.append(_entry(models, entries))
+        entries.append(_entry(models))
         dist.init_process_group("gloo")
         trainer = Trainer(mib)
         trainer.groups = [dist.new_group(), dist.group.WORLD]
@@ -135,7 +130,7 @@ def restart_with_fsdp2(restarts: int) -> list[Entry]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> list[Entry]:
         assert call is not None
-        entries.append(_entry(models, entries))
+        entries.append(_entry(models))
         dist.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 8))
@@ -166,7 +161,7 @@ def restart_beside_a_kept_group(restarts: int) -> list[Entry]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> list[Entry]:
         assert call is not None
-        entries.append(_entry([], entries))
+        entries.append(_entry([]))
         if not kept:
             dist.init_process_group("gloo")
             kept.append(dist.new_group())
