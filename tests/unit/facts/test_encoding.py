@@ -49,7 +49,7 @@ def test_bytes_that_are_no_utf_8_are_escaped() -> None:
 
 
 @given(ANY_TEXT)
-def test_text_is_valid_utf_8_and_different_texts_stay_different_from_valid_ones(value: str) -> None:
+def test_text_becomes_valid_utf_8_once_and_is_left_as_it_is_only_if_it_was_valid(value: str) -> None:
     text(value).encode()
     assert text(text(value)) == text(value)
     is_valid = value == value.encode("utf-8", "replace").decode()
