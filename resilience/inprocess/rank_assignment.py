@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 from resilience.core import assignment, restart
 from resilience.core.restart import Add, CompareSet, Protocol, Read, Set
-from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
+from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded, StoreError
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.store import CHUNK
 from resilience.system.store import StoreLike, drive
+
+COUNTED, LISTED = "counted", "listed"  # the two steps of a filter after which all remaining ranks meet
 
 
 class RankAssignment(ABC):
@@ -89,9 +91,15 @@ class FilterGroupedByKey(RankAssignment):
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
         if state.rank in terminated_ranks:
             return state, terminated_ranks  # an earlier filter terminated it: it no longer counts
-        key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
         store: StoreLike = state.store
-        excluded = drive(self.excluded(str(key), state, terminated_ranks), store, chunk=CHUNK)
+        try:
+            key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
+            excluded = drive(self.excluded(str(key), state, terminated_ranks), store, chunk=CHUNK)
+        except (BarrierTimeout, StoreError):
+            raise
+        except BaseException:  # of key_or_fn or condition, or of a signal handler
+            drive(self._absent(state, terminated_ranks), store)
+            raise
         return state, terminated_ranks | excluded
 
     def excluded(self, key: str, state: State, terminated: set[int]) -> Protocol[set[int]]:
@@ -105,19 +113,28 @@ class FilterGroupedByKey(RankAssignment):
         if (yield Add(f"{self._name}/counted/{rank}", 1)) == 1:
             yield Add(group, 1)
         place, count = _place(rank, terminated), state.world_size - len(terminated)
-        yield from self._meet("counted", rank, place, count)
+        yield from self._meet(COUNTED, rank, place, count)
         members = yield Add(group, 0)
         if not self.condition(members):
             slot = yield Add(f"{self._name}/excluded", 1)
             yield Set(f"{self._name}/excluded/{slot}", str(rank))
-        yield from self._meet("listed", rank, place, count)
+        yield from self._meet(LISTED, rank, place, count)
         slots = yield Add(f"{self._name}/excluded", 0)
         listed = yield Read(tuple(f"{self._name}/excluded/{slot}" for slot in range(1, slots + 1)))
         return {int(text) for text in listed if text is not None}  # a killed writer's slot stays empty
 
+    def _absent(self, state: State, terminated: set[int]) -> Protocol[None]:
+        """Arrive at both barriers for a rank that leaves the filter with an exception: the others must not wait."""
+        place, count = _place(state.rank, terminated), state.world_size - len(terminated)
+        for step in (COUNTED, LISTED):
+            yield from restart.arrive(self._barrier(step), place, count)
+
+    def _barrier(self, step: str) -> str:
+        return f"{self._name}/met/{step}"
+
     def _meet(self, step: str, rank: int, place: int, count: int) -> Protocol[None]:
         try:
-            yield from restart.barrier(f"{self._name}/met/{step}", place, count, self._limit)
+            yield from restart.barrier(self._barrier(step), place, count, self._limit)
         except BarrierTimeout as error:
             raise BarrierTimeout(
                 f"rank {rank} waited {self._limit:g} s (timeout of FilterGroupedByKey) for the {count} remaining "

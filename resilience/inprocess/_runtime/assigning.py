@@ -4,6 +4,7 @@ The rank and its stand-in run the same code, so that both compute the same seat.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from resilience.facts.seats import Seat
 from resilience.inprocess._runtime.forked import here_only
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
+from resilience.system import call_with_timeout
 
 if TYPE_CHECKING:
     from resilience.inprocess.rank_assignment import RankAssignment
@@ -106,3 +108,21 @@ def seat_after(hooks: Hooks, operation: Assign, store: CallStore, initial_world_
         raise
     except BaseException:  # as it did in the rank itself, whose record has the error; sys.exit too
         return Unassigned(initial_world_size)
+
+
+def seat_within(
+    limit: float, hooks: Hooks, operation: Assign, store: CallStore, initial_world_size: int
+) -> Seat | Unassigned | None:
+    """Return the same as `seat_after`, or Unassigned if the hooks have not returned after `limit` seconds, because they
+    wait as they did in the rank. Then they stay behind in their thread: `store` needs a connection of its own."""
+    seats: list[Seat | Unassigned | None] = []
+
+    def find() -> None:
+        try:
+            seats.append(seat_after(hooks, operation, store, initial_world_size))
+        except LeftInChild:  # a hook has forked: the child is no monitor
+            os._exit(0)
+
+    if not call_with_timeout.returns_within(limit, find, "resilience-assign"):
+        return Unassigned(initial_world_size)
+    return seats[0]

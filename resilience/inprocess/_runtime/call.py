@@ -34,6 +34,7 @@ from resilience.core.restart import (
     RunStage,
     Settle,
     Stage,
+    Unassigned,
     WaitLimits,
 )
 from resilience.errors import (
@@ -100,6 +101,7 @@ class CallWrapper:
         self._error: BaseException | None = None  # this rank's own failure in the present iteration
         self._failure_record: InterruptionRecord | None = None  # describes that failure
         self._origin: FaultOrigin = "own"  # of that failure, final when the last call is over
+        self._unassigned_after: int | None = None  # the iteration after which this rank's own assignment failed
         self._value: Any = None
         self._function: Callable[[], Any]
         self._limits = WaitLimits(
@@ -333,6 +335,9 @@ class CallWrapper:
             doing(Doing.WAITING)
             self._drive(restart.discard(seat, terminated))
             raise
+        except BaseException:
+            self._unassigned_after = seat.iteration
+            raise
         if seat.iteration != ENTRY:
             self._state.advance()
         following = seat_of(self._state, seat.iteration + 1)
@@ -359,9 +364,13 @@ class CallWrapper:
         match operation:
             case RunStage(stage):
                 return self._run_stage(stage)
-            case Assign():
+            case Assign(seat, _, place):
                 store, size = self._session.hook_store, self._state.initial_world_size
+                if place is None and seat.iteration == self._unassigned_after:
+                    return Unassigned(size)  # the hook would wait again if a signal has ended its wait
+                self._session.page.doing(Doing.HOOK, "rank_assignment")
                 following = seat_after(self._wrapper, operation, store, size)
+                self._session.page.doing(Doing.WAITING)
                 if isinstance(following, Seat):
                     self._session.move_to(following)
                 return following

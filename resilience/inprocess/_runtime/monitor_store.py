@@ -44,7 +44,7 @@ from resilience.facts.identity import Origin
 from resilience.facts.interruptions import Interruption, InterruptionRecord, encode
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import telling
-from resilience.inprocess._runtime.assigning import Hooks, seat_after
+from resilience.inprocess._runtime.assigning import Hooks, seat_within
 from resilience.inprocess._runtime.joining import connect, join, serving_key
 from resilience.inprocess._runtime.operations import failure_of, not_hosted, note_arrival
 from resilience.inprocess._runtime.store_silences import StoreSilences
@@ -401,15 +401,25 @@ class MonitorStore:
         return size
 
     def _assign(self, operation: Assign) -> Seat | Unassigned | None:
-        # The hook would hang here as it did in the rank, while the other ranks wait for the rank's seat.
         seat = operation.seat
-        if operation.place is None and (seat.initial_rank, seat.iteration) == self._hung_assignment_of:
-            return Unassigned(self._world_size)
-        store = CallStore(self._call_begin.prefix, self._base_store, self._emit)
-        following = seat_after(self._hooks, operation, store, self._world_size)
+        following: Seat | Unassigned | None = operation.place
+        if following is None and (seat.initial_rank, seat.iteration) == self._hung_assignment_of:
+            return Unassigned(self._world_size)  # the hook would hang here as it did in the rank
+        if following is None:
+            limit = self._assign_limit
+            store = CallStore(self._call_begin.prefix, self._connect(limit), self._emit)
+            following = seat_within(limit, self._hooks, operation, store, self._world_size)
         if isinstance(following, Seat) and following.rank == 0:
             self._host(following.iteration)
         return following
+
+    @property
+    def _assign_limit(self) -> float:
+        """Return how many seconds the hooks have to find the seat of a rank that is gone. The other ranks wait for it
+        until barrier_timeout, and the rank itself may have been in a hook for hard_timeout."""
+        hook = self._call_begin.limits.hook.hard
+        assert hook is not None
+        return (self._waits.barrier - hook) / 2
 
     # -- leaving --------------------------------------------------------------------------------
 

@@ -186,6 +186,15 @@ def test_missing_rank_ends_the_filter_with_a_clear_error() -> None:
     assert all(isinstance(result, BarrierTimeout) and "7 s" in str(result) for result in results.values())
 
 
+def test_rank_that_leaves_the_filter_with_an_exception_keeps_no_other_rank_waiting() -> None:
+    pairs = FilterGroupedByKey("x", lambda count: count == 2)
+    world = states(3)
+    begins: dict[int, Any] = {state.rank: partial(pairs.excluded, "x", state, set()) for state in world}
+    begins[1] = partial(pairs._absent, world[1], set())
+    results, _ = interleaved(begins, random.Random(5))
+    assert results == {0: set(), 1: None, 2: set()}
+
+
 def test_rank_that_an_earlier_filter_terminated_takes_no_part() -> None:
     asked: list[int] = []
 

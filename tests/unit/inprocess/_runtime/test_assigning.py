@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from resilience.core.restart import Assign, Unassigned
 from resilience.errors import InternalError
-from resilience.inprocess._runtime.assigning import assign
+from resilience.facts.seats import Seat
+from resilience.inprocess._runtime.assigning import assign, seat_within
+from resilience.inprocess.hook_store import CallStore
 from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
 from resilience.inprocess.rank_filter import RankFilter
 from resilience.inprocess.state import State
@@ -71,3 +76,20 @@ def test_assignment_that_returns_something_else_is_named(returned: Any, message:
 def test_filter_that_returns_something_else_is_named() -> None:
     with pytest.raises(InternalError, match=r"the rank_filter <.*ReturnsNone.*> returned None, expected the state"):
         assign(Hooks(None, ReturnsNone()), State(rank=1, world_size=4), frozenset())
+
+
+def test_hooks_that_do_not_return_in_time_leave_the_rank_unassigned() -> None:
+    over = threading.Event()
+
+    class Waits(RankFilter):
+        def __call__(self, state: State) -> State:
+            over.wait(60)
+            return state
+
+    store = CallStore("", dist.HashStore(), lambda *_: None)
+    operation = Assign(Seat(3, 1, 4, 4, 0), frozenset((0,)))
+    try:
+        assert seat_within(0.05, Hooks(ShiftRanks(), Waits()), operation, store, 5) == Unassigned(5)
+    finally:
+        over.set()
+    assert seat_within(60.0, Hooks(ShiftRanks(), Waits()), operation, store, 5) == Seat(3, 0, 3, 3, 1)

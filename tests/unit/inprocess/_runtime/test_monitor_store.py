@@ -12,6 +12,7 @@ import torch.distributed as dist
 from resilience.core.restart import NO_SERVER, Assign, Keys, WaitLimits
 from resilience.errors import StoreError, error_in_words
 from resilience.facts import events
+from resilience.facts.limits import Limit, Limits
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import monitor_store
 from resilience.inprocess._runtime.monitor_store import MonitorStore
@@ -113,12 +114,14 @@ def test_store_that_a_stand_in_cannot_host_keeps_it_from_no_iteration(
 ) -> None:
     monkeypatch.setattr(monitor_store, "iteration_server", mock.Mock(side_effect=OSError(24, "Too many open files")))
     following = Seat(1, 0, 1, 1, 1)
-    monkeypatch.setattr(monitor_store, "seat_after", lambda *_: following)
+    monkeypatch.setattr(monitor_store, "seat_within", lambda *_: following)
     emitted: list[Any] = []
     receiver = monitor_store_of(store, emitted)
     receiver._base_store = receiver._store = store
     origin = SimpleNamespace(world_size=2)
-    receiver._call_begin = SimpleNamespace(base_host="host", prefix="call/", origin=origin)  # type: ignore[assignment]
+    limits = Limits(hook=Limit(hard=90.0))
+    begin: Any = SimpleNamespace(base_host="host", prefix="call/", origin=origin, limits=limits)
+    receiver._call_begin = begin
     assert receiver._assign(Assign(Seat(1, 1, 2, 2, 0), (0,))) == following
     assert [type(event) for event in emitted] == [events.HookFailed]
 
