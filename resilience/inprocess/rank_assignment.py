@@ -7,7 +7,9 @@ died meanwhile, so its writes to the store must be repeatable. The rules themsel
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
@@ -92,13 +94,14 @@ class FilterGroupedByKey(RankAssignment):
         if state.rank in terminated_ranks:
             return state, terminated_ranks  # an earlier filter terminated it: it no longer counts
         store: StoreLike = state.store
+        pid = os.getpid()
         try:
             key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
             excluded = drive(self.excluded(str(key), state, terminated_ranks), store, chunk=CHUNK)
-        except (BarrierTimeout, StoreError):
-            raise
-        except BaseException:  # of key_or_fn or condition, or of a signal handler
-            drive(self._absent(state, terminated_ranks), store)
+        except BaseException:  # of key_or_fn, condition, the store or a signal handler
+            if os.getpid() == pid:  # a child that key_or_fn forked leaves its parent's store alone
+                with contextlib.suppress(StoreError):
+                    drive(self._absent(state, terminated_ranks), store)
             raise
         return state, terminated_ranks | excluded
 

@@ -369,8 +369,10 @@ class CallWrapper:
                 if place is None and seat.iteration == self._unassigned_after:
                     return Unassigned(size)  # the hook would wait again if a signal has ended its wait
                 self._session.page.doing(Doing.HOOK, "rank_assignment")
-                following = seat_after(self._wrapper, operation, store, size)
-                self._session.page.doing(Doing.WAITING)
+                try:
+                    following = seat_after(self._wrapper, operation, store, size)
+                finally:
+                    self._session.page.doing(Doing.WAITING)
                 if isinstance(following, Seat):
                     self._session.move_to(following)
                 return following

@@ -407,7 +407,12 @@ class MonitorStore:
             return Unassigned(self._world_size)  # the hook would hang here as it did in the rank
         if following is None:
             limit = self._assign_limit
-            store = CallStore(self._call_begin.prefix, self._connect(limit), self._emit)
+            try:
+                connection = self._connect(limit)
+            except Exception as error:  # a store_factory may raise anything; the rank gets the place that is left
+                self._emit(events.HookFailed("rank_assignment", error_in_words(error)))
+                return Unassigned(self._world_size)
+            store = CallStore(self._call_begin.prefix, connection, self._emit)
             following = seat_within(limit, self._hooks, operation, store, self._world_size)
         if isinstance(following, Seat) and following.rank == 0:
             self._host(following.iteration)

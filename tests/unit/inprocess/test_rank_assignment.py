@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.core.restart import BLOCK
-from resilience.errors import BarrierTimeout, ConfigurationError, ConfigurationTypeError
+from resilience.errors import BarrierTimeout, ConfigurationError, ConfigurationTypeError, StoreError
 from resilience.inprocess.rank_assignment import (
     FillGaps,
     FilterGroupedByKey,
@@ -193,6 +196,41 @@ def test_rank_that_leaves_the_filter_with_an_exception_keeps_no_other_rank_waiti
     begins[1] = partial(pairs._absent, world[1], set())
     results, _ = interleaved(begins, random.Random(5))
     assert results == {0: set(), 1: None, 2: set()}
+
+
+def test_filter_whose_store_is_gone_raises_what_the_key_raised() -> None:
+    def interrupted(rank: int, world_size: int) -> str:
+        raise KeyboardInterrupt
+
+    state = State(rank=0, world_size=2)
+    state.store = mock.Mock(**dict.fromkeys(("set.side_effect", "check.side_effect"), RuntimeError("gone")))
+    with pytest.raises(KeyboardInterrupt):
+        FilterGroupedByKey(interrupted, bool)(state, set())
+    assert state.store.method_calls
+
+
+def test_child_that_a_key_function_forks_does_not_touch_its_parents_store(tmp_path: Path) -> None:
+    def fork_and_fail(rank: int, world_size: int) -> str:
+        if os.fork() == 0:
+            raise KeyboardInterrupt
+        os.wait()
+        return "x"
+
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            with (tmp_path / "asked-by").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            raise RuntimeError("gone")
+
+    parent, state = os.getpid(), State(rank=0, world_size=2)
+    state.store = Gone()  # type: ignore[assignment]
+    try:
+        with pytest.raises(StoreError):
+            FilterGroupedByKey(fork_and_fail, bool)(state, set())
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    assert set((tmp_path / "asked-by").read_text().split()) == {str(parent)}
 
 
 def test_rank_that_an_earlier_filter_terminated_takes_no_part() -> None:

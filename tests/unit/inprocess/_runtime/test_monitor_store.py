@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from resilience.core.restart import NO_SERVER, Assign, Keys, WaitLimits
+from resilience.core.restart import NO_SERVER, Assign, Keys, Unassigned, WaitLimits
 from resilience.errors import StoreError, error_in_words
 from resilience.facts import events
 from resilience.facts.limits import Limit, Limits
@@ -124,6 +124,22 @@ def test_store_that_a_stand_in_cannot_host_keeps_it_from_no_iteration(
     receiver._call_begin = begin
     assert receiver._assign(Assign(Seat(1, 1, 2, 2, 0), (0,))) == following
     assert [type(event) for event in emitted] == [events.HookFailed]
+
+
+def test_lost_rank_whose_hooks_get_no_store_has_the_place_that_is_left(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted: list[Any] = []
+    receiver = monitor_store_of(store, emitted)
+    receiver._base_store = receiver._store = store
+    begin: Any = SimpleNamespace(
+        prefix="call/", origin=SimpleNamespace(world_size=2), limits=Limits(hook=Limit(hard=90.0))
+    )
+    receiver._call_begin = begin
+    monkeypatch.setattr(receiver, "_connect", mock.Mock(side_effect=ValueError("no such host")))
+    assert receiver._assign(Assign(Seat(1, 1, 2, 2, 0), (0,))) == Unassigned(2)
+    (failed,) = emitted
+    assert (failed.hook, "no such host" in failed.error) == ("rank_assignment", True)
 
 
 @pytest.mark.parametrize("has_completed", [False, True])
