@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from resilience.attribution.symptoms import Class
 from resilience.attribution.verdict import Verdict
@@ -30,7 +30,7 @@ def named(ranks: Iterable[int]) -> str:
 
 
 ADVICE: Mapping[Class, str] = {
-    "exception": "read the exception and the line above; the other ranks only followed",
+    "exception": "read the exception and the line above",
     "left": "the rank left on its own: find out what asked it to leave",
     "exited": "something ended the process without an exception (sys.exit, os._exit, a C library): see its output",
     "ended_unseen": "nothing saw its exit status: see kernel log (dmesg), the container's memory limit, the scheduler",
@@ -52,7 +52,7 @@ ADVICE: Mapping[Class, str] = {
     "went_on": "a rank continued while others still waited for it: look for a collective that it skips",
     "communication": "all ranks wait at the same line; what they wait for is not on record: see which peer is due",
     "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
-    "common": "most ranks failed in the same way: suspect data, configuration or storage, not a machine",
+    "common": "most ranks failed in the same way: suspect data, configuration, storage or, if it is only one, their node",
     "node_lost": "a whole node went silent: check the node and its network",
     "agent_lost": "the agent of the launcher ended, and its workers with it: find out what ended it (memory, a kill)",
     "store_lost": "the store was not hosted, or its host was lost or cut off from most ranks: check it and its network",
@@ -74,15 +74,17 @@ def advise(
     is_stuck: bool,
     progress_unknown: bool,
     swallowed: Iterable[tuple[int, str]],
-    exit_code: int | None = None,
+    exit_codes: Container[int] = (),
 ) -> tuple[str, ...]:
     """Return what to do next, most important first.
 
     repeats: number of earlier incidents of the same failure. is_stuck: they came in a row and without progress.
-    exit_code: of the blamed rank. progress_unknown: no limit that detects a lack of progress was armed. swallowed:
+    exit_codes: of the ranks that are blamed or may be. progress_unknown: no limit that detects a lack of progress was armed. swallowed:
     (rank, place) where user code caught the interruption."""
     advice = [ADVICE[verdict.what]]
-    if verdict.what == "exited" and exit_code == KILLED_BELOW:
+    if verdict.what == "exception" and len(verdict.culprits) == 1:
+        advice = [f"{advice[0]}; the other ranks only followed"]
+    if KILLED_BELOW in exit_codes:
         advice.append("exit status 137 may stand for SIGKILL (128 + 9): compare the memory with the container's limit")
     if repeats >= 2:
         end = "another restart will not help; stop and fix it" if is_stuck else "look for what these have in common"

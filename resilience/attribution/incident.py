@@ -200,7 +200,10 @@ def completed(
         if (detected_ns := record.detected_wall_ns) is not None
     ]
     progress_unknown = any(record.progress_unknown for record in of_chief)
-    restart, code = spread(restarts), None if chief is None or chief.exit is None else chief.exit.code
+    restart = spread(restarts)
+    suspects = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
+    exits = (record.exit for record in records if record.rank in suspects and record.exit is not None)
+    codes = {exit.code for exit in exits if exit.code is not None}
     incident = msgspec.structs.replace(
         incident,
         number=len(before) + 1,
@@ -216,7 +219,7 @@ def completed(
     is_stuck = len(alike) >= 2 and incident.status != "continued" and _is_stuck([*before, incident])
     return msgspec.structs.replace(
         incident,
-        advice=advise(verdict, len(alike), is_stuck, progress_unknown, swallowed, code),
+        advice=advise(verdict, len(alike), is_stuck, progress_unknown, swallowed, codes),
         same_as=tuple(earlier.number for earlier in alike),
     )
 

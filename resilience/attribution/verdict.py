@@ -132,7 +132,7 @@ def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxy
         symptoms |= {rank: late for rank, late in in_restart.items() if not late.is_own}
         broken = [late for late in in_restart.values() if late.is_own and late.rule != 2 and late.rank != first]
         later = tuple(Culprit(late.rank, late.what, late.confidence, late.rule) for late in broken)
-        verdict = msgspec.structs.replace(verdict, culprits=verdict.culprits + later)
+        verdict = _named(msgspec.structs.replace(verdict, culprits=verdict.culprits + later))
     guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
     reported = [symptom.rank for symptom in symptoms.values() if symptom.rank not in guilty]
     return msgspec.structs.replace(
@@ -151,7 +151,7 @@ def _named(verdict: Verdict) -> Verdict:
         return verdict
     candidates = tuple(culprit for culprit in verdict.culprits if culprit.confidence < NAMED)
     if named:
-        return msgspec.structs.replace(verdict, culprits=named, candidates=candidates)
+        return msgspec.structs.replace(verdict, culprits=named, candidates=verdict.candidates + candidates)
     return Verdict("unknown", "unknown", candidates=candidates, rules_fired=verdict.rules_fired)
 
 

@@ -14,7 +14,7 @@ import resilience
 from resilience.attribution.advice import advise
 from resilience.attribution.culprits import NAMED, SURE, UNSURE
 from resilience.attribution.evidence import Evidence
-from resilience.attribution.verdict import judge
+from resilience.attribution.verdict import Verdict, judge
 from resilience.facts.interruptions import (
     Collective,
     Detector,
@@ -864,10 +864,42 @@ def test_unknown_sequence_is_named() -> None:
 def test_exit_status_137_is_said_to_be_maybe_a_kill_for_memory(code: int, has_hint: bool) -> None:
     died = InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(code=code))
     verdict = judge(Evidence((died,), first=1, active=RANKS))
-    advice = advise(verdict, 0, False, False, (), code)
+    advice = advise(verdict, 0, False, False, (), {code})
     assert verdict.what == "exited"
     hints = [line for line in advice if "128 + 9" in line and "memory" in line and "the container's limit" in line]
     assert bool(hints) is has_hint
+
+
+def test_rank_that_may_have_been_asked_to_stop_in_the_restart_is_only_a_candidate() -> None:
+    """By the clocks of two nodes nobody knows whether rank 0 was asked to stop because rank 1 had died."""
+    error = ExceptionInfo("ValueError", "bad", "0" * 12)
+    second = 1_000_000_000
+    died = InterruptionRecord(1, Interruption.TERMINATED, exit=Exit(signal="SIGKILL"), node="b")
+    asked = InterruptionRecord(0, Interruption.TERMINATED, exit=Exit(signal="SIGTERM"), node="a")
+    records = (
+        InterruptionRecord(2, Interruption.EXCEPTION, exception=error, node="a", detected_wall_ns=10 * second),
+        msgspec.structs.replace(asked, detected_wall_ns=20 * second),
+        msgspec.structs.replace(died, detected_wall_ns=25 * second),
+    )
+    errors = {"a": 10 * second, "b": 10 * second}
+    verdict = judge(Evidence(records, first=2, active=RANKS, answered=RANKS, clock_errors=errors))
+    assert [(each.rank, each.what) for each in verdict.culprits] == [(2, "exception"), (1, "killed")]
+    assert [each.rank for each in verdict.candidates] == [0]
+    assert all(each.confidence >= NAMED for each in verdict.culprits)
+
+
+def test_only_followers_of_one_exception_are_said_to_have_followed() -> None:
+    def raised(*ranks: int) -> Verdict:
+        error = ExceptionInfo("ValueError", "bad", "0" * 12)
+        records = tuple(
+            InterruptionRecord(rank, Interruption.EXCEPTION, exception=error, origin="own") for rank in ranks
+        )
+        return judge(Evidence(records, first=ranks[0], active=frozenset(range(8))))
+
+    one, two = raised(1), raised(1, 2)
+    assert (len(one.culprits), len(two.culprits)) == (1, 2)
+    assert "only followed" in advise(one, 0, False, False, ())[0]
+    assert "only followed" not in advise(two, 0, False, False, ())[0]
 
 
 def test_only_a_verdict_of_nine_tenths_may_be_acted_on() -> None:
