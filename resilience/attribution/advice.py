@@ -52,7 +52,7 @@ ADVICE: Mapping[Class, str] = {
     "went_on": "a rank continued while others still waited for it: look for a collective that it skips",
     "communication": "all ranks wait at the same line; what they wait for is not on record: see which peer is due",
     "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
-    "common": "most ranks failed in the same way: suspect data, configuration, storage or, if it is only one, their node",
+    "common": "most ranks failed in the same way: suspect data, configuration, storage, or their node if it is one",
     "node_lost": "a whole node went silent: check the node and its network",
     "agent_lost": "the agent of the launcher ended, and its workers with it: find out what ended it (memory, a kill)",
     "store_lost": "the store was not hosted, or its host was lost or cut off from most ranks: check it and its network",
@@ -79,8 +79,8 @@ def advise(
     """Return what to do next, most important first.
 
     repeats: number of earlier incidents of the same failure. is_stuck: they came in a row and without progress.
-    exit_codes: of the ranks that are blamed or may be. progress_unknown: no limit that detects a lack of progress was armed. swallowed:
-    (rank, place) where user code caught the interruption."""
+    exit_codes: of the ranks that are blamed or may be. progress_unknown: no limit that detects a lack of progress
+    was armed. swallowed: (rank, place) where user code caught the interruption."""
     advice = [ADVICE[verdict.what]]
     if verdict.what == "exception" and len(verdict.culprits) == 1:
         advice = [f"{advice[0]}; the other ranks only followed"]

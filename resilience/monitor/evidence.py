@@ -243,9 +243,9 @@ class Witness:
         """Return the program's present state, with its CPU use since the last sample: that distinguishes blocked from
         busy. And the same with its CPU use over more of its silence, None if unknown."""
         before, now = self._samples[-1], self._look_at_process()
-        state = now.state
-        if state is None:
-            return None, None
+        state, known = now.state, before.state
+        if state is None:  # gone already; its last size shows which process grew
+            return None if known is None else ProcessInfo(rss_bytes=known.rss_bytes, threads=known.threads), None
         page = self.page.read()
         since = now.at - silent_for if silent_for else page.since
         beat = max((since, *page.sign_times))

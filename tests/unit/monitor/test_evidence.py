@@ -118,6 +118,16 @@ def test_what_a_rank_does_in_its_restart_is_not_taken_for_how_it_hung(
     assert shown is not None and shown.over_s == 1.0
 
 
+def test_rank_that_is_reaped_before_its_monitor_looks_leaves_its_last_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [ProcessState("S", 0.0, 7 << 20, 3, 0, None), None]
+    rank: Any = SimpleNamespace(pid=os.getpid(), state=lambda: states.pop(0))
+    monkeypatch.setattr(evidence.processes, "runnable", lambda pid: None)
+    witness = Witness(MonitorSide(Page.create()), rank, None)
+    witness.take_sample(time.monotonic())
+    died = InterruptionRecord(0, Interruption.TERMINATED, exit=Exit(signal="SIGKILL"))
+    assert witness.enrich(died, Observation(), Limits()).process == ProcessInfo(rss_bytes=7 << 20, threads=3)
+
+
 @pytest.mark.parametrize(
     ("runnable_s", "expected"), [pytest.param(4.5, "on_lock", id="it trained, and waits"), (7.0, "in_loop")]
 )
