@@ -51,7 +51,7 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     places = [place for place in cycles.places if launch_incidents.is_incident(cycles, place)]
     within = {place: _cut_off(history, place) for place in places}
     taken = {key for keys in within.values() for key in keys}
-    taken |= {key for key in iterations if (before := _ended_after(history, key)) and before not in taken}
+    taken |= {key for key in iterations if _ended_after(history, key) is not None}
     taken |= {key for key in iterations if _obeyed_a_signal(history, key)}
     incidents: list[Incident] = []
     makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
@@ -76,19 +76,14 @@ def _ended_after(history: History, key: Place) -> Place | None:
     """Return the earlier iteration whose incident ended in this one: the ranks only gave up, or torchrun stopped them
     because of the same fault. It does not know of restarts in place."""
     iterations = history.iterations
-    before = _before(key)
     records = iterations[key].records
-    if not records or before not in iterations or not iterations[before].is_incident:
-        return None
-    if all(gives_up(record) for record in records):
-        return before
+    if _only_gives_up(iterations[key]):
+        return _last_before(iterations, key, _only_gives_up)
     if not _is_only_stopped(iterations[key]) or not history.is_by_torchrun(key):
         return None
-    while _is_only_stopped(iterations[before]):
-        earlier = iterations.get(_before(before))
-        if earlier is None or not earlier.is_incident:
-            break
-        before = _before(before)
+    before = _last_before(iterations, key, _is_only_stopped)
+    if before is None:
+        return None
     fault = iterations[before]
     gone = {record.rank for record in fault.records if is_end(record)} | fault.left.keys()
     since, until = _first_detected(fault.records), _first_detected(records)
@@ -96,8 +91,22 @@ def _ended_after(history: History, key: Place) -> Place | None:
     return before if is_soon and gone - {record.rank for record in records} else None
 
 
-def _before(key: Place) -> Place:
-    return (*key[:3], key[3] - 1)
+def _last_before(
+    iterations: Mapping[Place, Iteration], key: Place, is_consequence: Callable[[Iteration], bool]
+) -> Place | None:
+    """Return the last iteration before this one that has a cause of its own. All between them are incidents."""
+    before: Place | None = None
+    while key[3] > AT_ENTRY and (earlier := iterations.get((*key[:3], key[3] - 1))) is not None:
+        if not earlier.is_incident:
+            break
+        before = key = (*key[:3], key[3] - 1)
+        if not is_consequence(earlier):
+            break
+    return before
+
+
+def _only_gives_up(iteration: Iteration) -> bool:
+    return bool(iteration.records) and all(gives_up(record) for record in iteration.records)
 
 
 def _is_only_stopped(iteration: Iteration) -> bool:
@@ -168,7 +177,8 @@ def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
 
 def _cut_off(history: History, place: Cycle) -> list[Place]:
     """Return the iterations that are part of the cycle's own incident: no restart followed them because the launcher
-    took over, or the launcher restarted for the same death, or because a process ended whose rank had left."""
+    took over, or the launcher restarted for the same death, or because a process ended whose rank had left. Those in
+    which ranks then only gave up are part of it too, even if another rank had already begun the next one."""
     mover = history.cycles.mover(place)
     iterations = history.iterations
 
@@ -183,15 +193,17 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
         is_newest = last is not None and last <= (*key[:3], key[3] + 1)
         return is_newest and any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
 
-    return [
+    of_cycle = {key: iteration for key, iteration in sorted(iterations.items()) if key[:2] == place}
+    keys = [
         key
-        for key, iteration in iterations.items()
-        if key[:2] == place and iteration.is_incident
+        for key, iteration in of_cycle.items()
+        if iteration.is_incident
         if (*key[:3], key[3] + 1) not in iterations
         or is_same(iteration)
         or has_left(key, iteration)
         or _ended_after(history, (*key[:3], key[3] + 1)) == key
     ]
+    return keys + [key for key in of_cycle if key not in keys and _ended_after(history, key) in keys]
 
 
 def _incident(history: History, key: Place, before: list[Incident], is_sample: bool = False) -> Incident:

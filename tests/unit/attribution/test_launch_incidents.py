@@ -390,6 +390,41 @@ def test_death_for_which_a_wrapper_and_then_the_launcher_restart_blames_its_node
         assert (incident.layer, judged(incident).rank, judged(incident).nodes) == ("launcher", 1, nodes)
 
 
+def with_ranks_that_give_up(of_rank: dict[int, int], last: int) -> list[Record]:
+    """Return the records of three ranks of which rank 1 was killed, and the others gave up one after the other.
+
+    of_rank: rank -> in which iteration it gave up. last: the last iteration that rank 2 began."""
+    wrapped = record_streams.job([record_streams.Fault("kill", 1, 0)], world=3).records
+    records = [record for record in wrapped if record.origin.iteration in (None, 0)]
+    starts = [r for r in wrapped if isinstance(r.event, events.IterationStarted) and r.origin.iteration == 1]
+    error = ExceptionInfo("resilience.errors.RestartAbort", "too few ranks are left", "f")
+    for start in starts:
+        rank = start.origin.initial_rank
+        for iteration in range(1, (last if rank == 2 else 1) + 1):
+            began = msgspec.structs.replace(start, origin=msgspec.structs.replace(start.origin, iteration=iteration))
+            records.append(began)
+            if of_rank.get(rank) == iteration:
+                gone = InterruptionRecord(rank, Interruption.BASE_EXCEPTION, exception=error, iteration=iteration)
+                ends = (events.RankInterrupted(gone), events.CallEnded("failed", iteration + 1, 1.0, "RestartAbort"))
+                records += [msgspec.structs.replace(began, event=end) for end in ends]
+    return of_node(records)
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_rank_that_only_gives_up_before_the_launcher_restarts_is_part_of_its_incident(last: int) -> None:
+    """Rank 0 gives up in iteration 1. Rank 2 may have begun iteration 2 before the agent stopped it."""
+    told = launched([Fault("kill", 1)], ranks=3)
+    (incident,) = fold([*with_ranks_that_give_up({0: 1}, last), *told.records])
+    assert (incident.layer, [culprit.rank for culprit in incident.verdict.culprits]) == ("launcher", [1])
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_ranks_that_give_up_one_after_the_other_end_one_incident(last: int) -> None:
+    (incident,) = fold(with_ranks_that_give_up({0: 1, 2: last}, last))
+    assert (incident.status, [culprit.rank for culprit in incident.verdict.culprits]) == ("ended", [1])
+    assert {r.rank for r in incident.records if r.interruption is Interruption.BASE_EXCEPTION} == {0, 2}
+
+
 LEFT, THEN = ("inprocess", "left"), "launcher"
 
 
