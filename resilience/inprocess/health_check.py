@@ -59,7 +59,8 @@ class FaultCounter(HealthCheck):
     """Excludes this rank once it has itself failed more than `max_rank_faults` times; None: never.
 
     `faults_count` is the number so far. Faults of other ranks do not count. Errors that left a communication call do
-    not count either: another rank may have caused them, and such a verdict is too unsure to exclude a rank.
+    not count either: another rank may have caused them, and such a verdict is too unsure to exclude a rank. They count
+    while an abort of this rank that was given up still runs (`state.failed_beside_abort`): no group may be built.
     Raises: FaultCounterExceeded; ConfigurationError."""
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
@@ -67,7 +68,7 @@ class FaultCounter(HealthCheck):
         self.faults_count = 0
 
     def __call__(self, state: State, exc: Exception | None = None) -> tuple[State, Exception | None]:
-        if exc is None or left_communication_call(exc):
+        if exc is None or (left_communication_call(exc) and not state.failed_beside_abort):
             return state, exc
         self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:

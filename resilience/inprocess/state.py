@@ -38,7 +38,8 @@ class State:
     rank, world_size: current place among all ranks that take part. active_world_size: number of ranks that run
     the function; they are the ranks 0 to active_world_size-1. initial_rank, initial_world_size: values at the
     call. iteration: number of earlier iterations of this call. store: the present iteration's store, a
-    StoreMixin. Raises: ConfigurationError if the environment holds no valid rank."""
+    StoreMixin. failed_beside_abort: when an exception left the function last, an abort of this rank's groups still ran
+    that an earlier iteration had given up. Raises: ConfigurationError if the environment holds no valid rank."""
 
     rank: int = field(default_factory=lambda: rank_and_world_size()[0])
     world_size: int = field(default_factory=lambda: rank_and_world_size()[1])
@@ -49,6 +50,7 @@ class State:
     status: Status = Status.INITIALIZED
     store: Any = field(default=None, repr=False, compare=False)
     _abort_ends_at: float | None = field(default=None, init=False, repr=False, compare=False)  # monotonic seconds
+    failed_beside_abort: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.initial_rank == _UNSET:

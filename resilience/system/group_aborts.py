@@ -32,6 +32,7 @@ class GroupAbort(msgspec.Struct, frozen=True):
 
 
 _aborts: list[_Abort] = []  # one for each group of this iteration that an abort has reached
+_left: list[threading.Thread] = []  # aborts of earlier iterations that were given up, and may still run
 
 
 def begin() -> None:
@@ -78,9 +79,15 @@ def are_running() -> bool:
 def forget() -> frozenset[int]:
     """Forget the aborts of this iteration, whose groups are about to be dropped. Return the ids of groups whose abort
     still runs: they must not be shut down."""
-    ids = frozenset(id(abort.group) for abort in _aborts if abort.thread.is_alive())
+    running = [abort for abort in _aborts if abort.thread.is_alive()]
+    _left[:] = [thread for thread in _left if thread.is_alive()] + [abort.thread for abort in running]
     _aborts.clear()
-    return ids
+    return frozenset(id(abort.group) for abort in running)
+
+
+def is_left() -> bool:
+    """Return True while an abort of an earlier iteration runs that was given up: a backend may refuse new groups."""
+    return any(thread.is_alive() for thread in _left)
 
 
 def c10d() -> Any:

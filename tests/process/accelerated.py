@@ -71,18 +71,20 @@ def abort_several_groups(
     return {"iteration": function(), "diary": list(diary)}
 
 
-def build_beside_an_abort_that_hangs(most: int | None, refusals: int | None) -> dict[str, Any]:
+def build_beside_an_abort_that_hangs(
+    refusals: int | None, most: int | None = None, faults: int | None = None
+) -> dict[str, Any]:
     """Rank 1 fails in the first iteration, while rank 0 waits in a group. The abort of that group frees the rank, and
     then runs for so many `refusals` of a new group, or for ever.
 
-    most: starts of the function, for RetryController. Returns the iteration that completed, and what happened to the
-    groups."""
+    most: starts of the function, for RetryController. faults: for FaultCounter. Returns the iteration that completed,
+    and what happened to the groups."""
     initial_rank = rank()
     options.frees_first = True
     if initial_rank == 0:
         options.before_end = functools.partial(_hold, refusals)
 
-    @wrapper({}, initialize=RetryController(max_iterations=most), health_check=FaultCounter(1))
+    @wrapper({}, initialize=RetryController(max_iterations=most), health_check=FaultCounter(faults))
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         dist.init_process_group(BACKEND)

@@ -87,7 +87,7 @@ def test_group_whose_abort_hangs_or_fails_is_left_behind(start: Start, kind: str
 
 
 def test_job_restarts_until_a_late_abort_has_ended_if_it_is_refused_groups_meanwhile(start: Start) -> None:
-    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), most=None, refusals=3, env=IMPATIENT)
+    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), refusals=3, env=IMPATIENT)
     ranks = job.wait(200)
     assert [rank.value["iteration"] for rank in ranks] == [4, 4], ranks
     assert happened(ranks[0]) == ["built", "abort began", *["refused"] * 3, "abort ended", "built", "shut down"]
@@ -96,8 +96,8 @@ def test_job_restarts_until_a_late_abort_has_ended_if_it_is_refused_groups_meanw
 
 
 def test_abort_that_never_ends_restarts_the_job_until_max_iterations_and_names_its_rank(start: Start) -> None:
-    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), most=5, refusals=None, env=IMPATIENT)
-    assert [rank.type for rank in job.wait(200)] == ["RestartAbort"] * 2  # FaultCounter(1) has excluded nobody
+    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), refusals=None, most=5, env=IMPATIENT)
+    assert [rank.type for rank in job.wait(200)] == ["RestartAbort"] * 2
     first, *others = fold(job.records())
     assert [culprit.rank for culprit in first.verdict.culprits] == [1]
     refused = [incident.verdict for incident in others if incident.iteration < 5]
@@ -107,6 +107,14 @@ def test_abort_that_never_ends_restarts_the_job_until_max_iterations_and_names_i
         own = {told.rank: told.exception for told in job.interruptions(iteration) if told.origin == "own"}
         assert list(own) == [0]
         assert "a communicator is being aborted" in str(own[0])
+    assert not job.of(events.RankSignalled)
+
+
+def test_rank_that_its_own_abort_keeps_from_building_groups_is_excluded_by_its_fault_counter(start: Start) -> None:
+    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), refusals=None, faults=1, env=IMPATIENT)
+    excluded, other = job.wait(200)
+    assert excluded.type == "FaultCounterExceeded"
+    assert other.value["iteration"] == 3  # rank 1 failed itself in iteration 0, rank 0 in 1 and 2
     assert not job.of(events.RankSignalled)
 
 

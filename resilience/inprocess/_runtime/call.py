@@ -62,7 +62,7 @@ from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.initialize import prepared
 from resilience.inprocess.state import State, Status
-from resilience.system import collectives, garbage, store_constructor
+from resilience.system import collectives, garbage, group_aborts, store_constructor
 from resilience.system.environment import keep_nccl_watchdog_from_raising, scoped_environment
 from resilience.system.interrupt import Atomic, Interrupter
 from resilience.system.store import drive, execute
@@ -466,6 +466,7 @@ class CallWrapper:
             return Result(End.RETURNED)
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
+            self._state.failed_beside_abort = group_aborts.is_left()
             client.function_interrupted()
             counts = self._without_interruption(error)
             if counts is None:
@@ -604,6 +605,7 @@ class CallWrapper:
                 return Result(End.RETURNED)
             except BaseException as error:
                 is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
+                self._state.failed_beside_abort = group_aborts.is_left()
                 counts = self._without_interruption(error)
                 if counts is None:
                     stage.outcome = "interrupted"

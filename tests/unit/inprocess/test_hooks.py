@@ -82,6 +82,14 @@ def test_error_that_left_a_communication_call_excludes_no_rank(error: Exception)
     assert counter.faults_count == 0
 
 
+def test_error_that_left_a_communication_call_beside_an_abort_of_its_own_rank_counts() -> None:
+    """Its backend may refuse new groups until that abort returns, if it ever does."""
+    counter, state, error = FaultCounter(0), State(rank=1, world_size=4), ConnectionResetError("refused")
+    state.failed_beside_abort = True
+    with pytest.raises(FaultCounterExceeded):
+        counter(state, error)
+
+
 def test_without_a_bound_faults_are_only_counted() -> None:
     counter = FaultCounter()
     for _ in range(5):
