@@ -10,6 +10,12 @@ from resilience.attribution.verdict import Verdict
 
 def ranks_in_words(ranks: Iterable[int], limit: int = 12) -> str:
     """Return ranks as ranges, "0-3, 7". Beyond `limit` ranges, the remaining ranks are only counted."""
+    shown, hidden = first_ranks_in_words(ranks, limit)
+    return f"{shown}, … and {hidden} more" if hidden else shown
+
+
+def first_ranks_in_words(ranks: Iterable[int], limit: int) -> tuple[str, int]:
+    """Return the first `limit` ranges of ranks, "0-3, 7", and how many ranks are in none of these."""
     ordered = sorted(set(ranks))
     runs: list[list[int]] = []
     for rank in ordered:
@@ -17,11 +23,8 @@ def ranks_in_words(ranks: Iterable[int], limit: int = 12) -> str:
             runs[-1][1:] = [rank]
         else:
             runs.append([rank])
-    parts = ["-".join(map(str, run)) for run in runs]
-    if len(parts) > limit:
-        hidden = len(ordered) - sum(run[-1] - run[0] + 1 for run in runs[:limit])
-        parts = [*parts[:limit], f"… and {hidden} more"]
-    return ", ".join(parts)
+    hidden = len(ordered) - sum(run[-1] - run[0] + 1 for run in runs[:limit])
+    return ", ".join("-".join(map(str, run)) for run in runs[:limit]), hidden
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -336,5 +336,5 @@ def category(symptom: Symptom) -> Category:
             "ended_unseen" | "killed" | "crashed" | "missed_completion" | "went_on" | "communication" | "desynchronised"
         ):
             return "unknown"
-        case "ended_unseen" | "common" | "store_lost" | "ended_by_monitor" | "unknown":
+        case "common" | "store_lost" | "ended_by_monitor" | "unknown":
             return "unknown"

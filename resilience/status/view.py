@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from resilience.attribution.advice import named, ranks_in_words
+from resilience.attribution.advice import first_ranks_in_words, named
 from resilience.errors import ConfigurationError
 from resilience.facts.in_words import count, seconds
 from resilience.run_folder.rank_ranges import ranges_of
@@ -306,8 +306,8 @@ def _group_table(groups: Sequence[Group], width: int, what: What) -> list[Line]:
 
 def _some(ranks: Sequence[int]) -> str:
     """Return the first of these ranks. Another column shows their number."""
-    words, comma, _ = ranks_in_words(ranks, 3).partition(", …")
-    return f"{words} …" if comma else words
+    words, hidden = first_ranks_in_words(ranks, 3)
+    return f"{words} …" if hidden else words
 
 
 def _narrowed(header: Sequence[str], rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:

@@ -84,8 +84,9 @@ class JobEnd:
         self._line = ""
 
     def ended(self, folder: Path, restarts: int, error: str) -> None:
-        """Note that a call ended on rank 0. restarts: in place, in this call. error: empty if the call completed."""
-        outcome = "completed" if not error else f"failed ({error.partition(':')[0]})"
+        """Note that a call ended on rank 0. restarts: in place, in this call. error: the type of the exception that
+        ended it, empty if the call completed."""
+        outcome = "completed" if not error else f"failed ({error})"
         after = f" after {count(restarts, 'restart')} in place" if restarts else ""
         self._line = _end_line(outcome + after, folder)
         self._pid = os.getpid()

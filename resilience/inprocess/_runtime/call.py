@@ -194,13 +194,13 @@ class CallWrapper:
                 on_deferred=session.signal_deferred,
                 leaving=self._leaving,
             )
-            error, takes_part = "", False
+            kind, error, takes_part = "", "", False
             try:
                 self._interrupter.install()
                 takes_part = True
                 return self._completed(self._take_part())
             except BaseException as failure_raised:
-                error = error_in_words(failure_raised)
+                kind, error = type(failure_raised).__name__, error_in_words(failure_raised)
                 failure.release_own(failure_raised)
                 if takes_part and not isinstance(failure_raised, LeftInChild):  # else the store does not know yet
                     self._restore_modes_for_caller()
@@ -212,7 +212,7 @@ class CallWrapper:
                 finally:
                     self._let_go()
                 if os.getpid() == session.emitter.origin.pid:  # else a forked child leaves, and the call goes on
-                    session.ended(self._state.iteration + 1, self._entered, error)
+                    session.ended(self._state.iteration + 1, self._entered, kind, error)
 
     def _restore_modes_for_caller(self) -> None:
         try:

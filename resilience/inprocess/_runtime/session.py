@@ -410,14 +410,14 @@ class Session:
                 terminated = drive(restart.terminated_of(left, limit), self.store)
                 self._others_go_on = terminated is not None and len(terminated) < left.world_size
 
-    def ended(self, iterations: int, restarts: int, error: str) -> None:
-        """Emit the record of the call's end. restarts: after which the function began again. error: what ended the
-        call, empty if it completed."""
+    def ended(self, iterations: int, restarts: int, kind: str, error: str) -> None:
+        """Emit the record of the call's end. restarts: after which the function began again. kind, error: the type and
+        the words of the exception that ended the call, empty if it completed."""
         outcome: events.Outcome = "left" if error else "completed"
         self._has_completed = not error
         self.emit(events.CallEnded(outcome, iterations, time.monotonic() - self._began, error))
         if self.emitter.origin.rank == 0 and not self._others_go_on and not has_agent():
-            standard.ENDING.ended(self._folder, restarts, error)
+            standard.ENDING.ended(self._folder, restarts, kind)
 
     def move_to(self, seat: Seat) -> None:
         """Move the rank to its seat in the next iteration. Rank 0 also has the iteration's store hosted."""
