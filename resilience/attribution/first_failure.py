@@ -27,8 +27,10 @@ def failure_in_words(incident: Incident, has_nodes: bool = False) -> str:
     verdict, chief = incident.verdict, chief_culprit(incident.verdict)
     if verdict.what == "store_lost":
         return "the job's store was lost"
-    if verdict.candidates and not verdict.culprits:
-        return f"{UNKNOWN} (candidates: {candidates_in_words(verdict)})"
+    if verdict.candidates and (chief is None or verdict.first is None):
+        later = named(culprit.rank for culprit in verdict.culprits)
+        broke = "" if chief is None else f"; {later} broke in the restart ({cause_of(incident)})"
+        return f"{UNKNOWN} (candidates: {candidates_in_words(verdict)}){broke}"
     if chief is None and verdict.what in _OPEN:
         return UNKNOWN + _OPEN[verdict.what]
     if chief is None:

@@ -69,8 +69,9 @@ class Blind(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Which ranks are to blame, for what, and by which rules. first: the first mover's initial rank. candidates: ranks
-    that may be to blame, with too little confidence to be named; if there are only candidates, `what` is unknown."""
+    """Which ranks are to blame, for what, and by which rules. first: the first mover's initial rank, None if it is not
+    known, as where culprits broke only in the restart and one of the candidates began it. candidates: ranks that may be
+    to blame, with too little confidence to be named; if there are only candidates, `what` is unknown."""
 
     what: Class
     category: Category
@@ -107,7 +108,7 @@ def judge(evidence: Evidence) -> Verdict:
     if not in_restart:
         return _judged(evidence)
     verdict = _judged(without_restart(evidence, in_restart.keys()), without_stops(evidence, in_restart))
-    return verdict if verdict.culprits else _unsure(_judged(evidence))
+    return verdict if verdict.culprits else _unsure(_judged(evidence, began=verdict.candidates))
 
 
 def _unsure(verdict: Verdict) -> Verdict:
@@ -119,9 +120,11 @@ def _unsure(verdict: Verdict) -> Verdict:
     return msgspec.structs.replace(verdict, culprits=culprits)
 
 
-def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxyType({})) -> Verdict:
+def _judged(
+    evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxyType({}), began: tuple[Culprit, ...] = ()
+) -> Verdict:
     """Return the verdict on these records. in_restart: ranks that broke later, which are to blame too if it is their
-    own fault."""
+    own fault. began: candidates for the beginning, if the records are also of ranks that broke later."""
     symptoms = without_stops(evidence, _without_consequences(_without_lost_monitors(symptoms_of(evidence))))
     verdict = _named(_store_lost(evidence) or _common(evidence, symptoms) or _culprits(evidence, symptoms))
     first = verdict.first
@@ -133,6 +136,9 @@ def _judged(evidence: Evidence, in_restart: Mapping[int, Symptom] = MappingProxy
         broken = [late for late in in_restart.values() if late.is_own and late.rule != 2 and late.rank != first]
         later = tuple(Culprit(late.rank, late.what, late.confidence, late.rule) for late in broken)
         verdict = _named(msgspec.structs.replace(verdict, culprits=verdict.culprits + later))
+    suspects = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
+    if others := tuple(candidate for candidate in began if candidate.rank not in suspects):
+        first, verdict = None, msgspec.structs.replace(verdict, candidates=verdict.candidates + others)
     guilty = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
     reported = [symptom.rank for symptom in symptoms.values() if symptom.rank not in guilty]
     return msgspec.structs.replace(

@@ -64,6 +64,13 @@ def test_unsure_verdict_says_so() -> None:
     assert words == "which rank failed first is not known (candidates: ranks 0, 2)"
 
 
+def test_rank_that_broke_in_the_restart_is_not_said_to_have_failed_first() -> None:
+    began, broke = Culprit(0, "hung", 0.4, 7), Culprit(1, "killed", 0.5, 1)
+    verdict = Verdict("killed", "host", culprits=(broke,), candidates=(began,))
+    words = "which rank failed first is not known (candidates: rank 0); rank 1 broke in the restart (SIGKILL)"
+    assert failure_in_words(incident(verdict, ECHO, KILLED)) == words
+
+
 def test_rank_without_a_record_is_named_with_its_class() -> None:
     verdict = Verdict("hung", "user_code", culprits=(Culprit(2, "stopped", 0.7, 7),))
     assert failure_in_words(incident(verdict, ECHO)) == "rank 2 failed first (stopped)"

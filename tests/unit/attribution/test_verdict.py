@@ -803,6 +803,42 @@ def test_rank_that_exits_in_an_unexplained_restart_is_blamed_with_low_confidence
     assert verdict.culprits[0].confidence == NAMED
 
 
+@pytest.mark.parametrize("how", ["exit", "hook hangs", "hook fails"])
+def test_candidates_of_the_beginning_stand_beside_the_rank_that_breaks_in_the_restart(how: str) -> None:
+    """Rank 1 or rank 3 hangs, nobody knows which. Rank 2, which waited as rank 0 did, breaks when all restart."""
+    later = breaks(2, how)
+    began = Evidence(
+        (silent(0, BACKWARD, hang="in_collective"),),
+        first=0,
+        active=RANKS,
+        stacks={0: BACKWARD, 1: LOADS, 2: BACKWARD, 3: (STEP,)},
+        answered=RANKS,
+        after_answer=frozenset({(2, later.interruption)}),
+    )
+    assert (blamed(began), candidates(began)) == ([], [1, 3])
+    verdict = judge(msgspec.structs.replace(began, records=(*began.records, later)))
+    assert verdict.first is None, "nothing says which rank began it"
+    suspects = {culprit.rank for culprit in (*verdict.culprits, *verdict.candidates)}
+    assert suspects == {1, 2, 3}
+    assert all(culprit.rank == 2 and culprit.confidence == NAMED for culprit in verdict.culprits)
+    assert bool(verdict.culprits) is how.startswith("hook"), "an end without a reason may follow from the hang"
+    cleared = {rank for group in verdict.exonerated for rank in group.ranks}
+    assert not (suspects & cleared or suspects & set(verdict.cascade))
+
+
+def test_rank_that_is_a_candidate_already_is_named_once_when_it_breaks_in_the_restart() -> None:
+    later = breaks(1, "hook hangs")
+    seen = Evidence(
+        (silent(0, BACKWARD, hang="in_collective"), later),
+        first=0,
+        active=RANKS,
+        stacks={0: BACKWARD, 1: LOADS, 2: BACKWARD, 3: (STEP,)},
+        answered=RANKS,
+        after_answer=frozenset({(1, later.interruption)}),
+    )
+    assert (blamed(seen), candidates(seen)) == ([(1, "hook_hung")], [3])
+
+
 def test_rank_that_could_not_be_freed_is_blamed_though_it_had_answered() -> None:
     """Its watcher answers while its main thread is in C code that no interrupt reaches."""
     record = InterruptionRecord(2, Interruption.HARD_TIMEOUT, detector=Detector("watchdog", 12.0), stage="run")
