@@ -27,6 +27,7 @@ from resilience.attribution.lost_stores import without_cycle_store
 from resilience.attribution.progress import in_cycle
 from resilience.attribution.symptoms import is_end
 from resilience.attribution.verdict import Verdict, judge
+from resilience.attribution.wrapped_ranks import with_accounts
 from resilience.core.watch import AGENT_LOST
 from resilience.facts import tracebacks
 from resilience.facts.in_words import count
@@ -70,7 +71,7 @@ def incident(history: History, place: Cycle, inside: Sequence[Iteration], before
     is_store_lost = 2 * len(without_store) > (size or 0)  # then the other nodes are not to blame
     ranks = _ranks_by_node(parts, lost, size)
     records = _with_one_reason(_records(parts, within, mover, [] if is_store_lost else lost, ranks), inside)
-    evidence = _with_inside(_evidence(history, parts, records, mover, size), inside)
+    evidence = with_accounts(_evidence(history, parts, records, mover, size), inside, parts.values())
     gone_nodes = set() if is_store_lost else {*lost, *_without_agent(parts)}
     gone = frozenset(rank for node in gone_nodes for rank in ranks.get(node, ()))
     evidence = msgspec.structs.replace(evidence, store_lost=without_store, on_lost_node=gone)
@@ -312,39 +313,6 @@ def _is_late(rank: int, workers: dict[int, Worker], records: tuple[InterruptionR
         record.detected_wall_ns or 0 for record in records if record.rank == rank and record.hang == "runs_again"
     ]
     return bool(signals) and min(signals) < max(workers[rank].seen_ns, *ran_again_ns, 0)
-
-
-def _with_inside(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
-    """Return the evidence with a Wrapper's records of its ranks. Earlier evidence wins: the fault began there."""
-    for iteration in inside:
-        evidence = msgspec.structs.replace(
-            evidence,
-            stacks=iteration.stacks | evidence.stacks,
-            steps=iteration.steps | evidence.steps,
-            sections=iteration.sections | evidence.sections,
-            hangs=iteration.hangs | evidence.hangs,
-            collectives=iteration.collectives | evidence.collectives,
-            signalled=iteration.signalled | evidence.signalled,
-            freed_before_look=iteration.freed_before_look | evidence.freed_before_look,
-        )
-        if evidence.first in iteration.answered:  # the Wrapper was restarting when this rank ended the cycle
-            evidence = msgspec.structs.replace(
-                evidence,
-                first=iteration.first_reporter,
-                answered=frozenset(iteration.answered),
-                after_answer=frozenset(iteration.after_answer),
-            )
-    return _without_ranks_that_left_before(evidence, inside)
-
-
-def _without_ranks_that_left_before(evidence: Evidence, inside: Sequence[Iteration]) -> Evidence:
-    """Return the evidence without ranks that an earlier iteration of the cycle has excluded."""
-    last = inside[-1] if inside else None
-    if last is None or len(last.started) != last.world_size:
-        return evidence  # no Wrapper, or not all ranks of its last iteration are known
-    active = frozenset(rank for rank, state in last.started.items() if state == "active")
-    inactive = frozenset(last.started) - active
-    return msgspec.structs.replace(evidence, active=active, inactive=inactive, is_alone=len(active) == 1)
 
 
 def _status(cycles: CycleHistory, place: Cycle, parts: dict[str, NodeCycle], following: dict[str, NodeCycle]) -> Status:

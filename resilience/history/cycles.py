@@ -572,7 +572,7 @@ class CycleHistory:
             case events.EvidenceCaptured(method):
                 self._part(record).worker(rank).evidence = method
             case events.WorkerSeen(is_suspicion=False):
-                self._part(record).worker(rank).looked_at(event, at_ns)
+                self._part(record).worker(rank).looked_at(event, at_ns, record.mono_ns)
             case events.RankExited():
                 worker = self._part(record).worker(rank)
                 worker.left, worker.ended_wall_ns = event, worker.ended_wall_ns or at_ns

@@ -43,6 +43,7 @@ class Worker:
         self.signals: tuple[str, str] | None = None  # signals that its monitor sent, and the limit that fired
         self.seen: events.WorkerSeen | None = None  # where it was when another rank hung
         self.seen_ns = 0  # UTC
+        self.looked_ns = 0  # the same, monotonic
         self.signalled_ns = 0  # UTC, of its monitor's first signal; 0 if there was none
         self.called_ns: int | None = None  # when a Wrapper's function was called
         # Call and iteration in its Wrapper, and monotonic ns: the last one that it began, and the last one that was
@@ -88,10 +89,10 @@ class Worker:
         is_late = ran_until is not None and self.exited_ns is not None and self.exited_ns > ran_until
         return self.exit.code != 0 or is_late
 
-    def looked_at(self, look: events.WorkerSeen, at_ns: int) -> None:
+    def looked_at(self, look: events.WorkerSeen, at_ns: int, mono_ns: int) -> None:
         """Note where it was. The first look counts: what it does once another rank was ended is no evidence."""
         if self.seen is None:
-            self.seen, self.seen_ns = look, at_ns
+            self.seen, self.seen_ns, self.looked_ns = look, at_ns, mono_ns
 
     def signalled(self, event: events.RankSignalled, at_ns: int) -> None:
         """Note a signal of its monitor."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.attribution import launch_incidents
+from resilience.attribution import launch_incidents, wrapped_ranks
 from resilience.attribution.culprits import SURE
 from resilience.attribution.evidence import Evidence
 from resilience.attribution.first_failure import judged
@@ -27,6 +27,7 @@ from resilience.history.history import History
 from resilience.history.iterations import Iteration
 from tests.support import record_streams
 from tests.support.launch_streams import ECHO, LEG_S, STEP_S, TRACEBACK, Fault, Kind, Launched, launched
+from tests.support.nested_streams import nested
 from tests.support.record_streams import LOADS, WAITS
 
 # kind of fault -> interruption, class, category
@@ -491,17 +492,30 @@ def of_node(records: list[Record]) -> list[Record]:
 # -- who waited for whom ------------------------------------------------------------------------------
 
 
+def later(record: Record, seconds: float, event: events.Event, **place: object) -> Record:
+    """A record of this event on the same rank, so many seconds later."""
+    shift = round(seconds * 1e9)
+    origin = msgspec.structs.replace(record.origin, **place)
+    return Record(0, record.wall_ns + shift, record.mono_ns + shift, origin, event)
+
+
+def waiting(record: Record) -> Record:
+    """The record; if it is of a limit that a rank exceeded, the rank waited in a collective."""
+    event = record.event
+    if isinstance(event, events.RankInterrupted) and event.record.interruption is Interruption.HARD_TIMEOUT:
+        stack = (ThreadStack("MainThread", WAITS),)
+        event = events.RankInterrupted(
+            msgspec.structs.replace(event.record, stacks=stack, open_sections=(), hang="in_collective")
+        )
+    return msgspec.structs.replace(record, event=event)
+
+
 def waited(told: Launched, looks: dict[int, events.WorkerSeen]) -> list[Record]:
     """The records, with a first mover that waited in a collective, and where the others were then."""
     made: list[Record] = []
     for record in told.records:
         event = record.event
-        if isinstance(event, events.RankInterrupted) and event.record.interruption is Interruption.HARD_TIMEOUT:
-            stack = (ThreadStack("MainThread", WAITS),)
-            event = events.RankInterrupted(
-                msgspec.structs.replace(event.record, stacks=stack, open_sections=(), hang="in_collective")
-            )
-        made.append(msgspec.structs.replace(record, event=event))
+        made.append(waiting(record))
         if isinstance(event, events.WorkerExited) and event.expected and event.worker_rank in looks:
             origin = msgspec.structs.replace(
                 record.origin, role="monitor", layer="launcher", initial_rank=event.worker_rank
@@ -581,6 +595,25 @@ def test_limit_that_fires_while_a_failed_program_shuts_down_is_no_hang(code: int
     else:
         assert (incident.kind, incident.verdict.what) == ("terminated", "exited")
         assert judged(incident).sentence == "rank 2 failed first (exit code 3)"
+
+
+@pytest.mark.parametrize(("look_after_s", "culprit"), [(-0.2, 3), (0.2, 1)])
+def test_earlier_of_a_ranks_own_account_and_the_launchers_look_at_it_counts(look_after_s: float, culprit: int) -> None:
+    """A look that is later than the account sees what the rank does in the Wrapper's restart."""
+    job = nested([Fault("hang", 2)], ranks=4)
+    entered = [r for r in job.records if isinstance(r.event, events.IterationStarted) and r.origin.cycle == 0]
+    records = list(job.records)
+    for record in entered:
+        rank = record.origin.initial_rank
+        stack, hang = (LOADS, "on_lock") if rank == 1 else (WAITS, "in_collective")
+        look = (LOADS, "on_lock") if rank == 3 else (WAITS, "in_collective")
+        records += [
+            later(record, 1.0, events.IterationDecided(by=0, stack=stack, hang=hang)),
+            later(record, 1.0 + look_after_s, events.WorkerSeen(look[1], look[0]), role="monitor", layer="launcher"),
+        ]
+    (incident,) = fold(sorted(map(waiting, records), key=lambda record: record.mono_ns))
+    assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(culprit, "waits_for_lock")]
+    assert incident.where == user_frame(LOADS)
 
 
 def test_nobody_is_blamed_where_all_wait_in_a_collective_or_nothing_was_seen() -> None:
@@ -788,7 +821,7 @@ def test_rank_that_left_in_the_first_iteration_of_a_cycle_took_no_part_in_its_en
     first, last = Iteration(), Iteration()
     first.started, first.world_size = dict.fromkeys(range(4), "active"), 4
     last.started, last.world_size = dict.fromkeys((0, 2, 3), "active"), 3
-    evidence = launch_incidents._without_ranks_that_left_before(Evidence(active=frozenset(range(4))), [first, last])
+    evidence = wrapped_ranks._without_ranks_that_left_before(Evidence(active=frozenset(range(4))), [first, last])
     assert evidence.active == {0, 2, 3}
 
 
