@@ -22,7 +22,6 @@ def with_accounts(evidence: Evidence, inside: Sequence[Iteration], parts: Iterab
     """Return the evidence on a cycle with a Wrapper's records of its ranks. The earliest evidence wins: the fault began
     there. inside: the Wrapper's iterations that belong to the cycle, in order. parts: the cycle on each node, with the
     looks of the launcher's monitors."""
-
     looked_ns = {rank: worker.looked_ns for part in parts for rank, worker in part.workers.items()}
     answered = [iteration.answered for iteration in inside]
 
