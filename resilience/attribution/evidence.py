@@ -89,61 +89,22 @@ def apart_ns(evidence: Evidence, record: InterruptionRecord, other: Interruption
     return sum(evidence.clock_errors.get(node, UNKNOWN_NS) for node in (record.node, other.node))
 
 
-def without_reruns(evidence: Evidence) -> Evidence:
-    """Return the evidence without the word for a rank that ran again when it was looked at: if the end of another rank
-    may have freed it, it had waited for that one; otherwise it computes, now and then."""
-
-    def known(rank: int, hang: Hang | None) -> Hang | None:
-        return hang if hang != "runs_again" else "in_collective" if rank in evidence.late else "in_loop"
-
-    records = (msgspec.structs.replace(record, hang=known(record.rank, record.hang)) for record in evidence.records)
-    hangs = {rank: word for rank, hang in evidence.hangs.items() if (word := known(rank, hang)) is not None}
-    return msgspec.structs.replace(evidence, records=tuple(records), hangs=hangs)
-
-
-def with_own_accounts(evidence: Evidence) -> Evidence:
-    """Return the evidence with hangs as the ranks recorded them themselves, before their abort, where their monitors
-    looked only afterwards: those may have seen the restart."""
-
-    def own(record: InterruptionRecord) -> InterruptionRecord:
-        account = evidence.hangs.get(record.rank)
-        if account in (None, record.hang) or record.hang in _IN_NO_RESTART or not _is_torn(evidence, record):
-            return record
-        return msgspec.structs.replace(record, hang=account, process=None, stacks=(), open_sections=())
-
-    return msgspec.structs.replace(evidence, records=tuple(map(own, evidence.records)))
-
-
-def with_waits_for_a_device(evidence: Evidence) -> Evidence:
-    """Return the evidence with ranks that wait for a collective on their device as ranks that wait in a collective.
-
-    A collective of an accelerator runs on the device. Its rank goes on, and waits later, anywhere in the program. So
-    the numbers of the collectives decide: the rank has entered one that other members have not reached."""
-    entered = {rank: entries for rank, entries in evidence.collectives.items() if rank in evidence.active}
-    words = {record.rank: record.hang for record in evidence.records if record.interruption in HANGS}
-    waiting = {
-        rank
-        for rank in ahead(entered, evidence.seats or {rank: rank for rank in evidence.active})
-        if {words.get(rank), evidence.hangs.get(rank)} <= _ON_DEVICE
-    }
-    if not waiting:
-        return evidence
-    records = tuple(
-        msgspec.structs.replace(record, hang="in_collective")
-        if record.rank in waiting and record.interruption in HANGS
-        else record
-        for record in evidence.records
+def corrected(evidence: Evidence) -> Evidence:
+    """Return the evidence with how each rank hung, and where, as far as all of it together shows that."""
+    evidence = _without_reruns(_with_own_accounts(evidence))
+    hangs = {record.rank: record.hang for record in evidence.records if record.hang is not None}
+    entered = {record.rank: record.last_collectives for record in evidence.records if record.last_collectives}
+    evidence = msgspec.structs.replace(
+        evidence, hangs=hangs | evidence.hangs, collectives=entered | evidence.collectives
     )
-    hangs = evidence.hangs | dict.fromkeys(waiting, "in_collective")
-    return msgspec.structs.replace(evidence, records=records, hangs=hangs)
+    return _with_waits_for_a_device(evidence)
 
 
 def symptoms_of(evidence: Evidence) -> dict[int, Symptom]:
     """Return the most telling symptom of each rank, the first reporter's first. Own faults win over echoes."""
     symptoms: dict[int, Symptom] = {}
-    is_cause_seen = any(record.hang not in (None, "in_collective") for record in evidence.records)
     for record in evidence.records:
-        if _has_waited(evidence, record, is_cause_seen):
+        if _has_waited(evidence, record):
             record = msgspec.structs.replace(record, hang="in_collective")
         rank = record.rank
         later = _symptom(evidence, record)
@@ -174,6 +135,66 @@ def without_restart(evidence: Evidence, ranks: Set[int]) -> Evidence:
     return msgspec.structs.replace(evidence, records=records)
 
 
+def _with_own_accounts(evidence: Evidence) -> Evidence:
+    """Return the evidence with hangs as the ranks recorded them themselves, before their abort, where their monitors
+    looked only afterwards: those may have seen the restart.
+
+    "holds_gil" is found while the rank is asked for its stacks, so it may be from before its answer. If the monitor saw
+    nothing at all, where the rank was when it answered counts, as for a rank without a limit, if a rank was seen to
+    hang elsewhere."""
+
+    def with_hang(record: InterruptionRecord, hang: Hang | None) -> InterruptionRecord:
+        if hang in (None, record.hang) or record.hang in _IN_NO_RESTART or not _is_torn(evidence, record):
+            return record
+        return msgspec.structs.replace(record, hang=hang, process=None, stacks=(), open_sections=())
+
+    records = [with_hang(record, evidence.hangs.get(record.rank)) for record in evidence.records]
+    if any(record.hang not in (None, "in_collective") for record in records):
+        records = [
+            with_hang(record, "in_collective")
+            if record.hang is None and not record.stacks and waits(evidence, record.rank)
+            else record
+            for record in records
+        ]
+    return msgspec.structs.replace(evidence, records=tuple(records))
+
+
+def _without_reruns(evidence: Evidence) -> Evidence:
+    """Return the evidence without the word for a rank that ran again when it was looked at: if the end of another rank
+    may have freed it, it had waited for that one; otherwise it computes, now and then."""
+
+    def known(rank: int, hang: Hang | None) -> Hang | None:
+        return hang if hang != "runs_again" else "in_collective" if rank in evidence.late else "in_loop"
+
+    records = (msgspec.structs.replace(record, hang=known(record.rank, record.hang)) for record in evidence.records)
+    hangs = {rank: word for rank, hang in evidence.hangs.items() if (word := known(rank, hang)) is not None}
+    return msgspec.structs.replace(evidence, records=tuple(records), hangs=hangs)
+
+
+def _with_waits_for_a_device(evidence: Evidence) -> Evidence:
+    """Return the evidence with ranks that wait for a collective on their device as ranks that wait in a collective.
+
+    A collective of an accelerator runs on the device. Its rank goes on, and waits later, anywhere in the program. So
+    the numbers of the collectives decide: the rank has entered one that other members have not reached."""
+    entered = {rank: entries for rank, entries in evidence.collectives.items() if rank in evidence.active}
+    words = {record.rank: record.hang for record in evidence.records if record.interruption in HANGS}
+    waiting = {
+        rank
+        for rank in ahead(entered, evidence.seats or {rank: rank for rank in evidence.active})
+        if {words.get(rank), evidence.hangs.get(rank)} <= _ON_DEVICE
+    }
+    if not waiting:
+        return evidence
+    records = tuple(
+        msgspec.structs.replace(record, hang="in_collective")
+        if record.rank in waiting and record.interruption in HANGS
+        else record
+        for record in evidence.records
+    )
+    hangs = evidence.hangs | dict.fromkeys(waiting, "in_collective")
+    return msgspec.structs.replace(evidence, records=records, hangs=hangs)
+
+
 def _is_late(evidence: Evidence, record: InterruptionRecord) -> bool:
     """Return True if a rank had answered the interruption when it came to what this record says."""
     rank = record.rank
@@ -193,20 +214,10 @@ def _symptom(evidence: Evidence, record: InterruptionRecord) -> Symptom:
     return own_error(shown) if evidence.is_alone and rank in evidence.active else shown
 
 
-def _has_waited(evidence: Evidence, record: InterruptionRecord, is_cause_seen: bool) -> bool:
-    """Return True if a hung rank waited in a collective, whatever its monitor saw. is_cause_seen: a rank was seen to
-    hang elsewhere.
-
-    The rank itself recorded that before anything was cut. Its monitor may have looked after the abort had freed the
-    rank, or got no answer from a busy host. A finding from before stands: the signal that asks for stacks may have
-    ended the call in which the rank hung. If it saw nothing at all, where the rank was when it answered counts, as for
-    a rank without a limit, if the cause was seen."""
-    is_torn = _is_torn(evidence, record)
-    if evidence.hangs.get(record.rank) != "in_collective":
-        is_unseen = is_torn and record.hang is None and not record.stacks
-        return is_unseen and is_cause_seen and waits(evidence, record.rank)
-    # "holds_gil" is found while the rank is asked for its stacks, so it may be from before its answer.
-    return record.hang in _SAYS_LITTLE or (is_torn and record.hang in ("on_lock", "in_loop", "in_kernel"))
+def _has_waited(evidence: Evidence, record: InterruptionRecord) -> bool:
+    """Return True if a hung rank recorded itself that it waited in a collective, and its monitor saw no more than that
+    it hung, as on a busy host, where the rank does not answer."""
+    return evidence.hangs.get(record.rank) == "in_collective" and record.hang in _SAYS_LITTLE
 
 
 def _is_torn(evidence: Evidence, record: InterruptionRecord) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from resilience.attribution import launch_incidents, lost_monitors
 from resilience.attribution.advice import ADVICE, named
 from resilience.attribution.culprits import UNSURE
-from resilience.attribution.evidence import Evidence, broken_in_restart
+from resilience.attribution.evidence import Evidence, broken_in_restart, corrected
 from resilience.attribution.incident import (
     Incident,
     Status,
@@ -220,7 +220,8 @@ def _incident(history: History, key: Place, before: list[Incident], is_sample: b
     if is_sample:
         evidence = msgspec.structs.replace(evidence, size=None, world=None)
     verdict = judge(evidence)
-    records = (*_ordered(iteration, verdict, broken_in_restart(evidence).keys() - {verdict.first}), *records_after)
+    in_restart = broken_in_restart(corrected(evidence)).keys() - {verdict.first}
+    records = (*_ordered(iteration, verdict, in_restart), *records_after)
     last = places_after[-1] if places_after else key
     again = history.started_again(last)
     has_following = again is not None or not places_after

@@ -23,11 +23,9 @@ from resilience.attribution.evidence import (
     Evidence,
     arrival,
     broken_in_restart,
+    corrected,
     symptoms_of,
     waits,
-    with_own_accounts,
-    with_waits_for_a_device,
-    without_reruns,
     without_restart,
 )
 from resilience.attribution.reach import OwnHangs, began_out_of_reach, is_before, own_hangs
@@ -97,13 +95,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge(evidence: Evidence) -> Verdict:
     """Return which ranks are to blame for an interruption."""
-    evidence = without_reruns(with_own_accounts(evidence))
-    hangs = {record.rank: record.hang for record in evidence.records if record.hang is not None}
-    entered = {record.rank: record.last_collectives for record in evidence.records if record.last_collectives}
-    evidence = msgspec.structs.replace(
-        evidence, hangs=hangs | evidence.hangs, collectives=entered | evidence.collectives
-    )
-    evidence = with_waits_for_a_device(evidence)
+    evidence = corrected(evidence)
     in_restart = broken_in_restart(evidence)
     if not in_restart:
         return _judged(evidence)
