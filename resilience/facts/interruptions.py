@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -140,6 +140,15 @@ class Collective(msgspec.Struct, frozen=True, omit_defaults=True):
     expected: str = ""
     is_recorded: bool = False
     is_transfer: bool = False
+
+
+class ProgramPosition(NamedTuple):
+    """Where a rank is in its program: its highest step, its open sections, outermost first, and the last collectives
+    that it entered."""
+
+    step: int | None
+    sections: tuple[str, ...]
+    collectives: tuple[Collective, ...]
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -32,7 +32,7 @@ from resilience.facts import events
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import recorded_name
 from resilience.facts.identity import FileOwner, Origin
-from resilience.facts.interruptions import Collective, Detector, Interruption, InterruptionRecord
+from resilience.facts.interruptions import Detector, Interruption, InterruptionRecord, ProgramPosition
 from resilience.facts.limits import NO_LIMIT, Limit, Limits, Rule
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import launcher_check, supervision, unstarted
@@ -440,10 +440,10 @@ class Session:
         sections = self.page.open_sections
         return {"origin": origin, "step": self.page.step_value, "section": sections[-1] if sections else None}
 
-    def position(self) -> tuple[int | None, tuple[str, ...], tuple[Collective, ...]]:
-        """Return the highest step, the open sections, outermost first, and the last collectives. Any thread."""
+    def position(self) -> ProgramPosition:
+        """Return where the rank is. Any thread."""
         sections = tuple(map(recorded_name, self.page.open_sections))
-        return self.page.step_value, sections, last_collectives(self.page.collectives())
+        return ProgramPosition(self.page.step_value, sections, last_collectives(self.page.collectives()))
 
     # -- the ticker -----------------------------------------------------------------------------
 

@@ -34,10 +34,10 @@ from resilience.facts.events import (
 )
 from resilience.facts.interruptions import (
     HANGS,
-    Collective,
     Frame,
     Interruption,
     InterruptionRecord,
+    ProgramPosition,
     decode,
     load_decoder,
 )
@@ -82,7 +82,7 @@ class IterationWatcher:
         state: Callable[[], State],
         abort: Abort | None,
         interrupter: Interrupter,
-        position: Callable[[], tuple[int | None, tuple[str, ...], tuple[Collective, ...]]],
+        position: Callable[[], ProgramPosition],
         emit: Callable[..., None],
         *,
         patience: Patience,
