@@ -46,7 +46,10 @@ def is_right_class(outcome: Outcome) -> bool:
 
 
 def guilty_ranks(outcome: Outcome) -> set[int]:
-    return set(outcome.case.guilty(outcome.struck))
+    """Return the ranks that may be named. Nothing has happened to a rank that only lost its monitor, so a verdict that
+    says anything else of it names a healthy rank."""
+    guilty, rank = set(outcome.case.guilty(outcome.struck)), outcome.verdict.rank
+    return guilty - {rank} if is_harmless(outcome) and not is_right_class(outcome) else guilty
 
 
 def names_all(outcome: Outcome) -> bool:
@@ -56,19 +59,21 @@ def names_all(outcome: Outcome) -> bool:
 
 def accused(outcome: Outcome) -> list[int]:
     """Return the healthy ranks that are named with a confidence above NAMED."""
-    guilty = outcome.case.guilty(outcome.struck)
+    guilty = guilty_ranks(outcome)
     return [rank for rank, confidence in outcome.verdict.blamed if confidence > NAMED and rank not in guilty]
 
 
 def is_passed(outcome: Outcome) -> bool:
     """Return True if a case is as it has to be: the job comes to its end with the right parameters, no healthy rank is
-    accused or lost, nothing harmless restarts it, and where one rank is the truth it is named, with its class."""
+    accused or lost, nothing harmless restarts it, and where one rank is the truth it is named, with its class. A killed
+    monitor need not be named, but nothing else may be said of its rank, however unsure."""
     held = outcome.recovered and outcome.is_equal and outcome.is_injected and not outcome.orphans
     if not held or accused(outcome) or outcome.measures.healthy_lost:
         return False
-    if outcome.case.is_harmless and outcome.measures.restarts:
-        return False
-    return outcome.case.is_harmless or bool(outcome.case.ambiguous) or (is_first(outcome) and is_right_class(outcome))
+    if outcome.case.is_harmless:
+        has_other_class = outcome.verdict.rank in outcome.case.guilty(outcome.struck) and not is_right_class(outcome)
+        return not (outcome.measures.restarts or has_other_class)
+    return bool(outcome.case.ambiguous) or (is_first(outcome) and is_right_class(outcome))
 
 
 COLUMNS: tuple[tuple[str, Callable[[Sequence[Outcome]], Share]], ...] = (
@@ -181,7 +186,7 @@ def by_confidence(outcomes: Iterable[Outcome]) -> dict[float, Share]:
     """Return, for each confidence that ours gave a rank, the share of these ranks that were broken. Every rank that a
     case blames counts, in whatever place and incident; whom a harmless event blames was not broken."""
     blamed = [
-        (confidence, rank in each.case.guilty(each.struck))
+        (confidence, rank in guilty_ranks(each))
         for each in outcomes
         if each.contestant == "ours" and not each.case.ambiguous
         for rank, confidence in each.verdict.blamed

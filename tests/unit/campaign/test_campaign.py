@@ -422,7 +422,17 @@ def test_killed_monitor_may_be_said_and_no_more() -> None:
     monitor = replace(KILL, fault="monitor", classes=("monitor_lost",))
     said = Verdict(2, "monitor_lost", 0.9, ((2, 0.9),), False, 1)
     assert scoring.is_passed(outcome(monitor, said))
+    assert scoring.is_passed(outcome(monitor, Verdict()))
     assert not scoring.is_passed(outcome(monitor, replace(said, rank=1, blamed=((1, 0.9),))))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+def test_rank_of_a_killed_monitor_is_healthy_so_no_other_class_is_right(confidence: float) -> None:
+    monitor = replace(KILL, fault="monitor", classes=cases.WATCHED["monitor"])
+    wrong = outcome(monitor, Verdict(2, "killed", confidence, ((2, confidence),), False, 1))
+    assert not scoring.is_passed(wrong)
+    assert scoring.accused(wrong) == ([2] if confidence > scoring.NAMED else [])
+    assert scoring.by_confidence([wrong]) == {confidence: scoring.Share(0, 1)}
 
 
 def test_either_rank_of_a_pair_may_be_blamed_but_only_one_be_first() -> None:
