@@ -24,7 +24,7 @@ from tests.campaign.running import Measures, Outcome, end, run, undisturbed
 
 RENAMED = {"nvrx, ft_launcher": "nvrx, ft_launcher, limits set"}
 """Contestants in the published results that have another name now."""
-SETS = {"single": cases.whole, "wide": cases.wide, "handlers": cases.handlers, "more": cases.more}
+SETS = {"single": cases.whole, "wide": cases.wide, "handlers": cases.handlers, "more": cases.more, "large": cases.large}
 
 
 def main() -> int:
@@ -151,7 +151,8 @@ def _options() -> argparse.Namespace:
         "--set",
         choices=sorted(SETS),
         default="single",
-        help="one fault in DDP, pairs and everything else, pairs in handlers, or further kinds of faults",
+        help="one fault in DDP; pairs and everything else; pairs in handlers; further kinds of faults; large: other "
+        "training with the most ranks, and pairs at other sizes",
     )
     parser.add_argument("--numbers", type=_numbers, help="only these cases: 3,17")
     parser.add_argument("--worlds", type=_numbers, default=(2, 4, 8))

@@ -63,6 +63,7 @@ LATER: dict[str, tuple[str, ...]] = {
 """Faults that no other set has: of the schedules of those sets the published results came."""
 EVERYWHERE = "everywhere"  # all ranks raise the same at the same step: each of them is rightly named
 AMBIGUOUS = {"shape": "the error shows on whichever rank is sent more or less than it expects"}
+TWO_RANKS = "with two ranks, either may have left the order"
 CLASSES = {**FAULTS, **MORE, **LOADER, **WATCHED, **LATER}
 
 QUICK = ("exception", "sigkill", "exit", "sigstop", "lock", "barrier", "slow")
@@ -181,6 +182,25 @@ def wide(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> 
         yield _case(number, seed, mode, world, fault, kind)
 
 
+def large(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> Iterator[Case]:
+    """Yield what no other set has: other training than DDP at the largest size, and pairs of faults at all sizes but
+    the one at which `wide` has them."""
+    kinds = [kind for kind in KINDS if kind != "ddp"]
+    usual = max(world for world in (*worlds, 0) if world < max(worlds))
+    sizes = [world for world in worlds if world != usual] or list(worlds)
+    faults = [fault for fault in (*FAULTS, *MORE) if fault not in HARMLESS]
+    every = [*kinds, *("pair" for _ in kinds)]
+    for number in range(count):
+        seed = first + number
+        chance = random.Random(f"large {seed}")
+        group, mode = every[number % len(every)], MODES[number // len(every) % len(MODES)]
+        if group == "pair":
+            yield _pair(number, seed, mode, sizes[number % len(sizes)], chance)
+        else:
+            fault = chance.choice([*LOADER, *faults] if group == "loader" else faults)
+            yield _case(number, seed, mode, max(worlds), fault, group)
+
+
 def handlers(count: int, worlds: tuple[int, ...] = (2, 4, 8), first: int = 1000) -> Iterator[Case]:
     """Yield pairs in which the second rank breaks in a handler of the first fault, each handler of a mode in turn."""
     every = [(mode, place) for mode in MODES for place in HANDLERS[mode]]
@@ -204,7 +224,7 @@ def _case(number: int, seed: int, mode: str, world: int, fault: str, kind: str =
     chance = random.Random(seed)
     ambiguous = AMBIGUOUS.get(fault, "")
     if fault in ("barrier", "skipped") and world == 2:
-        ambiguous = "with two ranks, either may have left the order"
+        ambiguous = TWO_RANKS
     return Case(
         number=number,
         seed=seed,
@@ -222,6 +242,9 @@ def _case(number: int, seed: int, mode: str, world: int, fault: str, kind: str =
 def _pair(number: int, seed: int, mode: str, world: int, chance: random.Random, faults: tuple[str, ...] = ()) -> Case:
     first, second = chance.sample(range(world), 2)
     faults = faults or (chance.choice([*ENDS, *HANGS, *MORE, "monitor"]), chance.choice([*ENDS, *HANGS]))
+    ambiguous = "two ranks that each left the order, in one group" if faults == ("barrier", "barrier") else ""
+    if world == 2 and "barrier" in faults and "monitor" in faults:
+        ambiguous = TWO_RANKS
     return Case(
         number=number,
         seed=seed,
@@ -231,7 +254,7 @@ def _pair(number: int, seed: int, mode: str, world: int, chance: random.Random, 
         rank=first,
         step=chance.randrange(4, 8),
         classes=CLASSES[faults[0]],
-        ambiguous="two ranks that each left the order, in one group" if faults == ("barrier", "barrier") else "",
+        ambiguous=ambiguous,
         second=faults[1],
         second_rank=second,
         second_classes=CLASSES[faults[1]],

@@ -82,6 +82,20 @@ def test_wide_campaign_has_pairs_harmless_events_every_kind_and_eight_ranks_in_e
     assert {case.fault for case in every if case.second} >= {*cases.ENDS, *cases.HANGS, "monitor"}
 
 
+def test_set_of_large_jobs_has_every_training_with_eight_ranks_and_pairs_with_two_and_eight() -> None:
+    every = list(cases.large(24 * 20))
+    assert every == list(cases.large(24 * 20)) != list(cases.large(24 * 20, first=2000))
+    pairs = [case for case in every if case.second]
+    others = [case for case in every if not case.second]
+    assert {(case.mode, case.world) for case in pairs} == {(mode, world) for mode in cases.MODES for world in (2, 8)}
+    expected = {(mode, 8, kind) for mode in cases.MODES for kind in cases.KINDS if kind != "ddp"}
+    assert {(case.mode, case.world, case.kind) for case in others} == expected
+    assert all(case.rank != case.second_rank < case.world for case in pairs)
+    assert {case.fault for case in others if case.kind == "loader"} >= cases.LOADER.keys()
+    left_order = [case for case in pairs if {case.fault, case.second} == {"barrier", "monitor"}]
+    assert left_order and all(bool(case.ambiguous) is (case.world == 2) for case in left_order)
+
+
 def test_pairs_in_handlers_aim_at_every_handler_of_every_mode() -> None:
     every = list(cases.handlers(26, first=7))
     assert every == list(cases.handlers(26, first=7)) != list(cases.handlers(26, first=8))
