@@ -152,7 +152,7 @@ def fold(
 
 def _known(incident: Incident, completeness: Completeness) -> Incident:
     """Return the incident without clearing or blaming ranks whose records are missing because nothing is on record."""
-    if completeness.is_whole:
+    if completeness.has_all_records:
         return incident
     damaged, cleared = set(completeness.damaged), []
     incident = _without_silent_culprits(incident, damaged)

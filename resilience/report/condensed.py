@@ -25,6 +25,7 @@ from resilience.report.counterfactual import NONE_VACANT, WhatIf, vacancies, wha
 from resilience.report.sections import SectionSummary, sections_of, write_s
 from resilience.run_folder.load import Missing, Reader, Run
 from resilience.run_folder.merge import history_of
+from resilience.run_folder.timings import TimingsReader
 
 SCHEMA = 1
 
@@ -66,7 +67,7 @@ class Report(msgspec.Struct, frozen=True):
     lost_s, lost_steps: known losses of all incidents. unknown_cost, unknown_rework: number of incidents whose cost,
     or whose time for repeated steps, is not known and missing in `lost_s`. times: of the whole job, None if too
     many records are missing. restarts: of ranks, in each layer. what_ifs: estimates for other settings.
-    completeness: of the records.
+    completeness: of the records and timings.
     launched: None without the launcher. attempt: the newest one; a folder of an older version may contain several."""
 
     run: str
@@ -147,8 +148,9 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
     unknown_rework = sum(incident.has_unknown_rework for incident in incidents)
     size = history.world_size if history.world_size is not None else history.cycles.largest_world
-    sections = sections_of(run.folder)
-    completeness = run.completeness
+    timings = TimingsReader(run.folder)
+    sections = sections_of(run.folder, timings)
+    completeness = msgspec.structs.replace(run.completeness, timings=tuple(timings.unread))
     spent = times(history, completeness.damaged, unknown_rework > 0) if completeness.is_enough else None
     vacant = NONE_VACANT if spent is None else vacancies(history, incidents, max(1, spent.ranks), completeness.damaged)
     return Report(
@@ -184,7 +186,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         launched=_launched(history),
         incidents=incidents,
         notes=_notes(history),
-        missing=run.missing,
+        missing=(*run.missing, *timings.unread.values()),
         completeness=completeness,
     )
 

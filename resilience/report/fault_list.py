@@ -16,7 +16,7 @@ NAMED = 4  # runs, nodes or ranks of one fault; the others are only counted
 
 def incomplete_lines(known: Iterable[KnownRun], width: int, most: int | None) -> Iterator[Line]:
     """Yield at most `most` runs whose records are incomplete: they may have more incidents."""
-    incomplete = [run for run in known if not run.completeness.is_whole]
+    incomplete = [run for run in known if not run.completeness.has_all_records]
     for run in incomplete[:most]:
         text = f"{run.name} is {incomplete_in_words(run.completeness)}"
         yield from (((line, "bold yellow"),) for line in wrap(text, width))

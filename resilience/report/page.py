@@ -155,8 +155,8 @@ def _template() -> Template:
 
 
 def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
-    at_least = "" if condensed.completeness.is_whole else "at least "
-    none = "no incident" if condensed.completeness.is_whole else "no incident in the readable records"
+    at_least = "" if condensed.completeness.has_all_records else "at least "
+    none = "no incident" if condensed.completeness.has_all_records else "no incident in the readable records"
     incidents_text = at_least + count(len(condensed.incidents), "incident") if condensed.incidents else none
     cost = "" if condensed.lost_s is None or not condensed.incidents else f", {seconds(condensed.lost_s)} lost"
     cost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)

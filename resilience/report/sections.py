@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.errors import DecodeError
-from resilience.telemetry import durations, rank_snapshot, timings
+from resilience.run_folder.timings import TimingsReader
+from resilience.telemetry import rank_snapshot, timings
 from resilience.telemetry.timings import HEARTBEAT, Histogram, upper_bound
 
 BIN = 20  # buckets of a file that are combined here
@@ -34,15 +34,12 @@ class SectionSummary(msgspec.Struct, frozen=True):
     limit_s: float | None = None
 
 
-def sections_of(folder: Path) -> tuple[SectionSummary, ...]:
-    """Return the sections of a run, by name. Unreadable files are left out."""
+def sections_of(folder: Path, reader: TimingsReader | None = None) -> tuple[SectionSummary, ...]:
+    """Return the sections of a run, by name. reader: of the run's timings; notes afterwards what could not be read."""
     total = timings.Timings()
     ranks: dict[str, int] = {}
-    for path in sorted((folder / "timings").glob("*.hist")):
-        try:
-            rank_timings = durations.read_histograms(path).timings()
-        except (OSError, DecodeError):
-            continue  # incomplete, or of another version
+    for _, recorded in (reader or TimingsReader(folder)).histograms:
+        rank_timings = recorded.timings()
         total.merge(rank_timings)
         for name in rank_timings.sections.keys() | rank_timings.failed.keys():
             ranks[name] = ranks.get(name, 0) + 1

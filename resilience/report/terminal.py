@@ -164,10 +164,10 @@ def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
         losses += [count(condensed.lost_steps, "step")] if condensed.lost_steps else []
         lost = f", lost {' and '.join(losses)}" if losses else ""
         lost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
-        at_least = "" if condensed.completeness.is_whole else "at least "
+        at_least = "" if condensed.completeness.has_all_records else "at least "
         yield from field("incidents", f"{at_least}{len(condensed.incidents)}{lost}", width, "bold", indent=2)
     else:
-        none = "none" if condensed.completeness.is_whole else "none in the readable records"
+        none = "none" if condensed.completeness.has_all_records else "none in the readable records"
         yield from field("incidents", none, width, indent=2)
 
 
@@ -218,7 +218,7 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
     text = f"{share} of {seconds(spent.total_s)} productive{f'; lost: {parts}' if parts else ''}"
     if spent.unknown_s >= WORTH * spent.total_s:
         text += f"; {time_unknown_in_words(spent)}"
-    if not condensed.completeness.is_whole:
+    if not condensed.completeness.has_all_records:
         text += f" (of {count(spent.ranks, 'rank')})"
     yield from field("time", text, width, indent=2)
     best_answers: dict[str, WhatIf] = {}

@@ -21,9 +21,11 @@ from resilience.facts.identity import FileOwner, Job, Origin, owner_of
 from resilience.facts.in_words import count
 from resilience.facts.records import SCHEMA, Record, from_line, from_lines
 from resilience.history.completeness import Completeness
+from resilience.telemetry.durations import UNREADABLE
 from resilience.telemetry.recording import JOB_FILE, read_job
 
 RECORDS = "records"
+TIMINGS = "timings"
 NOTED = 20  # unreadable lines noted individually per file; the others are counted
 _Place = tuple[str, int, int, int, int]
 """Role, process id, attempt, cycle and call."""
@@ -196,7 +198,7 @@ def runs_in(root: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise ConfigurationError(f"{root} {_words(error)}") from error
+        raise ConfigurationError(f"{root} {reason_in_words(error)}") from error
     times = {path: at for path in runs if (at := _created_ns(path)) is not None}
     return sorted(times, key=lambda path: (times[path], path.name), reverse=True)
 
@@ -210,13 +212,18 @@ def unlisted_in(folder: Path, *names: str) -> list[Missing]:
         except FileNotFoundError:
             continue  # nothing has been written there
         except OSError as error:
-            unlisted.append(Missing(name, _words(error)))
+            unlisted.append(Missing(name, reason_in_words(error)))
     return unlisted
 
 
 def incomplete_in_words(completeness: Completeness) -> str:
-    """Return which records are missing; "" if none are known to be missing."""
-    if completeness.is_whole:
+    """Return which records and timings are missing; "" if none are known to be missing."""
+    parts = [_missing_records(completeness), _unread_timings(completeness)]
+    return "" if completeness.is_whole else f"incomplete: {'; '.join(filter(None, parts))}"
+
+
+def _missing_records(completeness: Completeness) -> str:
+    if completeness.has_all_records:
         return ""
     ranks = f" of {named(completeness.damaged)}" if completeness.damaged else ""
     owners = [owner_of(name) for name in completeness.files]
@@ -224,7 +231,20 @@ def incomplete_in_words(completeness: Completeness) -> str:
         nodes = [owner.node for owner in owners]
         ranks = f" of the agent{'s' if len(nodes) > 1 else ''} of {', '.join(nodes)}"
     lost = f", at least {count(completeness.lost, 'record')}" if completeness.lost else ""
-    return f"incomplete: records{ranks} are missing{lost}"
+    return f"records{ranks} are missing{lost}"
+
+
+def _unread_timings(completeness: Completeness) -> str:
+    names = completeness.timings
+    if not names:
+        return ""
+    if TIMINGS in names:
+        return "timings cannot be read"
+    ranks = {
+        owner.rank for name in names if (owner := owner_of(Path(name.removesuffix(UNREADABLE)).stem)).rank is not None
+    }
+    of_ranks = f" of {named(ranks)}" if ranks else ""
+    return f"{count(len(names), 'file')} of timings{of_ranks} cannot be read"
 
 
 def is_run(folder: Path) -> bool:
@@ -254,7 +274,7 @@ def _job(folder: Path, missing: list[Missing]) -> Job | None:
     except FileNotFoundError:
         missing.append(Missing(JOB_FILE, "does not exist"))
     except (OSError, DecodeError) as error:
-        missing.append(Missing(JOB_FILE, _words(error)))
+        missing.append(Missing(JOB_FILE, reason_in_words(error)))
     return None
 
 
@@ -264,7 +284,7 @@ def _listed(folder: Path, missing: list[Missing]) -> list[Path]:
     except FileNotFoundError:
         missing.append(Missing(RECORDS, "does not exist"))
     except OSError as error:
-        missing.append(Missing(RECORDS, _words(error)))
+        missing.append(Missing(RECORDS, reason_in_words(error)))
     return []
 
 
@@ -274,7 +294,7 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        missing.append(Missing(name, _words(error)))
+        missing.append(Missing(name, reason_in_words(error)))
         return [], 1
     with contextlib.suppress(DecodeError):  # on an error, decode line by line to find the bad ones
         all_records = from_lines(content)
@@ -296,7 +316,7 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
                 continue
             bad += 1
             if bad <= NOTED:
-                missing.append(Missing(name, f"not a record: {_words(error)}", number))
+                missing.append(Missing(name, f"not a record: {reason_in_words(error)}", number))
             continue
         if record.schema > SCHEMA:
             newer.append(number)
@@ -309,7 +329,7 @@ def _read(path: Path, missing: list[Missing]) -> tuple[list[Record], int]:
     return records, bad
 
 
-def _words(error: Exception) -> str:
+def reason_in_words(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror or error}"
     return str(error)[:120]

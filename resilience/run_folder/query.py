@@ -23,7 +23,7 @@ import errno
 import importlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from resilience.run_folder import query_rows
 from resilience.run_folder.lines import LEVEL_OF
 from resilience.run_folder.load import RECORDS, Reader, completeness_of
 from resilience.run_folder.merge import LOGS, files_of, history_of
+from resilience.run_folder.timings import TimingsReader
 
 MEMORY = "1GB"  # memory limit of DuckDB; the rest goes to the temporary folder
 BATCH = 1000  # rows fetched at once
@@ -69,6 +70,7 @@ _LINE = {
     "file": "VARCHAR",
 }
 _OF_HISTORY = ("incidents", "phases", "restarts", "seconds")
+_OF_TIMINGS = ("timings", "periods", "calls")
 _COUNTS = ("attempt", "cycle", "call")  # omitted from a record if 0
 _SPREAD = ("count", "sum_s", "mean_s", "p50_s", "p95_s", "p99_s", "max_s")
 _TEXTS = ("node", "section", "outcome", "start", "layer", "kind", "category", "status", "phase")
@@ -116,7 +118,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
 
 class QueryResult(msgspec.Struct):
     """The result of a query. rows: readable once, inside the `run_query` block. bad: number of lines left out.
-    completeness: of the records, if the query reads them."""
+    completeness: of the records and timings, if the query reads them."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
@@ -143,7 +145,10 @@ def run_query(folder: Path, sql: str) -> Iterator[QueryResult]:
             try:
                 connection.execute(f"SET memory_limit = '{MEMORY}'")
                 connection.execute(f"SET temp_directory = {_quoted(str(temporary))}")
-                bad = _define(connection, path, temporary, history, completeness)
+                reader = TimingsReader(folder)
+                bad = _define(connection, path, temporary, query_rows.tables(path, history, completeness, reader))
+                if any(view in sql.lower() for view in _OF_TIMINGS):
+                    completeness = msgspec.structs.replace(completeness, timings=tuple(reader.unread))
                 result = connection.execute(sql)
                 if result is None:
                     raise ConfigurationError(
@@ -207,8 +212,8 @@ def _records_read(folder: Path, sql: str) -> tuple[History, Completeness]:
     return History(), completeness_of(folder) if "records" in names else Completeness()
 
 
-def _define(connection: Any, folder: Path, temporary: Path, history: History, completeness: Completeness) -> int:
-    """Create the views for a query; return how many lines of records and logs cannot be parsed."""
+def _define(connection: Any, folder: Path, temporary: Path, tables: Mapping[str, Iterable[dict[str, Any]]]) -> int:
+    """Create the views for a query. Return how many lines of records and logs cannot be parsed."""
     connection.execute("CREATE TABLE levels (tag VARCHAR, level VARCHAR)")
     connection.executemany("INSERT INTO levels VALUES (?, ?)", list(LEVEL_OF.items()))
     text_path = temporary / "text.ndjson"
@@ -234,7 +239,7 @@ def _define(connection: Any, folder: Path, temporary: Path, history: History, co
         FROM (SELECT from_json(json, {shape}) AS r, json AS fields, filename FROM {logs} WHERE json IS NOT NULL
               UNION ALL SELECT from_json(json, {shape}), NULL, NULL FROM {_objects([text_path])})"""
     )
-    for view, rows in query_rows.tables(folder, history, completeness).items():
+    for view, rows in tables.items():
         table = temporary / f"{view}.ndjson"
         _write(table, rows)
         columns = ", ".join(

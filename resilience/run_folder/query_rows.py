@@ -18,20 +18,25 @@ from resilience.history.history import History
 from resilience.history.places import AT_ENTRY
 from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import fields_of
+from resilience.run_folder.load import TIMINGS
 from resilience.run_folder.merge import LineFilter, MergedLines, files_of
+from resilience.run_folder.timings import TimingsReader
 from resilience.telemetry import durations, single_durations, timings
 from resilience.telemetry.timings import Histogram, upper_bound
 
 _NAMED = {timings.HEARTBEAT: "(heartbeat)", HEARTBEAT: "(heartbeat)", OUT_OF_SECTION: "(out of section)"}
 
 
-def tables(folder: Path, history: History, completeness: Completeness) -> dict[str, Iterator[dict[str, Any]]]:
-    """Return the rows of each such view, by its name. Those of `text_of` are no view of their own."""
+def tables(
+    folder: Path, history: History, completeness: Completeness, reader: TimingsReader
+) -> dict[str, Iterator[dict[str, Any]]]:
+    """Return the rows of each such view, by its name. Those of `text_of` are no view of their own. reader: of the run's
+    timings; notes afterwards what could not be read."""
     incidents = incidents_of(history, completeness)
     return {
-        "timings": _timings_of(folder),
-        "periods": _periods_of(folder),
-        "calls": _calls_of(folder),
+        "timings": _timings_of(reader),
+        "periods": _periods_of(reader),
+        "calls": _calls_of(folder, reader),
         "incidents": _rows_of(incidents),
         "phases": _phases_of(history, incidents),
         "restarts": _restarts_of(history),
@@ -47,12 +52,9 @@ def text_of(folder: Path) -> Iterator[dict[str, Any]]:
         yield {**about, **place, "file": line.file, **fields_of(line)}
 
 
-def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in files_of(folder, "timings", ".hist"):
-        try:
-            recorded = durations.read_histograms(path).timings()
-        except (OSError, DecodeError):
-            continue  # `resilience calibrate` reports the problem
+def _timings_of(reader: TimingsReader) -> Iterator[dict[str, Any]]:
+    for path, histograms in reader.histograms:
+        recorded = histograms.timings()
         owner = owner_of(path.stem)
         for outcome, sections in (("completed", recorded.sections), ("failed", recorded.failed)):
             for name, histogram in sections.items():
@@ -61,12 +63,8 @@ def _timings_of(folder: Path) -> Iterator[dict[str, Any]]:
                 yield place | _summary(histogram)
 
 
-def _periods_of(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in files_of(folder, "timings", ".hist"):
-        try:
-            recorded = durations.read_histograms(path)
-        except (OSError, DecodeError):
-            continue  # as above
+def _periods_of(reader: TimingsReader) -> Iterator[dict[str, Any]]:
+    for _, recorded in reader.histograms:
         for name, series in recorded.deadlines.items():
             for number, period in sorted(series.periods.items()):
                 begin = recorded.began_at + number * recorded.period_s
@@ -76,8 +74,8 @@ def _periods_of(folder: Path) -> Iterator[dict[str, Any]]:
                 yield place | values | {"p50_s": period.median, "max_s": period.max, "max_ts": _micros(period.max_at)}
 
 
-def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in files_of(folder, "timings"):
+def _calls_of(folder: Path, reader: TimingsReader) -> Iterator[dict[str, Any]]:
+    for path in files_of(folder, TIMINGS):
         place: dict[str, Any] = {}
         start: dict[str, Any] = {}
         try:
@@ -91,8 +89,8 @@ def _calls_of(folder: Path) -> Iterator[dict[str, Any]]:
                         values = {"section": _NAMED.get(line.section, line.section), "ts": _micros(line.t)}
                         values |= {"duration_s": line.s, "outcome": line.end, "number": line.i, "since_start": line.j}
                         yield place | values | start
-        except (OSError, DecodeError):
-            continue  # the lines after an invalid one are left out
+        except (OSError, DecodeError) as error:
+            reader.note(path, error)  # the lines after an invalid one are left out
 
 
 def _rows_of(incidents: Iterable[Incident]) -> Iterator[dict[str, Any]]:

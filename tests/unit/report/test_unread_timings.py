@@ -1,0 +1,97 @@
+"""Timings that cannot be read are part of what a report says to be missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resilience.cli import main
+from resilience.report.condensed import report
+from resilience.run_folder.load import load
+from resilience.telemetry.durations import UNREADABLE
+from resilience.telemetry.timings import Timings
+from tests.support import rank_timings
+from tests.support.record_streams import Fault, job
+
+RANKS = 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run with one incident, and timings of each rank. The name of the node has a dot."""
+    folder = job([Fault("exception", 1, 0)], world=RANKS).write(tmp_path / "run")
+    (folder / "timings").mkdir(exist_ok=True)
+    for rank in range(RANKS):
+        timings = Timings()
+        rank_timings.add_durations(timings, [("data", 1.0)] * 10)
+        rank_timings.write(folder, "n.a", rank, timings)
+    return folder
+
+
+def damage(folder: Path) -> None:
+    """Leave the timings of ranks 1 to 4 torn, garbage, no file, and set aside by the run."""
+    one, two, three, four = (folder / "timings" / f"n.a-{rank}.hist" for rank in range(1, RANKS))
+    one.write_bytes(one.read_bytes()[:-9])
+    two.write_bytes(b"\x00\xff garbage")
+    three.unlink()
+    three.mkdir()
+    four.rename(four.with_name(four.name + UNREADABLE))
+
+
+def test_readable_timings_leave_the_run_whole(folder: Path) -> None:
+    condensed = report(load(folder))
+    assert condensed.completeness.is_whole
+    assert [missing.file for missing in condensed.missing] == ["job.json"]
+    assert [section.count for section in condensed.sections if section.name == "data"] == [10 * RANKS]
+
+
+def test_unread_timings_are_counted_and_named_in_text_json_and_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    words = "incomplete: 4 files of timings of ranks 1-4 cannot be read"
+    assert main(["report", str(folder), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text().replace("\n", "")
+    assert f'<div class="verdict unsure"><p><b>Records are {words}</b>' in page
+    capsys.readouterr()
+    assert main(["report", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert words in text
+    assert "timings/n.a-3.hist: cannot be read: Is a directory" in text
+    assert main(["report", str(folder), "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    names = {"n.a-1.hist", "n.a-2.hist", "n.a-3.hist", f"n.a-4.hist{UNREADABLE}"}
+    assert set(plain["completeness"]["timings"]) == names
+    assert not plain["completeness"]["is_whole"]
+    assert {missing["file"] for missing in plain["missing"]} == {"job.json", *(f"timings/{name}" for name in names)}
+
+
+def test_incidents_rest_on_records_alone(folder: Path) -> None:
+    whole = report(load(folder))
+    damage(folder)
+    damaged = report(load(folder))
+    assert damaged.completeness.has_all_records and not damaged.completeness.is_whole
+    assert (damaged.incidents, damaged.times, damaged.restarts) == (whole.incidents, whole.times, whole.restarts)
+
+
+def test_folder_of_timings_that_cannot_be_listed_is_missing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "timings").rename(tmp_path / "elsewhere")
+    assert report(load(folder)).completeness.is_whole  # a job without sections has no such folder
+    (folder / "timings").touch()
+    assert main(["report", str(folder)]) == 0
+    assert "incomplete: timings cannot be read" in capsys.readouterr().out
+
+
+def test_sql_says_that_timings_are_missing_if_the_query_reads_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("duckdb", reason="the extra `analysis` is not installed")
+    damage(folder)
+    assert main(["logs", str(folder), "--sql", "SELECT count(*) FROM timings"]) == 0
+    assert "4 files of timings of ranks 1-4 cannot be read" in capsys.readouterr().err
+    assert main(["logs", str(folder), "--sql", "SELECT count(*) FROM records"]) == 0
+    assert capsys.readouterr().err == ""
