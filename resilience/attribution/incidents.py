@@ -32,14 +32,13 @@ from resilience.errors import StoreError
 from resilience.facts import events
 from resilience.facts.interruptions import Interruption, InterruptionRecord
 from resilience.facts.records import Record
-from resilience.history.completeness import Completeness
+from resilience.history.completeness import WHOLE, Completeness
 from resilience.history.cycles import Cycle
 from resilience.history.history import History
 from resilience.history.iterations import Iteration
 from resilience.history.phases import Place
 from resilience.history.places import AT_ENTRY
 
-WHOLE = Completeness()
 _STORE_ERROR = f"{StoreError.__module__}.{StoreError.__qualname__}"
 _LAST = float("inf")  # a cycle's own incident comes after those of its iterations
 

@@ -36,3 +36,6 @@ class Completeness(msgspec.Struct, frozen=True):
     def is_enough(self) -> bool:
         """Return True if numbers of the whole job can be given."""
         return self.has_all_records or (self.ranks > 0 and len(self.damaged) <= SHARE_MISSING * self.ranks)
+
+
+WHOLE = Completeness()

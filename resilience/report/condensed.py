@@ -64,7 +64,8 @@ class Report(msgspec.Struct, frozen=True):
     completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died;
     the launcher stopped it; no end is recorded. failed: lost ranks whose process exited with another status than 0.
     asked: lost ranks whose process died because it was asked to stop.
-    lost_s, lost_steps: known losses of all incidents. unknown_cost, unknown_rework: number of incidents whose cost,
+    lost_s, lost_steps: known losses of all incidents; as all counts of incidents and restarts, lower bounds if records
+    are missing (`completeness.has_all_records`). unknown_cost, unknown_rework: number of incidents whose cost,
     or whose time for repeated steps, is not known and missing in `lost_s`. times: of the whole job, None if too
     many records are missing. restarts: of ranks, in each layer. what_ifs: estimates for other settings.
     completeness: of the records and timings.
@@ -180,7 +181,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         unknown_cost=len(incidents) - len(seconds),
         unknown_rework=unknown_rework,
         times=spent,
-        restarts=restart_times(history),
+        restarts=restart_times(history, completeness),
         what_ifs=() if spent is None else what_ifs(spent, incidents, vacant, write_s(sections)),
         sections=sections,
         launched=_launched(history),
@@ -202,6 +203,7 @@ def as_json(condensed: Report) -> dict[str, Any]:
     plain["times"] = dict.fromkeys(Times.__struct_fields__) if condensed.times is None else plain["times"]
     plain["times"]["ettr"] = None if condensed.times is None else condensed.times.ettr
     plain["completeness"]["is_whole"] = condensed.completeness.is_whole
+    plain["completeness"]["has_all_records"] = condensed.completeness.has_all_records
     plain["incidents"] = [to_json(incident) for incident in condensed.incidents]
     return {"schema": SCHEMA, **plain, "is_ended": condensed.is_ended, "end": condensed.end}
 

@@ -46,6 +46,7 @@ from resilience.report.sections import SectionSummary
 from resilience.report.terminal import (
     TIMES_UNKNOWN,
     as_of_in_words,
+    at_least_in_words,
     at_most_in_words,
     incident_lines,
     report_lines,
@@ -155,10 +156,12 @@ def _template() -> Template:
 
 
 def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
-    at_least = "" if condensed.completeness.has_all_records else "at least "
+    at_least = at_least_in_words(condensed)
     none = "no incident" if condensed.completeness.has_all_records else "no incident in the readable records"
     incidents_text = at_least + count(len(condensed.incidents), "incident") if condensed.incidents else none
-    cost = "" if condensed.lost_s is None or not condensed.incidents else f", {seconds(condensed.lost_s)} lost"
+    cost = (
+        "" if condensed.lost_s is None or not condensed.incidents else f", {at_least}{seconds(condensed.lost_s)} lost"
+    )
     cost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
     ettr = None if condensed.times is None else condensed.times.ettr
     at_most = at_most_in_words(condensed.unknown_rework)

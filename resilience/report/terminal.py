@@ -162,9 +162,9 @@ def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
     if condensed.incidents:
         losses = [seconds(condensed.lost_s)] if condensed.lost_s is not None else []
         losses += [count(condensed.lost_steps, "step")] if condensed.lost_steps else []
-        lost = f", lost {' and '.join(losses)}" if losses else ""
+        at_least = at_least_in_words(condensed)
+        lost = f", lost {at_least}{' and '.join(losses)}" if losses else ""
         lost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
-        at_least = "" if condensed.completeness.has_all_records else "at least "
         yield from field("incidents", f"{at_least}{len(condensed.incidents)}{lost}", width, "bold", indent=2)
     else:
         none = "none" if condensed.completeness.has_all_records else "none in the readable records"
@@ -185,6 +185,11 @@ def rework_unknown_in_words(incidents: int) -> str:
 def at_most_in_words(unknown_rework: int) -> str:
     """Return what precedes a productive share: unknown rework counts as productive."""
     return "at most " if unknown_rework else ""
+
+
+def at_least_in_words(condensed: Report) -> str:
+    """Return what precedes a count or sum of incidents or restarts: if records are missing, there may be more."""
+    return "" if condensed.completeness.has_all_records else "at least "
 
 
 def as_of_in_words(condensed: Report, now_ns: int) -> str:
@@ -237,11 +242,13 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
 def _restarts(condensed: Report, width: int) -> Iterator[Line]:
     """Yield how often the job was restarted, and how fast its ranks came back."""
     layers = {"inprocess": "in place", "launcher": "by the launcher"}
-    parts = [
-        f"{took.restarts} {layers[took.layer]} ({count(took.ranks, 'rank restart')}, "
-        f"median {seconds(took.median_s)}, 95 % within {seconds(took.p95_s)})"
-        for took in condensed.restarts
-    ]
+    at_least, parts = at_least_in_words(condensed), []
+    for took in condensed.restarts:
+        ranks = count(took.ranks, "rank restart")
+        durations = f"durations {TIMES_UNKNOWN}"
+        if took.median_s is not None:
+            durations = f"median {seconds(took.median_s)}, 95 % within {seconds(took.p95_s)}"
+        parts.append(f"{at_least}{took.restarts} {layers[took.layer]} ({at_least}{ranks}, {durations})")
     if parts:
         yield from field("restarts", "; ".join(parts), width, indent=2)
 

@@ -112,8 +112,8 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it;
     without the launcher completed, stopped (the ranks were asked to) or failed. phase "lost": no process of the job is
     left and no end is recorded; detail gives the evidence. damaged: lines that were read and are no records. absent:
-    initial ranks that must have records by now, but have none. old: ranks whose monitors do not write: what is shown of
-    them is as old as `shown_s`."""
+    initial ranks that must have records by now, but have none; absent_agents: nodes whose agent must have. old: ranks
+    whose monitors do not write: what is shown of them is as old as `shown_s`."""
 
     run: str
     job_id: str
@@ -134,7 +134,13 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     damaged: int = 0
     absent: tuple[int, ...] = ()
+    absent_agents: tuple[str, ...] = ()
     old: tuple[int, ...] = ()
+
+    @property
+    def has_all_records(self) -> bool:
+        """True if no records are known to be missing. Otherwise numbers of restarts are lower bounds."""
+        return not (self.damaged or self.absent or self.absent_agents)
 
     @property
     def is_well(self) -> bool:
@@ -164,6 +170,7 @@ class Watcher:
         self._left: set[int] = set()  # ranks whose process has ended
         self._outside: set[int] = set()  # ranks whose call is over; their process may continue with other work
         self._node: dict[int, str] = {}
+        self._launched: set[str] = set()  # nodes whose agent has started a worker
         self._recorded: set[int] = set()  # ranks with a record of their own or of their monitor
         self._place: dict[int, Cycle] = {}  # of the last known worker of each rank
         self._pid: dict[int, int] = {}
@@ -223,6 +230,8 @@ class Watcher:
         if rank is None:
             return False
         self._recorded.add(rank)
+        if origin.is_launchers:
+            self._launched.add(origin.node)
         self._note_cycle(rank, origin)
         if not self._is_newest(rank, origin):
             return False
@@ -340,6 +349,7 @@ class Watcher:
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
             absent=self._absent(now, first_ns),
+            absent_agents=tuple(sorted(self._launched.difference(self._history.cycles.agents))),
             old=old if phase == "running" else (),
         )
 

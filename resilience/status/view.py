@@ -24,6 +24,7 @@ WHATS: tuple[What, ...] = get_args(What)
 WIDE = 100  # columns needed for the extra column
 _NODE, _SECTION = 8, 10  # minimum columns of these two
 _BAR = 10
+MOST_NODES = 4  # named in a line
 _STYLES = {"running": "green", "starting": "cyan", "restarting": "yellow", "ended": "bold", "lost": "bold red"}
 _KEYS = (
     ("q", "quit"),
@@ -145,6 +146,11 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     if now.absent:
         text = f"no records of {named(now.absent)}, which must have run; what follows lacks them"
         yield from field("records", text, width, "red", indent=2)
+    if now.absent_agents:
+        hidden = len(now.absent_agents) - MOST_NODES
+        nodes = ", ".join(now.absent_agents[:MOST_NODES]) + (f" and {hidden} more nodes" if hidden > 0 else "")
+        text = f"no records of the agent of {nodes}, which must have run; what follows lacks them"
+        yield from field("records", text, width, "red", indent=2)
     if now.old:
         text = f"nothing new of {named(now.old)}: no monitor writes (the disk may be full); what follows may be old"
         yield from field("snapshots", text, width, "red", indent=2)
@@ -174,12 +180,13 @@ def _step(now: Now, rate: float | None) -> str:
 
 
 def _restarts(now: Now) -> str:
-    parts = []
+    parts, at_least = [], "" if now.has_all_records else "at least "
     if now.restarts is not None:
-        remaining = f", {now.restarts_left} left" if now.restarts_left is not None else ""
-        parts.append(f"{now.restarts} by the launcher (cycle {now.cycle}){remaining}")
+        at_most = "at most " if at_least else ""
+        remaining = f", {at_most}{now.restarts_left} left" if now.restarts_left is not None else ""
+        parts.append(f"{at_least}{now.restarts} by the launcher (cycle {now.cycle}){remaining}")
     if now.iterations or not parts:
-        parts.append(f"{now.iterations} in place" + (" since" if now.restarts else ""))
+        parts.append(f"{at_least}{now.iterations} in place" + (" since" if now.restarts else ""))
     return "; ".join(parts)
 
 
