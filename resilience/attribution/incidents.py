@@ -26,6 +26,7 @@ from resilience.attribution.incident import (
     spreads,
 )
 from resilience.attribution.progress import in_iteration
+from resilience.attribution.restarts import is_undone
 from resilience.attribution.symptoms import TORCHRUN_STOPS_WITHIN, gives_up, is_end, symptom
 from resilience.attribution.verdict import WITHIN_LIMITS, Exonerated, Verdict, judge
 from resilience.errors import StoreError
@@ -181,9 +182,6 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
     mover = history.cycles.mover(place)
     iterations = history.iterations
 
-    def is_same(iteration: Iteration) -> bool:
-        return any(record.rank == mover and is_end(record) for record in iteration.records)
-
     ends = launch_incidents.ends_of(history.cycles.parts(place).values(), mover)
     last = max((key for key in iterations if key[:2] == place), default=None)
 
@@ -198,7 +196,7 @@ def _cut_off(history: History, place: Cycle) -> list[Place]:
         for key, iteration in of_cycle.items()
         if iteration.is_incident
         if (*key[:3], key[3] + 1) not in iterations
-        or is_same(iteration)
+        or is_undone(history, key)
         or has_left(key, iteration)
         or _ended_after(history, (*key[:3], key[3] + 1)) == key
     ]

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import msgspec
 
+from resilience.attribution.symptoms import is_end
 from resilience.history.completeness import WHOLE, Completeness
 from resilience.history.history import History
-from resilience.history.phases import Layer, RankRestart
+from resilience.history.phases import Layer, Place, RankRestart
 
 
 class RestartTimes(msgspec.Struct, frozen=True):
-    """The restarts of one layer that are over. restarts: of the job. ranks: one for each rank and restart. Both are
-    lower bounds if records are missing. median_s, p95_s, max_s: from the detection of the fault to the rank's first
+    """The restarts of one layer that are over. restarts: of the job, without restarts in place that the launcher undid.
+    ranks: one for each rank and restart; undone: those of them that the launcher undid. All are lower bounds if records
+    are missing. median_s, p95_s, max_s: from the detection of the fault to the rank's first
     progress; p95_s: the least duration that 95 % do not exceed. None if too many records are missing."""
 
     layer: Layer
@@ -26,6 +28,7 @@ class RestartTimes(msgspec.Struct, frozen=True):
     median_s: float | None
     p95_s: float | None
     max_s: float | None
+    undone: int = 0
 
 
 def restart_times(history: History, completeness: Completeness = WHOLE) -> tuple[RestartTimes, ...]:
@@ -34,15 +37,22 @@ def restart_times(history: History, completeness: Completeness = WHOLE) -> tuple
     by_layer: defaultdict[Layer, list[RankRestart]] = defaultdict(list)
     for restart in history.restarts():
         by_layer[restart.layer].append(restart)
-    has_durations = completeness.is_enough
-    return tuple(_times(layer, restarts, has_durations) for layer, restarts in sorted(by_layer.items()))
+    return tuple(_times(history, layer, by_layer[layer], completeness.is_enough) for layer in sorted(by_layer))
 
 
-def _times(layer: Layer, restarts: list[RankRestart], has_durations: bool) -> RestartTimes:
+def is_undone(history: History, place: Place) -> bool:
+    """Return True if the launcher restarted, or ended the job, for the death that interrupted this iteration. A restart
+    in place may have followed: the Wrapper does not know yet what the launcher decides."""
+    mover = history.cycles.mover(place[:2])
+    return any(record.rank == mover and is_end(record) for record in history.iterations[place].records)
+
+
+def _times(history: History, layer: Layer, restarts: list[RankRestart], has_durations: bool) -> RestartTimes:
     ascending = sorted(restart.duration_s for restart in restarts)
-    of_job = len({restart.place for restart in restarts})
-    ranks = len(ascending)
+    places = Counter(restart.place for restart in restarts)
+    undone = {place: count for place, count in places.items() if len(place) == 4 and is_undone(history, place)}
+    of_job, ranks, ranks_undone = len(places) - len(undone), len(ascending), sum(undone.values())
     if not has_durations:
-        return RestartTimes(layer, of_job, ranks, None, None, None)
+        return RestartTimes(layer, of_job, ranks, None, None, None, ranks_undone)
     p95_s = ascending[math.ceil(0.95 * ranks) - 1]
-    return RestartTimes(layer, of_job, ranks, statistics.median(ascending), p95_s, ascending[-1])
+    return RestartTimes(layer, of_job, ranks, statistics.median(ascending), p95_s, ascending[-1], ranks_undone)

@@ -248,6 +248,7 @@ def _restarts(condensed: Report, width: int) -> Iterator[Line]:
         durations = f"durations {TIMES_UNKNOWN}"
         if took.median_s is not None:
             durations = f"median {seconds(took.median_s)}, 95 % within {seconds(took.p95_s)}"
+        ranks += f", {took.undone} of them undone by the launcher" if took.undone else ""
         parts.append(f"{at_least}{took.restarts} {layers[took.layer]} ({at_least}{ranks}, {durations})")
     if parts:
         yield from field("restarts", "; ".join(parts), width, indent=2)

@@ -10,11 +10,13 @@ import msgspec
 
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import incidents_of
+from resilience.attribution.restarts import is_undone
 from resilience.errors import DecodeError
 from resilience.facts.deadlines import HEARTBEAT, OUT_OF_SECTION
 from resilience.facts.identity import owner_of
 from resilience.history.completeness import Completeness
 from resilience.history.history import History
+from resilience.history.phases import Place
 from resilience.history.places import AT_ENTRY
 from resilience.run_folder.entries import utc
 from resilience.run_folder.lines import fields_of
@@ -117,16 +119,24 @@ def _rows_of(incidents: Iterable[Incident]) -> Iterator[dict[str, Any]]:
 
 def _phases_of(history: History, incidents: Iterable[Incident]) -> Iterator[dict[str, Any]]:
     for incident in incidents:
-        for phase in history.restart_phases(incident.place):
-            yield {
-                "incident": incident.number,
-                "layer": incident.layer,
-                "phase": phase.name,
-                "node": phase.node,
-                "rank": phase.who if isinstance(phase.who, int) else None,
-                "ts": phase.start_ns // 1000,
-                "duration_s": phase.seconds,
-            }
+        for place in (*_undone(history, incident), incident.place):
+            for phase in history.restart_phases(place):
+                yield {
+                    "incident": incident.number,
+                    "layer": incident.layer if place == incident.place else "inprocess",
+                    "phase": phase.name,
+                    "node": phase.node,
+                    "rank": phase.who if isinstance(phase.who, int) else None,
+                    "ts": phase.start_ns // 1000,
+                    "duration_s": phase.seconds,
+                }
+
+
+def _undone(history: History, incident: Incident) -> list[Place]:
+    """Return the iterations after which ranks restarted in place, before the launcher restarted for the same death."""
+    if incident.layer != "launcher":
+        return []
+    return [key for key in sorted(history.iterations) if key[:2] == incident.place and is_undone(history, key)]
 
 
 def _restarts_of(history: History) -> Iterator[dict[str, Any]]:

@@ -150,8 +150,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Iterations and launcher cycles that ended, counted once for all ranks of the node; interrupted: another one "
         "followed, in the same call, under the launcher, or because torchrun started the ranks again. One that failed "
-        "and was not followed does not count, nor does one whose restart in place the launcher ended a moment later; "
-        "the report counts that restart.",
+        "and was not followed does not count, nor does one whose restart in place the launcher ended a moment later.",
         ("layer", "outcome"),
         (_E.IterationStarted, _E.IterationEnded, _E.RankStoodInFor, _E.WorkerExited, _E.CycleStarted, _E.CycleEnded),
     ),

@@ -5,8 +5,8 @@ the fault ends the call, and the launcher may restart the job, which it counts a
 without our launcher the last iteration of a cycle counts too, once an iteration of a later cycle follows. Wrapper and
 launcher may also react to the same death: the Wrapper starts another iteration, and a moment later the launcher ends
 it. So under the launcher, if ranks died before the next iteration, it must last for SETTLED_S, or end by itself: ranks
-end it, or one of them dies in it without the launcher. The report counts each restart in place whose ranks made
-progress, also one that the launcher ended a moment later."""
+end it, or one of them dies in it without the launcher. The report knows the launcher's decision, and gives the same
+numbers (`attribution.restarts`)."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 
 from resilience.attribution.cost import Times, times
 from resilience.attribution.incidents import incidents_of
+from resilience.attribution.restarts import restart_times
 from resilience.attribution.symptoms import symptom
 from resilience.attribution.waterfall import waterfall
 from resilience.facts.in_words import count as number_of
@@ -27,6 +28,7 @@ from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
 
 INTERRUPTIONS = "resilience_interruptions_total"
+ITERATIONS = "resilience_restart_iterations_total"
 PHASES = "resilience_restart_phase_duration_seconds_sum"
 PRODUCTIVE, LOST = "resilience_productive_seconds_total", "resilience_lost_seconds_total"
 
@@ -117,6 +119,15 @@ def assert_one_first_interruption_for_each_incident(records: list[Record], witho
     assert firsts == len(incidents_of(History().take_all(records))) - without
 
 
+def assert_same_number_of_restarts(records: list[Record]) -> None:
+    """The report, and the dashboards: the number of the node that saw the most of them."""
+    shown = {each.layer: each.restarts for each in restart_times(History().take_all(records))}
+    for layer in ("inprocess", "launcher"):
+        nodes = {record.origin.node for record in records}
+        by_node = [counted([record for record in records if record.origin.node == node]) for node in nodes]
+        assert max(metrics[ITERATIONS, layer, "interrupted"] for metrics in by_node) == shown.get(layer, 0), layer
+
+
 def assert_same_restarts(history: History, metrics: Counter[tuple[str, ...]], spans: list[Span]) -> None:
     """Restarts by the launcher: as many spans as nodes restarted, each as long as the rank that was away longest; the
     metrics count each rank of them."""
@@ -147,7 +158,8 @@ def assert_same_page(told: Report, spent: Times, page: str) -> None:
         words = "in place" if each.layer == "inprocess" else "by the launcher"
         quantiles = f"median {in_words(each.median_s)}, 95 % within {in_words(each.p95_s)}"
         quantiles = quantiles if told.completeness.is_enough else "durations unknown: too many records are missing"
-        shown = f"{each.restarts} {words} ({bound}{number_of(each.ranks, 'rank restart')}, {quantiles})"
+        undone = f", {each.undone} of them undone by the launcher" if each.undone else ""
+        shown = f"{each.restarts} {words} ({bound}{number_of(each.ranks, 'rank restart')}{undone}, {quantiles})"
         assert shown in page
         assert (f"at least {shown}" in page) == bool(bound)
     if told.times is not None and told.times.ettr is not None:

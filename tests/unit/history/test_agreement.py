@@ -11,7 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support import launch_streams, record_streams
-from tests.support.agreement import assert_agree, assert_one_first_interruption_for_each_incident, assert_same_seconds
+from tests.support.agreement import (
+    assert_agree,
+    assert_one_first_interruption_for_each_incident,
+    assert_same_number_of_restarts,
+    assert_same_seconds,
+)
 from tests.support.launch_streams import launched
 from tests.support.nested_streams import nested
 from tests.support.record_streams import job
@@ -31,6 +36,7 @@ def test_jobs_that_restart_in_place(
     faults = [record_streams.Fault(kind, 1 + n, n, 10 * (n + 1)) for n, kind in enumerate(kinds)]
     records = job(faults, world=world, spares=spares, seed=seed).interleaved(seed)
     assert_agree(records)
+    assert_same_number_of_restarts(records)
     if "monitor" not in kinds:  # such a fault may share an iteration with another one
         assert_one_first_interruption_for_each_incident(records, len(WAITED.intersection(kinds)))
     assert_agree(records[: len(records) - cut])
@@ -57,6 +63,7 @@ def test_jobs_that_the_launcher_restarts(
     told = launched(faults, nodes=nodes, ranks=2, signs=signs, lost_monitors=lost_monitors)
     records = told.interleaved(seed)
     assert_agree(records)
+    assert_same_number_of_restarts(records)
     assert_one_first_interruption_for_each_incident(records)
     assert_agree(records[: len(records) - cut])
 
@@ -71,6 +78,7 @@ def test_jobs_with_a_wrapper_inside_the_launcher(
     records = nested(faults, nodes=nodes, has_steps=has_steps).interleaved(0)
     assert_same_seconds(records)
     assert_agree(records)
+    assert_same_number_of_restarts(records)
     assert_one_first_interruption_for_each_incident(records)
     assert_agree(records[: len(records) - cut])
 

@@ -91,6 +91,8 @@ def test_page_has_the_numbers_of_the_script(
     for layer, words in (("inprocess", "in place"), ("launcher", "by the launcher")):
         if (times := recorded.times.get(layer)) is not None:
             quantiles = f"median {in_words(times['median'])}, 95 % within {in_words(times['p95'])}"
+            if layer == "inprocess" and (undone := sum(recorded.counted["undone"])):
+                quantiles = f"{undone} of them undone by the launcher, {quantiles}"
             assert re.search(rf"\d+ {words} \({number_of(times['ranks'], 'rank restart')}, {quantiles}\)", page)
     share = plain["times"]["ettr"]
     assert ("of the time was productive" in page) == (share is not None)

@@ -89,7 +89,7 @@ def test_recorded_jobs_have_as_many_restarts_in_place_as_their_report(name: str,
         nodes.setdefault(each.origin.node, IterationCounts()).take(each)
     reported = sum(times.restarts for times in report(run).restarts if times.layer == "inprocess")
     most = max((counts.counted(None).get("interrupted", 0) for counts in nodes.values()), default=0)
-    assert most == reported - (name == "wrapper-in-launcher")
+    assert most == reported
 
 
 @pytest.mark.parametrize("kinds", [*itertools.product(("exception", "kill", "hang"), repeat=2)])
