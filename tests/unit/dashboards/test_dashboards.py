@@ -19,7 +19,7 @@ from dashboards.generator.boards import BOARDS
 from dashboards.generator.examples import CASES
 from dashboards.generator.panels import COLUMNS, Board, Panel
 from dashboards.generator.rules import ALERTS, EVERY, NEAR, RECORDINGS, SILENCES, Alert
-from dashboards.generator.scenarios import SCENARIOS, Scenario
+from dashboards.generator.scenarios import SCENARIOS
 from resilience.calibration.limits_file import NEAR_MISS
 from resilience.telemetry.catalogue import METRICS, RESTART_BUCKETS
 from tests.generate_dashboards import ROOT, files
@@ -289,19 +289,6 @@ def scenario_of_file(number: int) -> str:
 def test_no_gap_new_prometheus_end_or_reset_of_a_counter_pages_anybody(number: int, tmp_path: Path) -> None:
     (tmp_path / "scenario.yaml").write_text(scenario_of_file(number))
     promtool(tmp_path, "test", "rules", "scenario.yaml")
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_one_cause_is_one_page(scenario: Scenario) -> None:
-    for minute in scenario.looked_at:
-        firing = {name for name, minutes in scenario.fires.items() if minute in minutes}
-        silenced = {
-            name
-            for cause, others, _ in SILENCES
-            for name in firing
-            if re.fullmatch(others, name) and firing & set(cause.split("|")) - {name}
-        }
-        assert len(firing - silenced) == bool(firing), (minute, firing, silenced)
 
 
 def test_every_alert_that_is_silenced_exists_and_none_silences_itself() -> None:
