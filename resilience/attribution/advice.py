@@ -55,7 +55,7 @@ ADVICE: Mapping[Class, str] = {
     "went_on": "a rank continued while others still waited for it: look for a collective that it skips",
     "communication": "all ranks wait at the same line; what they wait for is not on record: see which peer is due",
     "desynchronised": "ranks wait in different collectives: look for a condition that differs between ranks",
-    "common": "most ranks failed in the same way: suspect data, configuration, storage, or their node if it is one",
+    "common": "most ranks failed in the same way: check what they share (data, configuration, storage, a node)",
     "node_lost": "a whole node went silent: check the node and its network",
     "agent_lost": "the agent of the launcher ended, and its workers with it: find out what ended it (memory, a kill)",
     "store_lost": "the store was not hosted, or its host was lost or cut off from most ranks: check it and its network",
