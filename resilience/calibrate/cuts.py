@@ -1,9 +1,10 @@
-"""Was an occurrence that a limit ended a hang or healthy?  The verdict of its incident decides, if it can.
+"""Was an occurrence that did not end by itself a hang?  The verdict of its incident decides, if it can.
 
 A rank hung if it was stopped, blocked in the kernel, held the interpreter's lock, or waited for a lock. A rank also
-hung if it only waited for another rank that hung in this way, failed or ended: that wait would not have ended.
-Otherwise it is unknown: a long computation looks like an endless one, and ranks that wait for it are as healthy as
-it is."""
+hung if it only waited for another rank that hung in this way: that wait would not have ended. If a limit ended the
+wait, the same holds for another rank that failed or ended. Without a limit it does not: a failure cuts off healthy
+ranks in the middle of their work. Otherwise it is unknown: a long computation looks like an endless one, and ranks that
+wait for it are as healthy as it is."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from resilience.attribution.incident import Incident
 from resilience.attribution.incidents import fold
 from resilience.attribution.symptoms import Class
-from resilience.calibration.fitting import Cut
+from resilience.calibration.unended import Cut
 from resilience.history.clocks import errors_of, offsets_of
 from resilience.run_folder.load import Reader
 from resilience.run_folder.merge import clocks_of
@@ -39,19 +40,21 @@ FAILED: frozenset[Class] = frozenset(
 
 
 class Verdicts:
-    """The incidents of one run, read at the first occurrence that a limit ended."""
+    """The incidents of one run, read at the first occurrence that needs a verdict."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """folders: run folders; each node may have its own."""
         self._folders = sorted(set(folders))
         self._incidents: tuple[Incident, ...] | None = None
 
-    def judged(self, rank: int, place: tuple[int, int], value: Value) -> Cut:
-        """Return the classification of an interrupted occurrence. place: cycle and iteration."""
-        if value.end != "killed":
+    def judged(self, rank: int, place: tuple[int, int], value: Value, usual_s: float = 0.0) -> Cut:
+        """Return the classification of an interrupted occurrence. place: cycle and iteration. usual_s: if no limit
+        ended it, and it did not take longer than this (seconds), it is no hang and needs no verdict."""
+        if value.end == "hang" or (value.end == "cut" and value.s <= usual_s):
             return Cut(value.s, value.end)
-        is_hang = any(_is_hang(incident, rank) for incident in self._at(place))
-        return Cut(value.s, "hang" if is_hang else "killed")
+        causes = HUNG | FAILED if value.end == "killed" else HUNG
+        is_hang = any(_is_hang(incident, rank, causes) for incident in self._at(place))
+        return Cut(value.s, "hang" if is_hang else value.end)
 
     def _at(self, place: tuple[int, int]) -> list[Incident]:
         """Return the incidents of an iteration. The end of its whole cycle counts only if it has none of its own,
@@ -70,12 +73,13 @@ class Verdicts:
         return self._incidents
 
 
-def _is_hang(incident: Incident, rank: int) -> bool:
-    """Return True if this rank hung for sure. A candidate may be to blame, so it did not only wait."""
+def _is_hang(incident: Incident, rank: int, causes: frozenset[Class]) -> bool:
+    """Return True if this rank hung for sure. A candidate may be to blame, so it did not only wait. causes: faults of
+    another rank for which the wait would not have ended."""
     verdict = incident.verdict
     own = [culprit.what for culprit in verdict.culprits if culprit.rank == rank]
     if own:
         return HUNG.issuperset(own)
     if any(candidate.rank == rank for candidate in verdict.candidates):
         return False
-    return any(culprit.what in HUNG | FAILED for culprit in verdict.culprits)
+    return any(culprit.what in causes for culprit in verdict.culprits)

@@ -20,9 +20,10 @@ from resilience.calibrate.outside import outside_phases
 from resilience.calibrate.timings import Input
 from resilience.calibration import fitting, limits_file
 from resilience.calibration.differences import differences, harmless, serious
-from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Cut, Pool, Timeout, fit_first, fit_pool
+from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Pool, Timeout, fit_first, fit_pool
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.calibration.tails import quantile
+from resilience.calibration.unended import Cut
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, first_name
@@ -281,12 +282,14 @@ def _grouped(
     usual: Deadline, groups: Mapping[str, list[ObservedDeadline]], first: int, seconds: float, aim: Aim
 ) -> Deadline:
     """Return a deadline with the limits of its groups, which divide the target among them. A group without a rate gets
-    the common limit if that has a rate. No limit is longer than the common one."""
-    limits = []
+    the common limit if that has a rate. No limit is longer than the common one. The warnings of groups are added."""
+    limits: list[RankGroupLimit] = []
+    warnings = list(usual.warnings)
     for ranks, observed in groups.items():
         group_limit = _usual(observed, first, seconds, aim.among(len(groups)))
         if group_limit is None:
             continue
+        warnings += [f"ranks {ranks}: {warning}" for warning in group_limit.warnings if warning not in usual.warnings]
         is_rated = group_limit.status in ("ok", "tentative")
         timeout = group_limit.timeout_s
         if timeout is None or (not is_rated and usual.status in ("ok", "tentative")):
@@ -306,7 +309,7 @@ def _grouped(
                 rank_medians_s=group_limit.rank_medians_s,
             )
         )
-    return msgspec.structs.replace(usual, groups=tuple(limits))
+    return msgspec.structs.replace(usual, groups=tuple(limits), warnings=tuple(warnings))
 
 
 def fit_outside(

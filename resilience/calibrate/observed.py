@@ -15,9 +15,10 @@ import msgspec
 
 from resilience.calibration import fitting
 from resilience.calibration.episodes import RUN, START, LargestDurations
-from resilience.calibration.fitting import Cut, End, Pool
+from resilience.calibration.fitting import Pool
 from resilience.calibration.recurring_phases import Course
 from resilience.calibration.tails import quantile
+from resilience.calibration.unended import Cut, End
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import INITIAL_HEARTBEAT, Start
 from resilience.facts.phases import Phases
@@ -66,7 +67,7 @@ class ObservedDeadline(msgspec.Struct):
     kept: (number since the start, seconds, time) of single occurrences in order, of the slowest rank. is_whole: kept
     contains all occurrences. Otherwise it or `missing` (seconds: count) contains all that took longer than `above`, and
     body contains all occurrences of every rank. n: number of occurrences; max_s: the longest. half_at, settled_max,
-    drift: durations over time, see `timings._course`. rank_medians: the lowest and highest median of a rank, 0 if
+    drift: durations over time, see `gathered._course`. rank_medians: the lowest and highest median of a rank, 0 if
     unknown. is_from_beginning: the run did not continue from a checkpoint. is_full: a file of single values was full,
     so large values are missing. first_buckets: the part of body that consists of first occurrences, as count by bucket
     for each number since a start. unnumbered: among the first durations.FIRST_AGAIN occurrences after a start, those

@@ -16,9 +16,10 @@ from typing import Protocol
 import msgspec
 
 from resilience.calibrate.observed import ObservedDeadline, pool_of
-from resilience.calibration.fitting import FEWEST, SHORT, Cut, Pool, Timeout
+from resilience.calibration.fitting import FEWEST, SHORT, Pool, Timeout
 from resilience.calibration.limits_file import OutsideLimit
 from resilience.calibration.recurring_phases import ENOUGH_RUNS, recurring
+from resilience.calibration.unended import Cut
 from resilience.facts.phases import Phases
 
 MOST_OF_USUAL = 0.67  # a longer limit outside phases is not worth storing the positions of the phases

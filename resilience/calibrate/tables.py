@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues, gravest
-from resilience.calibration.fitting import Cut
 from resilience.calibration.recurring_phases import BEGINNING
+from resilience.calibration.unended import Cut
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import HEARTBEAT, INITIAL_HEARTBEAT, OUT_OF_SECTION, STEP, of_section

@@ -7,7 +7,6 @@ duration is lost. Invalid input raises an error with file and line: partial data
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from resilience.calibrate.cuts import Verdicts
-from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues, gravest
+from resilience.calibrate.gathered import Gathered, Place
+from resilience.calibrate.observed import ObservedDeadline, ObservedRun
 from resilience.calibrate.rank_files import Rank, RankFile, by_rank
 from resilience.calibrate.tables import read_table
 from resilience.calibration import rank_groups
-from resilience.calibration.fitting import FEWEST, LONGEST_WARM_UP, Cut
+from resilience.calibration.fitting import FEWEST, NEAR_TOP
 from resilience.calibration.limits_file import SourceFile
 from resilience.calibration.rank_groups import RankPace
 from resilience.errors import ConfigurationError, DecodeError
@@ -28,13 +28,11 @@ from resilience.facts.deadlines import Start
 from resilience.system import files
 from resilience.telemetry import durations, single_durations
 from resilience.telemetry.recording import JOB_FILE
-from resilience.telemetry.timings import Histogram, bucket, upper_bound
+from resilience.telemetry.timings import bucket, upper_bound
 
 FRESH = 30.0  # seconds since the last write of a file; a running monitor writes every 15
 TABLES = (".csv", ".csv.gz")  # endings of their names
 LAST_RECORDS = 8  # of a file, searched for its end
-
-_Place = tuple[int, int, int]  # cycle and iteration of a start, and how many starts there were before with both equal
 
 
 class Input(msgspec.Struct):
@@ -245,9 +243,9 @@ def _groups(runs: Sequence[Sequence[Rank]]) -> _Groups:
 def _run(name: str, ranks: list[Rank], groups: _Groups, notes: list[str]) -> ObservedRun:
     headers = [file.state.header for rank in ranks for file in rank.files]
     names = sorted({deadline for rank in ranks for deadline in rank.deadlines})
-    gathered = {deadline: _Gathered.of(deadline, ranks) for deadline in names}
+    gathered = {deadline: Gathered.of(deadline, ranks) for deadline in names}
     of_groups = {
-        deadline: {members: _Gathered.of(deadline, _among(ranks, members)) for members in groups.get(deadline, ())}
+        deadline: {members: Gathered.of(deadline, _among(ranks, members)) for members in groups.get(deadline, ())}
         for deadline in names
     }
     verdicts = Verdicts([file.folder for rank in ranks for file in rank.files])
@@ -297,127 +295,7 @@ def _among(ranks: Sequence[Rank], members: tuple[int, ...]) -> list[Rank]:
     return [rank for rank in ranks if rank.number in members]
 
 
-class _Gathered(msgspec.Struct):
-    """One deadline of a run while its ranks are read one by one. slowest: (seconds, time) by start and number since
-    it. above: all longer durations are among the single values, or in missing. median: of all ranks' durations.
-    unnumbered: first occurrences after a start that count neither as first nor as usual ones, because no single value
-    says which they are; longest_unnumbered: the longest of these in seconds."""
-
-    deadline: str
-    body: Histogram
-    median: float
-    above: float
-    course: tuple[float, float, float]
-    rank_medians: tuple[float, float]
-    is_from_beginning: bool
-    is_full: bool
-    n: int = 0
-    unnumbered: int = 0
-    longest_unnumbered: float = 0.0
-    slowest: dict[_Place, dict[int, tuple[float, float]]] = {}
-    hows: dict[_Place, Start] = {}
-    missing: dict[int, int] = {}
-    cuts: dict[_Place, dict[int, Cut]] = {}
-    first_buckets: dict[int, Counter[int]] = {}
-
-    @classmethod
-    def of(cls, deadline: str, ranks: Sequence[Rank]) -> _Gathered:
-        """Add up the histograms of all ranks."""
-        totals = [rank.total(deadline) for rank in ranks]
-        body = Histogram()
-        for total in totals:
-            body.merge(total)
-        medians = [durations.median(total) for total in totals if total.count]
-        sampled = [series.total for rank in ranks for series in rank.series(deadline)]
-        return cls(
-            deadline,
-            body,
-            median=durations.median(body),
-            above=max(
-                (durations.threshold(total) if total.count > durations.FIRST else 0.0 for total in sampled), default=0.0
-            ),
-            course=_course([rank.periods(deadline) for rank in ranks]),
-            rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
-            is_from_beginning=all(rank.is_from_beginning for rank in ranks),
-            is_full=any(
-                file.state.left_out for rank in ranks for file in rank.files if deadline in file.state.deadlines
-            ),
-        )
-
-    def take(self, place: _Place, how: Start, value: durations.Value) -> None:
-        """Keep a single value if it is the slowest rank's."""
-        if value.j < LONGEST_WARM_UP:
-            buckets = self.first_buckets.get(value.j)
-            if buckets is None:
-                buckets = self.first_buckets[value.j] = Counter()
-            buckets[bucket(value.s)] += 1
-        values = self.slowest.get(place)
-        if values is None:
-            values = self.slowest[place] = {}
-        slowest_value = values.get(value.j)
-        if slowest_value is None or value.s > slowest_value[0]:
-            values[value.j] = (value.s, value.t)
-        if how == "cold" or place not in self.hows:  # one cold rank makes the start cold for all: they wait for it
-            self.hows[place] = how
-
-    def add_cut(self, place: _Place, how: Start, number: int, cut: Cut) -> None:
-        """Keep what this occurrence after a start counts as, which other ranks may not have ended either."""
-        cuts = self.cuts.setdefault(place, {})
-        cuts[number] = gravest(cuts.get(number), cut)
-        if how == "cold" or place not in self.hows:
-            self.hows[place] = how
-
-    def observed_cuts(self) -> Iterator[ObservedCut]:
-        """Yield the occurrences that did not end by themselves. One that was cut on some ranks only is known."""
-        for place, cuts in self.cuts.items():
-            ended = self.slowest.get(place, {})
-            for number, cut in cuts.items():
-                if cut.end != "cut" or number not in ended:
-                    yield ObservedCut(cut, number, self.hows[place])
-
-    def add_rank(self, total: Histogram, large: Mapping[int, int], unnumbered: Mapping[int, int]) -> None:
-        """Count what a rank's histogram has beyond its single values. large: count by bucket of its durations above
-        `above`. unnumbered: of its first occurrences after a start."""
-        left_out = sum(unnumbered.values())
-        self.n = max(self.n, total.count - left_out)
-        for number, count in large.items():
-            if (lost := count - unnumbered.get(number, 0)) > 0:
-                self.missing[number] = max(self.missing.get(number, 0), lost)
-        if left_out:
-            self.unnumbered = max(self.unnumbered, left_out)
-            self.longest_unnumbered = max(self.longest_unnumbered, min(upper_bound(max(unnumbered)), total.max))
-            self.body.count -= left_out
-            for number, count in unnumbered.items():
-                self.body.buckets[number] -= count
-
-    def observed(self) -> ObservedDeadline:
-        """Return the observations in the form that the fit needs."""
-        places = sorted(self.slowest)
-        kept = [(number, *self.slowest[place][number]) for place in places for number in sorted(self.slowest[place])]
-        half_at, settled_max, drift = self.course
-        return ObservedDeadline(
-            starts=[StartValues(self.hows.get(place, "cold"), _early(self.slowest[place])) for place in places],
-            kept=kept,
-            is_whole=len(kept) >= self.n and not self.missing and not self.unnumbered,
-            above=self.above,
-            missing={min(upper_bound(number), self.body.max): count for number, count in self.missing.items()},
-            body=self.body,
-            n=self.n,
-            max_s=self.body.max,
-            half_at=half_at,
-            settled_max=settled_max,
-            drift=drift,
-            cuts=list(self.observed_cuts()),
-            rank_medians=self.rank_medians,
-            is_from_beginning=self.is_from_beginning,
-            is_full=self.is_full,
-            first_buckets=self.first_buckets,
-            unnumbered=self.unnumbered,
-            longest_unnumbered=self.longest_unnumbered,
-        )
-
-
-def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: Verdicts, notes: list[str]) -> None:
+def _gather(rank: Rank, gathered: Mapping[str, Sequence[Gathered]], verdicts: Verdicts, notes: list[str]) -> None:
     """Align a rank's single values with those of the others, and find what its histograms have beyond them. gathered:
     by deadline, all collections that this rank belongs to."""
     totals = {deadline: rank.total(deadline) for deadline in rank.deadlines}
@@ -433,7 +311,8 @@ def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: V
     for place, start_kind, line in (value for file in rank.files for value in _single_values(file, notes)):
         if line.section in gathered:
             if line.end != "ok":
-                cut = verdicts.judged(rank.number, place[:2], line)
+                usual_s = NEAR_TOP * min(collected.median for collected in gathered[line.section])
+                cut = verdicts.judged(rank.number, place[:2], line, usual_s)
                 for collected in gathered[line.section]:
                     collected.add_cut(place, start_kind, line.j, cut)
                 continue
@@ -453,9 +332,9 @@ def _gather(rank: Rank, gathered: Mapping[str, Sequence[_Gathered]], verdicts: V
             collected.add_rank(total, counts, unnumbered)
 
 
-def _single_values(file: RankFile, notes: list[str]) -> Iterator[tuple[_Place, Start, durations.Value]]:
+def _single_values(file: RankFile, notes: list[str]) -> Iterator[tuple[Place, Start, durations.Value]]:
     """Yield the single values of a file, each with its start; note how many are cut off. Raises: ConfigurationError."""
-    place: _Place = (0, 0, 0)
+    place: Place = (0, 0, 0)
     earlier: Counter[tuple[int, int]] = Counter()  # each call of a wrapped function begins with iteration 0
     start_kind: Start = "cold"
     try:
@@ -474,38 +353,6 @@ def _single_values(file: RankFile, notes: list[str]) -> Iterator[tuple[_Place, S
             earlier[start] += 1
         elif isinstance(line, durations.Value):
             yield place, start_kind, line
-
-
-def _early(values: Mapping[int, tuple[float, float]]) -> dict[int, float]:
-    """Return the values soon after a start in order."""
-    return {number: values[number][0] for number in sorted(values) if number < durations.FIRST}
-
-
-def _course(by_rank: Sequence[Sequence[tuple[float, durations.Period]]]) -> tuple[float, float, float]:
-    """Return the course of durations over time, without the first ones after each start: the time when half of the
-    occurrences were over (wall seconds), the maximum until then, and the drift from the first to the last third.
-
-    by_rank: the periods of each rank in order, with their ends (wall seconds)."""
-    half_at, largest = 0.0, 0.0
-    drifts = []
-    for periods in by_rank:
-        before, total = 0, sum(period.settled for _, period in periods)
-        thirds: tuple[list[tuple[float, int]], ...] = ([], [], [])
-        for end, period in periods:
-            if before < total / 2:
-                largest = max(largest, period.settled_max)
-                half_at = max(half_at, end)
-            if period.median > 0.0:  # else the file is damaged
-                thirds[min(2, int(3 * (before + period.settled / 2) / total))].append((period.median, period.settled))
-            before += period.settled
-        counts = [sum(count for _, count in third) for third in thirds]
-        if min(counts[0], counts[2]) >= 10:
-            first, last = (
-                sum(count * math.log(median) for median, count in third) / sum(count for _, count in third)
-                for third in (thirds[0], thirds[2])
-            )
-            drifts.append(last - first)
-    return half_at, largest, sorted(drifts)[len(drifts) // 2] if drifts else 0.0
 
 
 __all__ = ["Input", "ObservedDeadline", "ObservedRun", "read"]

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from resilience.calibrate.limits import Target, calibrate
     from resilience.calibrate.timings import read
-    from resilience.calibration.fitting import Cut, Timeout, fit
+    from resilience.calibration.fitting import Timeout, fit
     from resilience.calibration.limits_file import Deadline, Timeouts
+    from resilience.calibration.unended import Cut
 
 __all__ = ["Cut", "Deadline", "Target", "Timeout", "Timeouts", "calibrate", "fit", "read"]
 
 _WHERE = {
-    "Cut": "resilience.calibration.fitting",
+    "Cut": "resilience.calibration.unended",
     "Deadline": "resilience.calibration.limits_file",
     "Target": "resilience.calibrate.limits",
     "Timeout": "resilience.calibration.fitting",

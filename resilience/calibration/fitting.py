@@ -28,10 +28,10 @@ from resilience.calibration.tails import (
     tails_of,
     top_group,
 )
+from resilience.calibration.unended import Cut, Unended
 from resilience.facts.in_words import count
 
 Status = Literal["ok", "tentative", "short", "provisional", "insufficient"]
-End = Literal["ok", "cut", "killed", "hang"]
 
 MONTH = 30 * 24 * 3600.0  # seconds
 FEWEST = 30  # durations needed for any limit
@@ -52,14 +52,6 @@ FEWEST_EPISODES = 5  # events that a mode needs if it comes in episodes
 LONGEST_WARM_UP, SETTLED = 50, 5  # occurrences
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """An occurrence that had not ended by itself after `seconds`. killed: a limit ended it, and its health is unknown;
-    hang: it was a hang; cut: the run ended."""
-
-    seconds: float
-    end: End
-
-
 class Mode(msgspec.Struct, frozen=True):
     """A cluster of durations: median in seconds, share of all durations, count."""
 
@@ -74,8 +66,8 @@ class Timeout(msgspec.Struct, frozen=True):
     timeout_s: None if no limit can be given. p: the requested probability of a false alarm per occurrence. model_upper,
     distribution_free_upper: upper bounds of the probability that an occurrence exceeds timeout_s, from the fitted tail
     and from counting alone; model_upper is only claimed if the status is `ok` or `tentative`. level_s: the result of
-    the fit alone. killed_s: without an answer, the longest occurrence that a limit ended and that may have been
-    healthy. warnings: for the user."""
+    the fit alone. killed_s: without an answer, the longest occurrence that did not end by itself and that may
+    have been healthy. warnings: for the user."""
 
     timeout_s: float | None
     status: Status
@@ -113,6 +105,11 @@ class Pool(msgspec.Struct, frozen=True):
     def n(self) -> int:
         """Return the number of durations."""
         return sum(count for _, count in self.descending)
+
+    @property
+    def longest(self) -> float:
+        """Return the longest duration, 0 if there is none."""
+        return self.descending[0][0] if self.descending else 0.0
 
 
 def fit(
@@ -155,28 +152,25 @@ def fit_pool(
     occurrences."""
     if not 0.0 < p < 1.0 or not 0.0 < confidence < 1.0:
         raise ValueError(f"p is {p!r} and confidence {confidence!r}, expected both between 0 and 1")
-    n, runs = pool.n, len(pool.run_medians) if runs is None else runs
-    cuts = tuple(censored)
-    if n < FEWEST * per_occurrence:
-        return _too_few(pool, p, runs, [cut.seconds for cut in cuts if cut.end == "killed"])
-    values = pool.descending
-    extra, hangs, kills = _weigh_cuts(pool, cuts)
-    n = sum(count for _, count in values) + extra
-    top, median = values[0][0], quantile(values, 0.5)
+    values, runs = pool.descending, len(pool.run_medians) if runs is None else runs
+    unended = Unended.of(censored, NEAR_TOP * pool.longest)
+    if pool.n < FEWEST * per_occurrence:
+        return _too_few(pool, p, runs, unended)
+    n, top, median = pool.n + unended.exposure, pool.longest, quantile(values, 0.5)
     modes = split(values, pool.tops)
     tails = [tail for mode in modes for tail in credible(tails_of(mode, confidence, pool.tops, n))]
     shift = run_shift(pool.run_medians) + max(0.0, pool.drift)
     level = exp(max(tail.level(p, n) for tail in tails) + shift)
     flaw = _flaw(pool, values, n)
     occurrences, p_of_occurrence = n // per_occurrence, min(1.0, p * per_occurrence)
-    status, reason = _status(flaw, values[0][0], occurrences, runs, p_of_occurrence, level, fewest_short)
+    status, reason = _status(flaw, top, occurrences, runs, p_of_occurrence, level, fewest_short)
     counted = exp(max(tail.level(SHORT_SHARE / n, n) for tail in tails) + shift)
     timeout = {
         "ok": max(level, FLOOR * top),
         "tentative": max(level, TENTATIVE_FLOOR * top),
         "short": min(max(counted, (SHORT_FLOOR if occurrences >= SHORT else FEW_FLOOR) * top), FACTOR * top),
     }.get(status, FACTOR * top)
-    timeout, warnings = _above_kills(timeout, top, kills)
+    timeout, warnings = _above_unknown(timeout, top, unended)
     timeout = max(timeout, min_timeout)
     timeout, cap_warnings = _capped(timeout, top, max_timeout)
     if cap_warnings and status in ("ok", "tentative") and timeout < level:
@@ -196,26 +190,26 @@ def fit_pool(
         model_upper=_claimed(max(tail.probability(math.log(timeout) - shift, n) for tail in tails), n),
         distribution_free_upper=_by_counting(pool, values, n, confidence) if timeout >= top else 1.0,
         modes=tuple(Mode(quantile(mode, 0.5), count_of(mode) / n, count_of(mode)) for mode in reversed(modes)),
-        censored=extra,
-        excluded_hangs=hangs,
+        censored=unended.exposure,
+        excluded_hangs=unended.hangs,
         warnings=(*warnings, *cap_warnings),
     )
 
 
-def _too_few(pool: Pool, p: float, runs: int, kills: Sequence[float]) -> Timeout:
-    """Return the answer for fewer durations than any limit needs. kills: occurrences that a limit ended, in seconds."""
-    n = pool.n
+def _too_few(pool: Pool, p: float, runs: int, unended: Unended) -> Timeout:
+    """Return the answer for fewer durations than any limit needs."""
     return Timeout(
         None,
         "insufficient",
-        f"{count(n, 'duration')}, at least {FEWEST} are needed",
+        f"{count(pool.n, 'duration')}, at least {FEWEST} are needed",
         p,
-        n,
+        pool.n,
         runs,
-        max_s=pool.descending[0][0] if n else 0.0,
-        median_s=quantile(pool.descending, 0.5) if n else 0.0,
-        warnings=(_of_unknown_health(kills),) if kills else (),
-        killed_s=max(kills, default=0.0),
+        max_s=pool.longest,
+        median_s=quantile(pool.descending, 0.5) if pool.n else 0.0,
+        excluded_hangs=unended.hangs,
+        warnings=(*((unended.in_words,) if unended.unknown else ()), *unended.left_out),
+        killed_s=max(unended.unknown, default=0.0),
     )
 
 
@@ -227,39 +221,18 @@ def _capped(timeout: float, top: float, max_timeout: float | None) -> tuple[floa
     return max_timeout, (f"capped at {max_timeout:g} s, which is {max_timeout / top:.2g} times the maximum",)
 
 
-def _weigh_cuts(pool: Pool, cuts: tuple[Cut, ...]) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
-    """Return (exposure without an event, excluded hangs, kills of unknown health).
-
-    An occurrence that was cut below 1.5 times the maximum counts as exposure: it lasted at least that long. A longer
-    one may have hung and is excluded. Whether an occurrence that a limit ended hung is unknown however long it took."""
-    top = pool.descending[0][0]
-    kills = tuple(cut.seconds for cut in cuts if cut.end == "killed")
-    others = [cut for cut in cuts if cut.end != "killed"]
-    hangs = tuple(cut.seconds for cut in others if cut.end == "hang" or cut.seconds > NEAR_TOP * top)
-    return len(others) - len(hangs), hangs, kills
-
-
-def _of_unknown_health(kills: Sequence[float]) -> str:
-    return (
-        f"a limit ended {count(len(kills), 'occurrence')}, the longest after {max(kills):.4g} s; it is not known "
-        "whether they hung"
-    )
-
-
-def _above_kills(timeout: float, top: float, kills: Sequence[float]) -> tuple[float, tuple[str, ...]]:
-    """Return the limit and a warning. Occurrences that a limit ended raise it, because they may have been healthy.
+def _above_unknown(timeout: float, top: float, unended: Unended) -> tuple[float, tuple[str, ...]]:
+    """Return the limit and warnings. Occurrences of unknown health raise it, because they may have been healthy.
 
     Otherwise a limit that is too short would confirm itself. They are no evidence of durations beyond those that ended
     by themselves, so the limit stays within the rule of thumb for these."""
-    if not kills:
-        return timeout, ()
-    longest, bound = max(kills), FACTOR * top
+    if not unended.unknown:
+        return timeout, unended.left_out
+    longest, bound = max(unended.unknown), FACTOR * top
     raised = max(timeout, min(FLOOR * longest, bound))
     effect = "raise the limit" if raised > timeout else "do not raise the limit"
-    return raised, (
-        f"{_of_unknown_health(kills)}; they {effect} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy "
-        "one)",
-    )
+    warning = f"{unended.in_words}; they {effect} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy one)"
+    return raised, (warning, *unended.left_out)
 
 
 def _by_counting(pool: Pool, values: Sequence[tuple[float, int]], n: int, confidence: float) -> float:
@@ -402,8 +375,8 @@ def fit_first(
     top = max(maxima)
     reason = f"{count(len(maxima), 'start')} observed, {_needed(p)[0]} are needed before a rate can be stated"
     middle = sorted(maxima)[len(maxima) // 2]
-    _, hangs, kills = _weigh_cuts(pool, tuple(censored))
-    timeout, warnings = _above_kills(FACTOR * top, top, kills)
+    unended = Unended.of(censored, NEAR_TOP * top)
+    timeout, warnings = _above_unknown(FACTOR * top, top, unended)
     timeout, cap_warnings = _capped(max(timeout, min_timeout), top, max_timeout)
     return Timeout(
         timeout_s=timeout,
@@ -414,7 +387,7 @@ def fit_first(
         runs=runs,
         max_s=top,
         median_s=middle,
-        excluded_hangs=hangs,
+        excluded_hangs=unended.hangs,
         warnings=(*warnings, *cap_warnings),
     )
 
@@ -424,17 +397,17 @@ def fit_unended(cuts: Iterable[Cut], p: float, longest_s: float, *, max_timeout:
     may have been healthy, so the limit is longer than they lasted, and at least longest_s.
 
     longest_s: the longest limit of other occurrences. longest_s, max_timeout: seconds."""
-    kills = [cut.seconds for cut in cuts if cut.end == "killed"]
-    hangs = tuple(cut.seconds for cut in cuts if cut.end == "hang")
+    unended = Unended.of(cuts, 0.0)
     reason = "no first occurrence ended by itself"
-    if not kills:
-        return Timeout(None, "insufficient", reason, p, excluded_hangs=hangs)
-    needed_s = max(longest_s, FLOOR * max(kills))
+    if not unended.killed:
+        return Timeout(None, "insufficient", reason, p, excluded_hangs=unended.hangs, warnings=unended.left_out)
+    needed_s = max(longest_s, FLOOR * max(unended.unknown))
     timeout = needed_s if max_timeout is None else min(needed_s, max_timeout)
-    warnings = [f"{_of_unknown_health(kills)}; the limit is {FLOOR:g} times as long, or that of other occurrences"]
+    warnings = [f"{unended.in_words}; the limit is {FLOOR:g} times as long, or that of other occurrences"]
     if timeout < needed_s:
-        warnings = [_of_unknown_health(kills), f"capped at {max_timeout:g} s, {needed_s:.4g} s may be needed"]
-    return Timeout(timeout, "provisional", reason, p, excluded_hangs=hangs, warnings=tuple(warnings))
+        warnings = [unended.in_words, f"capped at {max_timeout:g} s, {needed_s:.4g} s may be needed"]
+    warnings += unended.left_out
+    return Timeout(timeout, "provisional", reason, p, excluded_hangs=unended.hangs, warnings=tuple(warnings))
 
 
 def warm_up(runs: Iterable[Sequence[float]]) -> int:

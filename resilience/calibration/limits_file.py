@@ -75,8 +75,8 @@ class Deadline(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks. ranks: observed; p is for these. occurrences: for a deadline of first occurrences,
     their number after a start. rank_medians_s: the lowest and the highest median of single ranks; all other values are
     of the slowest rank of each occurrence. groups: limits of groups of similar ranks, which take precedence. outside: a
-    shorter limit outside known phases after a cold start. killed_s: without an answer, the longest occurrence that a
-    limit ended and that may have been healthy."""
+    shorter limit outside known phases after a cold start. killed_s: without an answer, the longest occurrence that
+    did not end by itself and that may have been healthy."""
 
     timeout_s: float | None
     status: Status
@@ -389,7 +389,10 @@ def _needed(fresh: Deadline, earlier_s: float) -> tuple[float, str]:
     if earlier_s < fresh.max_s:
         return FACTOR * fresh.max_s, f"{fresh.max_s:.4g} s was observed"
     needed_s = min(FLOOR * fresh.killed_s, FACTOR * fresh.max_s)
-    return needed_s, f"occurrences that a limit ended after up to {fresh.killed_s:.4g} s may have been healthy"
+    return (
+        needed_s,
+        f"occurrences of up to {fresh.killed_s:.4g} s, which did not end by themselves, may have been healthy",
+    )
 
 
 def in_force(timeouts: Timeouts, base: Limits, margin: float | None = None, is_equal: bool = True) -> Limits:

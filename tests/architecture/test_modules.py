@@ -20,7 +20,6 @@ MODULES = sorted((ROOT / "resilience").rglob("*.py"))
 LONGEST = 400  # lines; a longer file has to be one thing, and says here which
 LONG = {
     "resilience/attribution/verdict.py": "the rules of attribution, in the order in which they are tried",
-    "resilience/calibrate/timings.py": "every form in which durations are stored, read into one",
     "resilience/calibration/fitting.py": "one fit, from a sample to a limit or a refusal, with its reasons",
     "resilience/calibration/limits_file.py": "one file format: what is written, read, merged and refused",
     "resilience/core/rendezvous.py": "one agent's part of the rendezvous: join, lead, wait, leave",

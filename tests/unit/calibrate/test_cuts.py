@@ -18,6 +18,7 @@ from resilience.telemetry.durations import Value
 from tests.support.record_streams import Fault, Kind, job
 
 KILLED = Value("data", 5, 5, 0.0, 2.0, "killed")
+CUT_OFF = Value("data", 5, 5, 0.0, 2.0, "cut")
 UNSURE = (Culprit(2, "stopped", 0.4, 4), Culprit(3, "stopped", 0.4, 4))
 BLAMED, WAITING = 1, 0
 
@@ -74,10 +75,10 @@ def test_clocks_of_nodes_with_folders_of_their_own_are_corrected(
     assert known.keys() == {"a", "b"} and max(known.values()) < 10**9
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, rank: int, *incidents: Incident) -> str:
+def judged(monkeypatch: pytest.MonkeyPatch, rank: int, *incidents: Incident, value: Value = KILLED) -> str:
     """Return the end of an occurrence of this rank in iteration 0 of a run with these incidents."""
     monkeypatch.setattr(cuts, "fold", lambda records, offsets, clock_errors: incidents)
-    return Verdicts([]).judged(rank, (0, 0), KILLED).end
+    return Verdicts([]).judged(rank, (0, 0), value).end
 
 
 def incident(*culprits: Culprit, candidates: tuple[Culprit, ...] = ()) -> Incident:
@@ -120,7 +121,31 @@ def test_end_of_the_whole_cycle_does_not_judge_an_iteration_with_an_incident_of_
     assert judged(monkeypatch, WAITING, later) == "hang"
 
 
-def test_cut_that_no_limit_made_stays_what_it_is(tmp_path: Path) -> None:
+def test_cut_that_no_limit_made_stays_what_it_is_without_an_incident(tmp_path: Path) -> None:
     verdicts = Verdicts([tmp_path])
     for end in ("cut", "hang"):
         assert verdicts.judged(0, (0, 0), Value("data", 0, 0, 0.0, 1.0, end)).end == end
+
+
+def test_occurrence_that_a_restart_cut_off_is_a_hang_if_the_verdict_shows_a_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped = incident(Culprit(BLAMED, "stopped", 0.9, 4))
+    for rank in (BLAMED, WAITING):
+        assert judged(monkeypatch, rank, stopped, value=CUT_OFF) == "hang"
+
+
+def test_occurrence_that_a_restart_cut_off_may_be_healthy_if_another_rank_failed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = incident(Culprit(BLAMED, "exception", 0.9, 2))
+    assert judged(monkeypatch, WAITING, failed, value=CUT_OFF) == "cut"
+    assert judged(monkeypatch, WAITING, failed, value=KILLED) == "hang"  # a limit ended its wait for the failed rank
+
+
+def test_short_occurrence_that_a_restart_cut_off_needs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> tuple[Incident, ...]:
+        raise AssertionError("the records were read")
+
+    monkeypatch.setattr(cuts, "fold", refuse)
+    assert Verdicts([]).judged(WAITING, (0, 0), CUT_OFF, usual_s=CUT_OFF.s).end == "cut"

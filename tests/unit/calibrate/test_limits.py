@@ -12,8 +12,9 @@ from resilience.calibrate.held_out import backtest
 from resilience.calibrate.limits import DEFAULT, Target, calibrate
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
 from resilience.calibrate.timings import Input
-from resilience.calibration.fitting import MONTH, Cut
+from resilience.calibration.fitting import MONTH
 from resilience.calibration.limits_file import SCHEMA, Alarms, Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.calibration.unended import Cut
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.phases import Phases

@@ -8,8 +8,9 @@ import random
 import pytest
 
 from resilience.calibration import fitting, quantiles
-from resilience.calibration.fitting import FEWEST, Cut, fit, fit_first, fit_pool, pooled, trial_probability, warm_up
+from resilience.calibration.fitting import FEWEST, fit, fit_first, fit_pool, pooled, trial_probability, warm_up
 from resilience.calibration.tails import split
+from resilience.calibration.unended import Cut
 
 
 def lognormal(n: int, spread: float, seed: int, runs: int = 2) -> list[list[float]]:
@@ -189,9 +190,12 @@ def test_smooth_heavy_tail_is_one_mode() -> None:
 def test_hang_is_left_out_and_never_raises_a_limit() -> None:
     runs = lognormal(40_000, 0.02, 10)
     plain = fit(runs, p=1e-6)
-    with_hangs = fit(runs, p=1e-6, censored=[Cut(600.0, "hang"), Cut(1800.0, "cut")])
+    with_hangs = fit(runs, p=1e-6, censored=[Cut(600.0, "hang"), Cut(1800.0, "hang")])
     assert with_hangs.timeout_s == plain.timeout_s
     assert with_hangs.excluded_hangs == (600.0, 1800.0)
+    (warning,) = with_hangs.warnings
+    assert "2 occurrences" in warning and "1800 s" in warning
+    assert fit_first([10.0, 12.0], 0.01, censored=[Cut(600.0, "hang")]).warnings != ()
 
 
 def test_cut_off_occurrence_counts_as_exposure() -> None:
@@ -212,6 +216,19 @@ def test_occurrences_that_a_limit_ended_raise_it_up_to_five_times_the_longest_he
         assert bounded.timeout_s == pytest.approx(5 * plain.max_s)
         assert f"the longest after {seconds:.4g} s" in bounded.warnings[0]
         assert "raise the limit" in bounded.warnings[0] and bounded.excluded_hangs == ()
+
+
+def test_long_occurrences_that_no_limit_ended_raise_it_as_those_that_a_limit_ended_do() -> None:
+    runs = lognormal(40_000, 0.02, 12)
+    plain = fit(runs, p=1e-6)
+    for seconds in (2.1, 600.0):
+        killed = fit(runs, p=1e-6, censored=[Cut(seconds, "killed")])
+        cut = fit(runs, p=1e-6, censored=[Cut(seconds, "cut")])
+        assert cut.timeout_s == killed.timeout_s != plain.timeout_s
+        assert cut.excluded_hangs == ()
+        (warning,) = cut.warnings
+        assert f"1 occurrence, the longest after {seconds:.4g} s" in warning and "not known whether" in warning
+        assert "limit ended" not in warning
 
 
 def test_rate_that_is_stated_goes_no_farther_than_the_tail_is_followed() -> None:

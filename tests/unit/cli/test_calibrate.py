@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import msgspec
@@ -698,9 +698,11 @@ PACES = (0.1, 0.105, 0.4)  # seconds of the three ranks; the first two are a gro
 RANKS = Configuration("train.py", world_size=len(PACES))
 
 
-def ended_in(folder: Path, kind: record_streams.Kind | None, pace: Sequence[float]) -> str:
-    """Write a run of 2,000 occurrences a rank. With a kind of hang, a limit ended rank 1 in the next one after 0.3 s,
-    and the records say how the rank hung. Return the run folder."""
+def ended_in(
+    folder: Path, kind: record_streams.Kind | None, pace: Sequence[float], end: Literal["killed", "cut"] = "killed"
+) -> str:
+    """Write a run of 2,000 occurrences a rank. With a kind of fault, rank 1 ended in the next one after 0.3 s, and the
+    records say why. Return the run folder."""
     faults = [] if kind is None else [record_streams.Fault(kind, 1, 0)]
     record_streams.job(faults, world=len(pace)).write(folder)
     for rank, seconds in enumerate(pace):
@@ -710,17 +712,21 @@ def ended_in(folder: Path, kind: record_streams.Kind | None, pace: Sequence[floa
         for i in range(2000):
             recorder.add("train", seconds * chance.lognormvariate(0.0, 0.02), 1000.0 + i)
         if kind is not None and rank == 1:
-            recorder.add("train", 0.3, 3000.0, "killed")
+            recorder.add("train", 0.3, 3000.0, end)
         recorder.close(3001.0)
     return str(folder)
 
 
 @pytest.mark.parametrize("pace", [(0.1, 0.1, 0.1), PACES], ids=["like ranks", "groups of ranks"])
-@pytest.mark.parametrize(("kind", "is_raised"), [("busy", True), ("stopped", False)])
-def test_kill_of_a_rank_that_may_have_been_healthy_raises_the_limit_learned_from_run_folders(
+@pytest.mark.parametrize(
+    ("kind", "end", "is_raised"),
+    [("busy", "killed", True), ("stopped", "killed", False), ("exception", "cut", True), ("stopped", "cut", False)],
+)
+def test_end_of_a_rank_that_may_have_been_healthy_raises_the_limit_learned_from_run_folders(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     kind: record_streams.Kind,
+    end: Literal["killed", "cut"],
     is_raised: bool,
     pace: tuple[float, ...],
 ) -> None:
@@ -736,11 +742,15 @@ def test_kill_of_a_rank_that_may_have_been_healthy_raises_the_limit_learned_from
 
     quiet = [ended_in(tmp_path / name, None, pace) for name in ("one", "two")]
     _, (before, *others_before) = learned(*quiet)
-    whole, (after, *others) = learned(*quiet, ended_in(tmp_path / "killed", kind, pace))
+    whole, (after, *others) = learned(*quiet, ended_in(tmp_path / "ended", kind, pace, end))
     assert before["timeout_s"] < 0.3  # otherwise no limit would have ended that occurrence
     assert after["timeout_s"] == pytest.approx(1.5 * 0.3 if is_raised else before["timeout_s"], rel=0.02)
     assert whole.get("excluded_hangs", []) == ([] if is_raised else [0.3])
-    assert any("a limit ended 1 occurrence" in warning for warning in whole.get("warnings", ())) is is_raised
+    warning = whole["warnings"][-1]
+    assert "1 occurrence, the longest after 0.3 s" in warning
+    assert ("not known whether" in warning) is is_raised
+    assert ("a limit ended" in warning) is (is_raised and end == "killed")
+    assert warning.startswith("ranks 0-1: ") is (is_raised and pace == PACES)
     for group, group_before in zip(others, others_before, strict=True):
         assert group["timeout_s"] == pytest.approx(group_before["timeout_s"], rel=0.02)
 
