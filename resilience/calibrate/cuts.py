@@ -1,10 +1,13 @@
 """Was an occurrence that did not end by itself a hang?  The verdict of its incident decides, if it can.
 
-A rank hung if it was stopped, blocked in the kernel, held the interpreter's lock, or waited for a lock. A rank also
-hung if it only waited for another rank that hung in this way: that wait would not have ended. If a limit ended the
-wait, the same holds for another rank that failed or ended. Without a limit it does not: a failure cuts off healthy
-ranks in the middle of their work. Otherwise it is unknown: a long computation looks like an endless one, and ranks that
-wait for it are as healthy as it is."""
+A rank hung if its process was stopped: it does nothing until another process continues it. A rank also hung if it only
+waited for a stopped rank: that wait would not have ended. If a limit ended the wait, the same holds for another rank
+that failed or ended. Without a limit it does not: a failure cuts off healthy ranks in the middle of their work.
+
+Otherwise it is unknown. A verdict says what a rank did at the moment of its evidence, not that it would never have gone
+on. A main thread that waits for the result of a thread that saves looks as if it waited for a lock. State D is read
+once, and a long read shows it too. Native code that no interrupt reaches may be a long computation. Ranks that wait for
+such a rank are as healthy as it is."""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from resilience.run_folder.load import Reader
 from resilience.run_folder.merge import clocks_of
 from resilience.telemetry.durations import Value
 
-HUNG: frozenset[Class] = frozenset(("stopped", "blocked_in_kernel", "blocked_in_native_code", "waits_for_lock"))
+HUNG: frozenset[Class] = frozenset(("stopped",))
 FAILED: frozenset[Class] = frozenset(
     (
         "exception",

@@ -27,7 +27,7 @@ BLAMED, WAITING = 1, 0
     ("kind", "blamed", "others"),
     [
         ("stopped", "hang", "hang"),
-        ("native", "hang", "hang"),
+        ("native", "killed", "killed"),
         ("busy", "killed", "killed"),  # a long computation looks like an endless one, and others wait for either
         ("hang", "killed", "killed"),
         ("exception", "killed", "hang"),
@@ -87,7 +87,19 @@ def incident(*culprits: Culprit, candidates: tuple[Culprit, ...] = ()) -> Incide
 
 
 @pytest.mark.parametrize(
-    "what", ["storage_stall", "input_stall", "busy_without_progress", "hung", "went_on", "desynchronised", "hook_hung"]
+    "what",
+    [
+        "storage_stall",
+        "input_stall",
+        "busy_without_progress",
+        "hung",
+        "went_on",
+        "desynchronised",
+        "hook_hung",
+        "waits_for_lock",  # of a thread that saves
+        "blocked_in_kernel",  # at the one moment at which its state was read
+        "blocked_in_native_code",  # a computation in C
+    ],
 )
 def test_wait_for_a_rank_that_may_be_healthy_may_be_healthy_too(monkeypatch: pytest.MonkeyPatch, what: Class) -> None:
     assert judged(monkeypatch, BLAMED, incident(Culprit(BLAMED, what, 0.7, 7))) == "killed"
