@@ -17,6 +17,7 @@ from resilience.calibration import fitting
 from resilience.calibration.fitting import FACTOR, Pool
 from resilience.calibration.limits_file import OutsideLimit
 from resilience.calibration.quantiles import chi2
+from resilience.calibration.recurring_phases import FEWEST_RUNS, SLOW
 from resilience.facts.limits import Learned
 
 EMA = 0.5  # weight of the newer value in the compatible rule
@@ -29,7 +30,7 @@ class TestedLimit(msgspec.Struct, frozen=True):
     of each run, averaged. exposure: tested durations; plain_exceeded: durations above the plain maximum. suspected:
     durations late enough for a suspicion before the limit. outside_s: the limit outside known
     phases, None without any; outside_p: the rate that it claims, None without one; outside_exposure, outside_exceeded:
-    its tested and exceeded counts."""
+    its tested and exceeded counts, where a job would apply it."""
 
     configuration: str
     deadline: str
@@ -118,7 +119,15 @@ def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = Non
                 if is_single
                 else f"the other runs have fewer than {fitting.FEWEST} durations"
             )
+        if most is None and len(members) == FEWEST_RUNS and _has_limit_outside(observed, first, every, aim):
+            test.untested[f"{name} outside known phases"] = "both runs are needed to know the phases; give a third run"
     return test
+
+
+def _has_limit_outside(observed: Sequence[ObservedDeadline], first: int, every: float, aim: Aim) -> bool:
+    """Return True if all runs together give a limit outside known phases."""
+    usual = fit_usual(pool_of(observed, first), observed, first, every, aim)
+    return fit_outside(observed, first, usual.timeout_s, aim.among(2).p(every), aim.target) is not None
 
 
 def _unique_names(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
@@ -199,18 +208,41 @@ def _test_limit(
 
 
 def _tested_outside(answer: TestedLimit, outside: OutsideLimit, held_out: ObservedDeadline, first: int) -> TestedLimit:
-    """Return the answer with the limit outside known phases, tested on the data there."""
-    tested = pool_of([held_out.outside(outside.phases)], first)
+    """Return the answer with the limit outside known phases, tested where a job would apply it."""
+    exposure, exceeded = _where_in_force(outside, held_out, first, answer.median_s)
     with_outside: TestedLimit = msgspec.structs.replace(
         answer,
         outside_s=outside.timeout_s,
         outside_status=outside.status,
         outside_p=_claimed(outside.status, outside.p, outside.n),
         outside_max_s=outside.max_s,
-        outside_exposure=tested.n,
-        outside_exceeded=_above(tested, outside.timeout_s),
+        outside_exposure=exposure,
+        outside_exceeded=exceeded,
     )
     return with_outside
+
+
+def _where_in_force(limit: OutsideLimit, held_out: ObservedDeadline, first: int, median_s: float) -> tuple[int, int]:
+    """Return to how many occurrences of a run the limit outside known phases applies, and how many are longer: those
+    after a cold start, from the first known phase on, and as long as the run is slow at each known phase.
+
+    median_s: usual duration in seconds. A long occurrence whose position a run folder does not tell counts as well."""
+    course, phases = held_out.course(first), limit.phases
+    if course is None or not (phases.positions or course.is_from_beginning):
+        return 0, 0
+    begins = phases.positions[0] if phases.positions else 0
+    reached = (number for number in phases.positions if number < course.reach)
+    unconfirmed = (number for number in reached if course.slow.get(number, 0.0) < SLOW * median_s)
+    applies = range(max(first, begins), min(next(unconfirmed, phases.until), course.reach))
+    exposure = sum(map(phases.is_outside, applies))
+    exceeded = sum(
+        seconds > limit.timeout_s and number in applies and phases.is_outside(number)
+        for number, seconds in course.slow.items()
+    )
+    outside = held_out.outside(phases)
+    placed = sum(seconds > limit.timeout_s for seconds in outside.series(first))
+    exceeded += _above(pool_of([outside], first), limit.timeout_s) - placed
+    return max(exposure, exceeded), exceeded
 
 
 def _above(pool: Pool, limit: float) -> int:

@@ -24,6 +24,7 @@ from resilience.facts.phases import Phases
 
 MOST_OF_USUAL = 0.67  # a longer limit outside phases is not worth storing the positions of the phases
 MOST_FOLDS = 8  # runs on which a limit outside phases is tested
+UNTESTED = "both runs were needed to know the phases, so no other run has tested them; give a third run"
 
 
 class Fit(Protocol):
@@ -57,7 +58,7 @@ def outside_phases(
         fitted.n,
         fitted.max_s,
         fitted.median_s,
-        fitted.warnings,
+        fitted.warnings if len(observed) >= ENOUGH_RUNS else (*fitted.warnings, UNTESTED),
     )
 
 
