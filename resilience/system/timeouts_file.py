@@ -113,11 +113,23 @@ def learned(
         notes = [f"learned from {timeouts.configuration.name}; {OF_TABLE}, so make sure that it was such a job"]
     else:
         notes = [f"it fits, with differences: {unlike}"] if unlike else []
+        if source == AUTO:
+            notes += _other_script(timeouts.configuration, configuration)
     notes += [] if limits.learned else [_without_effect(timeouts)]
     event = TimeoutsLoaded(str(path), len(limits.learned), not is_of_table, is_shadow, "; ".join(notes))
     if is_shadow:
         return msgspec.structs.replace(base, shadow=msgspec.structs.replace(limits, rule=None)), event
     return limits, event
+
+
+def _other_script(before: Configuration, now: Configuration) -> list[str]:
+    """Return a note if a script in another folder gives the workload its name: it may be another program."""
+    if now.key or before.script == now.script:
+        return []
+    return [
+        f"learned from the script {before.script}, this run is of {now.script}: "
+        "if these are different workloads, give each one its own --calibration-key"
+    ]
 
 
 def _without_effect(timeouts: Timeouts) -> str:

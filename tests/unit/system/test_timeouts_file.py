@@ -134,6 +134,25 @@ def test_auto_takes_the_newest_file_of_current_folder_run_directory_and_run_fold
     assert event.source == str(tmp_path / newest / timeouts_file.NAME)
 
 
+@pytest.mark.parametrize(
+    ("script", "key", "is_named"),
+    [("train.py", "", False), ("small/train.py", "", True), ("small/train.py", "large", False)],
+)
+def test_auto_names_the_script_of_a_file_that_was_learned_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, key: str, is_named: bool
+) -> None:
+    """The folder of the script does not decide, unless the user gives keys, but it may be another workload."""
+    path = tmp_path / timeouts_file.NAME
+    before = Configuration(script, key, world_size=2)
+    timeouts_file.write(path, msgspec.structs.replace(TWO_FOR_FOUR, configuration=before))
+    monkeypatch.chdir(tmp_path)
+    now = Configuration("train.py", key, world_size=2)
+    _, event = timeouts_file.learned(timeouts_file.AUTO, tmp_path / "runs", Limits(), now, False)
+    assert event.source == str(path)
+    assert ("learned from the script small/train.py, this run is of train.py" in event.note) is is_named
+    assert ("--calibration-key" in event.note) is is_named
+
+
 def test_limits_from_a_table_hold_only_if_the_user_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
