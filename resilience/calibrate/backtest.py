@@ -22,14 +22,14 @@ NOT_TESTED = (
     "no deadline has that many durations in a known order: a table has all of them in order, but a run folder keeps "
     "only a sample"
 )
-LEAST_SHARE = 0.3  # of the recorded durations; if fewer were tested, the backtest says nothing
 
 
 class Summary(msgspec.Struct, frozen=True):
     """All tested limits for one size of training data. n: durations fitted on, None for all. exceeded, nvrx_exceeded,
     plain_exceeded, exposure: sums over the limits. ratios: geometric means relative to the rule of thumb. recorded:
-    durations that could have been tested. untested: deadlines that were not tested, with the reason. outside_exposure,
-    outside_exceeded, outside_worse: the same of the limits outside known phases."""
+    durations that could have been tested. untested: deadlines that were not tested, with the reason. too_little: tested
+    and recorded durations of each deadline that has a limit and too small a test. outside_exposure, outside_exceeded,
+    outside_worse: the same of the limits outside known phases."""
 
     n: int | None
     answers: int
@@ -46,6 +46,7 @@ class Summary(msgspec.Struct, frozen=True):
     worse: int
     recorded: int = 0
     untested: dict[str, str] = {}
+    too_little: dict[str, tuple[int, int]] = {}
     outside_exposure: int = 0
     outside_exceeded: int = 0
     outside_worse: int = 0
@@ -54,11 +55,6 @@ class Summary(msgspec.Struct, frozen=True):
     def is_worse(self) -> bool:
         """Whether a limit was exceeded significantly more often than stated."""
         return self.worse + self.outside_worse > 0
-
-    @property
-    def says_too_little(self) -> bool:
-        """Whether too few of the recorded durations were tested for the backtest to mean anything."""
-        return self.n is None and self.exposure < LEAST_SHARE * self.recorded
 
 
 def run(runs: Sequence[ObservedRun], target: Target, sizes: Sequence[int], as_json: bool) -> int:
@@ -75,7 +71,7 @@ def run(runs: Sequence[ObservedRun], target: Target, sizes: Sequence[int], as_js
         for summary, tested_limits in zip(summaries, answers, strict=True):
             show(_lines(summary, tested_limits))
     is_tested = any(summary.exposure for summary in summaries)
-    return WORSE if not is_tested or any(summary.is_worse or summary.says_too_little for summary in summaries) else 0
+    return WORSE if not is_tested or any(summary.is_worse or summary.too_little for summary in summaries) else 0
 
 
 def summarise(test: Backtest, size: int | None) -> Summary:
@@ -98,6 +94,7 @@ def summarise(test: Backtest, size: int | None) -> Summary:
         worse=sum(answer.is_worse for answer in answers),
         recorded=test.recorded,
         untested=test.untested,
+        too_little=test.too_little,
         outside_exposure=sum(answer.outside_exposure for answer in answers),
         outside_exceeded=sum(answer.outside_exceeded for answer in answers),
         outside_worse=sum(answer.is_outside_worse for answer in answers),
@@ -136,11 +133,10 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     elif summary.n is not None:
         output += _indented(NOT_TESTED, "dim", width)
     output += [(), *_sums(summary, width)]
-    is_too_little = summary.says_too_little
-    share = f"{summary.exposure} of {summary.recorded} recorded durations were tested"
-    output += _indented(
-        share + ": too few for a result" if is_too_little else share, "red" if is_too_little else "", width
-    )
+    output += _indented(f"{summary.exposure} of {summary.recorded} recorded durations were tested", "", width)
+    for name, (tested, recorded) in summary.too_little.items():
+        share = f"{tested} of {recorded} recorded durations were tested"
+        output += _indented(f"{name}: {share}: too few for a result", "red", width)
     for name, reason in summary.untested.items():
         output += _indented(f"{name} was not tested: {reason}", "yellow", width)
     return [*output, ()]

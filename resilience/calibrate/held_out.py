@@ -22,6 +22,7 @@ from resilience.facts.limits import Learned
 
 EMA = 0.5  # weight of the newer value in the compatible rule
 SIGNIFICANT = 0.05
+LEAST_SHARE = 0.3  # of a deadline's durations; if fewer were tested, the backtest says nothing about it
 COUNTED = 3.0  # events among n occurrences that counting cannot exclude (95 %) though none was seen
 
 
@@ -77,12 +78,14 @@ def _is_worse(exceeded: int, exposure: int, p: float | None) -> bool:
 
 class Backtest(msgspec.Struct):
     """A backtest. answers: one per deadline and part left out; runs of one name are numbered. tested: number of tested
-    durations. recorded: durations that could have been tested. untested: deadlines without a test, with the reason."""
+    durations. recorded: durations that could have been tested. untested: deadlines without a test, with the reason.
+    too_little: tested and recorded durations of each deadline that has a limit and too small a test."""
 
     answers: list[TestedLimit] = []
     tested: int = 0
     recorded: int = 0
     untested: dict[str, str] = {}
+    too_little: dict[str, tuple[int, int]] = {}
 
 
 def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = None) -> Backtest:
@@ -113,6 +116,8 @@ def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = Non
         is_single = len(members) == 1
         test.recorded += recorded
         test.tested += tested
+        if most is None and recorded >= fitting.FEWEST and tested < LEAST_SHARE * recorded:
+            test.too_little[name] = tested, recorded
         if not tested and recorded and most is None:
             test.untested[name] = (
                 "a single run folder cannot be split; give a second run"

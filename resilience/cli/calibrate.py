@@ -37,8 +37,8 @@ MOST_DIGITS = 18  # of a number; Python refuses to read thousands of them
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPILOG = """\
 Exit status: 0: every limit is `ok` or `tentative`. 1: no run has a section that --section names; or, with
---backtest, a limit is exceeded significantly more often than stated, or too few durations could be tested.
-2: wrong use or bad input. 3: some limits are short or provisional. 4: some limits have too few data. Limits of
+--backtest, a limit is exceeded significantly more often than stated, or too few durations of a deadline could be
+tested. 2: wrong use or bad input. 3: some limits are short or provisional. 4: some limits have too few data. Limits of
 first occurrences (`.first`) do not count."""
 NO_FLAGS = "torchelastic watches neither sections nor steps nor heartbeats, so it has no flag for these limits"
 

@@ -315,6 +315,23 @@ def test_backtest_of_less_than_three_tenths_of_the_durations_exits_with_1(
     assert ("tested: too few for a result" in shown) == bool(status)
 
 
+@pytest.mark.parametrize(("evals", "too_little"), [(60, {"eval": [0, 58]}), (10, {})])
+def test_backtest_judges_each_deadline_by_the_share_of_its_own_durations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], evals: int, too_little: dict[str, list[int]]
+) -> None:
+    """One run has all evaluations but one, so they support a limit and no test. Ten do not even support a limit."""
+    path = tmp_path / "t.csv"
+    lines = [f"{run},step,0,{i},0.25" for run in range(2) for i in range(2000)]
+    lines += [f"0,eval,0,{i},4.0" for i in range(evals - 1)] + ["1,eval,0,0,4.0"]
+    path.write_text("\n".join(["run,section,rank,i,seconds", *lines]) + "\n")
+    assert main(["calibrate", str(path), "--backtest", "--json"]) == bool(too_little)
+    (summary,) = json.loads(capsys.readouterr().out)["summaries"]
+    assert summary["too_little"] == too_little
+    main(["calibrate", str(path), "--backtest"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("eval: 0 of 58 recorded durations were tested: too few for a result" in shown) == bool(too_little)
+
+
 def test_backtest_counts_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table(tmp_path / "t.csv", n=60_000, runs=3)
     assert main(["calibrate", str(path), "--backtest", "--json", "--n", "100,20000", "--min-timeout", "0.01"]) == 0
