@@ -13,7 +13,7 @@ import msgspec
 
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, StartValues, gravest
 from resilience.calibrate.rank_files import Rank
-from resilience.calibration.fitting import LONGEST_WARM_UP
+from resilience.calibration.starts import LONGEST_WARM_UP
 from resilience.calibration.unended import Cut
 from resilience.facts.deadlines import Start
 from resilience.telemetry import durations

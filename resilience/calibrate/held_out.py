@@ -14,8 +14,9 @@ import msgspec
 from resilience.calibrate.limits import Aim, Target, fit_outside, fit_usual, seconds_between
 from resilience.calibrate.observed import ObservedDeadline, ObservedRun, pool_of, warm_up
 from resilience.calibration import fitting
-from resilience.calibration.fitting import FACTOR, Pool
+from resilience.calibration.fitting import FACTOR
 from resilience.calibration.limits_file import OutsideLimit
+from resilience.calibration.pool import Pool
 from resilience.calibration.quantiles import chi2
 from resilience.calibration.recurring_phases import FEWEST_RUNS, SLOW
 from resilience.facts.limits import Learned

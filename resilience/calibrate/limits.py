@@ -20,8 +20,9 @@ from resilience.calibrate.outside import outside_phases
 from resilience.calibrate.timings import Input
 from resilience.calibration import fitting, limits_file
 from resilience.calibration.differences import differences, harmless, serious
-from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Pool, Timeout, fit_first, fit_pool
+from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Timeout, fit_first, fit_pool
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
+from resilience.calibration.pool import Pool
 from resilience.calibration.tails import quantile
 from resilience.calibration.unended import Cut
 from resilience.errors import ConfigurationError

@@ -13,9 +13,9 @@ from itertools import chain
 
 import msgspec
 
-from resilience.calibration import fitting
+from resilience.calibration import fitting, starts
 from resilience.calibration.episodes import RUN, START, LargestDurations
-from resilience.calibration.fitting import Pool
+from resilience.calibration.pool import Pool, drift, pooled
 from resilience.calibration.recurring_phases import Course
 from resilience.calibration.tails import quantile
 from resilience.calibration.unended import Cut, End
@@ -210,8 +210,8 @@ class ObservedRun(msgspec.Struct):
 def warm_up(deadline: str, observed: Sequence[ObservedDeadline]) -> int:
     """Return how many occurrences after a start are slower than later ones: one number for all starts."""
     if deadline == INITIAL_HEARTBEAT:
-        return fitting.LONGEST_WARM_UP  # there is one per start
-    return fitting.warm_up([begun.leading() for run in observed for begun in run.starts])
+        return starts.LONGEST_WARM_UP  # there is one per start
+    return starts.warm_up([begun.leading() for run in observed for begun in run.starts])
 
 
 def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:
@@ -223,7 +223,7 @@ def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:
         chain.from_iterable(deadline.placed(first, run) for run, deadline in enumerate(observed))
     )
     if all(deadline.is_whole for deadline in observed):
-        return fitting.pooled(series, tops)
+        return pooled(series, tops)
     if not tops.places:  # the files of single values are lost: nobody knows whether the slow ones were one episode
         tops = LargestDurations(most_per_event=max(1, sum(deadline.n for deadline in observed)))
     counts: Counter[float] = Counter()
@@ -236,7 +236,7 @@ def pool_of(observed: Sequence[ObservedDeadline], first: int) -> Pool:
         counts.update(counts_of_run)
         medians.append(quantile(descending, 0.5))
         n = sum(counts_of_run.values())
-        drifts += [fitting.drift(values) if deadline.is_whole else deadline.drift] if n >= fitting.FEWEST else []
+        drifts += [drift(values) if deadline.is_whole else deadline.drift] if n >= fitting.FEWEST else []
         halves.append((n, deadline.first_half_max(first), descending[0][0]))
     return Pool(
         descending=tuple(sorted(counts.items(), reverse=True)),

@@ -16,8 +16,9 @@ from typing import Protocol
 import msgspec
 
 from resilience.calibrate.observed import ObservedDeadline, pool_of
-from resilience.calibration.fitting import FEWEST, SHORT, Pool, Timeout
+from resilience.calibration.fitting import FEWEST, SHORT, Timeout
 from resilience.calibration.limits_file import OutsideLimit
+from resilience.calibration.pool import Pool
 from resilience.calibration.recurring_phases import ENOUGH_RUNS, recurring
 from resilience.calibration.unended import Cut
 from resilience.facts.phases import Phases

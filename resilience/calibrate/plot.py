@@ -14,6 +14,7 @@ from resilience.calibrate.observed import pool_of, warm_up
 from resilience.calibrate.timings import Input
 from resilience.calibration import fitting
 from resilience.calibration.limits_file import Deadline, Timeouts
+from resilience.calibration.pool import Pool
 from resilience.errors import ConfigurationError
 from resilience.facts.deadlines import parse_name
 from resilience.facts.encoding import text
@@ -79,13 +80,13 @@ class _Axes:
         return TOP + min(1.0, max(0.0, down)) * (HEIGHT - TOP - BOTTOM)
 
 
-def _observed(name: str, observed: Input) -> fitting.Pool:
+def _observed(name: str, observed: Input) -> Pool:
     """Return the durations of a deadline in these runs, without the first ones; empty if no run has it."""
     observations = [run.deadlines[name] for run in observed.runs if name in run.deadlines]
     return pool_of(observations, warm_up(name, observations))
 
 
-def _panel(name: str, timeouts: Timeouts, pool: fitting.Pool) -> str:
+def _panel(name: str, timeouts: Timeouts, pool: Pool) -> str:
     deadline = timeouts.deadlines[name]
     top, limit = pool.descending[0][0], deadline.timeout_s or pool.descending[0][0]
     bottom = pool.descending[-1][0]

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from resilience.calibration.episodes import RUN, LargestDurations
+from resilience.calibration.pool import Pool, pooled
 from resilience.calibration.quantiles import student
 from resilience.calibration.tails import (
     CLUSTERED,
@@ -49,7 +49,6 @@ RUNS_AGREE = 1.25  # largest ratio of the medians of two runs of one configurati
 UNKNOWN_SHIFT = math.log(1.1)  # between runs, if two were observed
 UNSEEN_SHIFT = math.log(RUNS_AGREE)  # between runs, if one was observed: as much as agreeing runs may differ
 FEWEST_EPISODES = 5  # events that a mode needs if it comes in episodes
-LONGEST_WARM_UP, SETTLED = 50, 5  # occurrences
 
 
 class Mode(msgspec.Struct, frozen=True):
@@ -85,31 +84,6 @@ class Timeout(msgspec.Struct, frozen=True):
     excluded_hangs: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
     killed_s: float = 0.0
-
-
-class Pool(msgspec.Struct, frozen=True):
-    """The observed durations of one deadline, in the form that the fit needs.
-
-    descending: (seconds, count), largest first. run_medians, run_maxima: one value per run. drift: log of the median of
-    the last third divided by that of the first, median over runs, 0 if unknown. first_half_max: the largest duration in
-    the first half of the exposure. tops: the largest durations with their positions, as far as known."""
-
-    descending: tuple[tuple[float, int], ...]
-    run_medians: tuple[float, ...]
-    drift: float
-    first_half_max: float
-    tops: LargestDurations = LargestDurations()
-    run_maxima: tuple[float, ...] = ()
-
-    @property
-    def n(self) -> int:
-        """Return the number of durations."""
-        return sum(count for _, count in self.descending)
-
-    @property
-    def longest(self) -> float:
-        """Return the longest duration, 0 if there is none."""
-        return self.descending[0][0] if self.descending else 0.0
 
 
 def fit(
@@ -408,58 +382,3 @@ def fit_unended(cuts: Iterable[Cut], p: float, longest_s: float, *, max_timeout:
         warnings = [unended.in_words, f"capped at {max_timeout:g} s, {needed_s:.4g} s may be needed"]
     warnings += unended.left_out
     return Timeout(timeout, "provisional", reason, p, excluded_hangs=unended.hangs, warnings=tuple(warnings))
-
-
-def warm_up(runs: Iterable[Sequence[float]]) -> int:
-    """Return how many occurrences after a start are warm-up, one number for all runs. A warm-up of more than half of
-    the given durations shows only in comparison with those after the longest warm-up; these are few, so that the
-    difference has to be large."""
-    longest = 1
-    for durations in runs:
-        after = sorted(durations[LONGEST_WARM_UP:])
-        most = after[len(after) // 2] if len(after) >= SETTLED else math.inf
-        for start in range(min(LONGEST_WARM_UP, len(durations)) + 1):
-            later = sorted(durations[start:])
-            if len(later) < SETTLED:
-                break
-            median = later[len(later) // 2]
-            limit = NEAR_TOP * (most if median > 2.0 * most else median)
-            if all(seconds <= limit for seconds in durations[start : start + SETTLED]):
-                longest = max(longest, start)
-                break
-    return min(longest, LONGEST_WARM_UP)
-
-
-# -- pooling ---------------------------------------------------------------------------------------
-
-
-def pooled(durations_by_run: Sequence[Sequence[float]], tops: LargestDurations | None = None) -> Pool:
-    """Return the durations of runs in the form that the fit needs. tops: by default computed for runs without a gap."""
-    runs = [run for run in durations_by_run if len(run)]
-    durations = [seconds for run in runs for seconds in run]
-    half = durations[: max(1, len(durations) // 2)]
-    counts: dict[float, int] = {}
-    for seconds in durations:
-        counts[seconds] = counts.get(seconds, 0) + 1
-    drifts = sorted(drift(run) for run in runs if len(run) >= 30)
-    return Pool(
-        descending=tuple(sorted(counts.items(), reverse=True)),
-        run_medians=tuple(_median(run) for run in runs),
-        drift=drifts[len(drifts) // 2] if drifts else 0.0,
-        first_half_max=max(half, default=0.0),
-        tops=LargestDurations.of((s, number * RUN + i) for number, run in enumerate(runs) for i, s in enumerate(run))
-        if tops is None
-        else tops,
-        run_maxima=tuple(max(run) for run in runs),
-    )
-
-
-def drift(run: Sequence[float]) -> float:
-    """Return the log of the median of the last third divided by that of the first."""
-    third = len(run) // 3
-    return math.log(_median(run[-third:]) / _median(run[:third]))
-
-
-def _median(run: Sequence[float]) -> float:
-    ordered = sorted(run)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from resilience.calibration.differences import differences, serious
 from resilience.calibration.episodes import LargestDurations
-from resilience.calibration.fitting import MONTH, Pool, fit_pool, trial_probability
+from resilience.calibration.fitting import MONTH, fit_pool, trial_probability
+from resilience.calibration.pool import Pool
 from resilience.calibration.tails import quantile
 from resilience.core.limits import SHORTEST
 from resilience.errors import DecodeError

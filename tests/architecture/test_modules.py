@@ -20,7 +20,6 @@ MODULES = sorted((ROOT / "resilience").rglob("*.py"))
 LONGEST = 400  # lines; a longer file has to be one thing, and says here which
 LONG = {
     "resilience/attribution/verdict.py": "the rules of attribution, in the order in which they are tried",
-    "resilience/calibration/fitting.py": "one fit, from a sample to a limit or a refusal, with its reasons",
     "resilience/calibration/limits_file.py": "one file format: what is written, read, merged and refused",
     "resilience/core/rendezvous.py": "one agent's part of the rendezvous: join, lead, wait, leave",
     "resilience/core/restart.py": "the restart protocol: its operations, values and steps, in one place",
@@ -68,6 +67,7 @@ SHORT = {
     "resilience/attribution/verdict_words.py": "the same sentences for the terminal and the page",
     "resilience/calibration/episodes.py": "one algorithm, of the fit and of the monitor",
     "resilience/calibration/quantiles.py": "arithmetic of several fits",
+    "resilience/calibration/starts.py": "one algorithm, which needs no fit",
     "resilience/calibration/recurring_phases.py": "one algorithm, of the fit and of the table of observed runs",
     "resilience/cli/__main__.py": "an entry point",
     "resilience/cli/arguments.py": "what all commands share",

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from resilience.calibration.fitting import FEW_FLOOR, FEWEST, MONTH, fit_pool, pooled
+from resilience.calibration.fitting import FEW_FLOOR, FEWEST, MONTH, fit_pool
+from resilience.calibration.pool import pooled
 from resilience.calibration.recurring_phases import ENOUGH_RUNS
 from tests.support.stalled_runs import SEVERITIES, Stalls, run
 

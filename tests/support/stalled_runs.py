@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from resilience.calibration.fitting import Timeout, fit_pool, pooled
+from resilience.calibration.fitting import Timeout, fit_pool
+from resilience.calibration.pool import pooled
 
 Severity = Callable[[random.Random], float]
 

@@ -8,7 +8,9 @@ import random
 import pytest
 
 from resilience.calibration import fitting, quantiles
-from resilience.calibration.fitting import FEWEST, fit, fit_first, fit_pool, pooled, trial_probability, warm_up
+from resilience.calibration.fitting import FEWEST, fit, fit_first, fit_pool, trial_probability
+from resilience.calibration.pool import pooled
+from resilience.calibration.starts import warm_up
 from resilience.calibration.tails import split
 from resilience.calibration.unended import Cut
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.calibration.fitting import Pool, Timeout
+from resilience.calibration.fitting import Timeout
+from resilience.calibration.pool import Pool
 from resilience.facts.configuration import Configuration
 from resilience.monitor import refit
 from resilience.telemetry.durations import Durations, Header, Recorder
