@@ -149,8 +149,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     steps = [cost for incident in incidents if (cost := incident.cost.lost_steps) is not None]
     unknown_rework = sum(incident.has_unknown_rework for incident in incidents)
     size = history.world_size if history.world_size is not None else history.cycles.largest_world
-    timings = TimingsReader(run.folder)
-    sections = sections_of(run.folder, timings)
+    sections = sections_of(run.folder, timings := TimingsReader(run.folder))
     completeness = msgspec.structs.replace(run.completeness, timings=tuple(timings.unread))
     spent = times(history, completeness.damaged, unknown_rework > 0) if completeness.is_enough else None
     vacant = NONE_VACANT if spent is None else vacancies(history, incidents, max(1, spent.ranks), completeness.damaged)

@@ -148,7 +148,7 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
         yield from field("records", text, width, "red", indent=2)
     if now.absent_agents:
         hidden = len(now.absent_agents) - MOST_NODES
-        nodes = ", ".join(now.absent_agents[:MOST_NODES]) + (f" and {hidden} more nodes" if hidden > 0 else "")
+        nodes = ", ".join(now.absent_agents[:MOST_NODES]) + (f" and {count(hidden, 'more node')}" if hidden > 0 else "")
         text = f"no records of the agent of {nodes}, which must have run; what follows lacks them"
         yield from field("records", text, width, "red", indent=2)
     if now.old:

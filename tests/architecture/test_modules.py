@@ -73,6 +73,7 @@ SHORT = {
     "resilience/cli/arguments.py": "what all commands share",
     "resilience/cli/incomplete.py": "what several commands share",
     "resilience/cli/run.py": "a command",
+    "resilience/run_folder/timings.py": "one kind of file, for the report and for SQL",
     "resilience/core/assignment.py": "pure, beside the hooks that may be replaced",
     "resilience/core/communication.py": "one question, of the core's and the attribution's callers",
     "resilience/core/cycle.py": "types that all agents share",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
@@ -26,6 +28,7 @@ from resilience.status.state import Now, Watcher
 from resilience.telemetry.metrics import READ_S, MetricView
 from resilience.telemetry.span import Span
 from resilience.telemetry.spans import SpanView
+from tests.fixtures.count import times_of
 
 INTERRUPTIONS = "resilience_interruptions_total"
 ITERATIONS = "resilience_restart_iterations_total"
@@ -107,6 +110,7 @@ def assert_agree(records: list[Record]) -> None:
         folder = written(records, Path(temporary) / "run")
         shown = ReportPage(folder)
         told, now = shown.found, Watcher(folder, lambda: 0.0).look()
+        assert_same_durations(told, history)
         assert_same_page(told, times(history), shown.page())
     if now is not None:
         assert_same_header(told, now, metrics, history)
@@ -150,6 +154,19 @@ def assert_same_restarts(history: History, metrics: Counter[tuple[str, ...]], sp
     assert metrics["resilience_restart_duration_seconds_sum", "launcher"] == pytest.approx(whole, abs=1e-6)
 
 
+def assert_same_durations(told: Report, history: History) -> None:
+    """The report has the durations of the model's restarts, as the script that counts knows them."""
+    for layer in ("inprocess", "launcher"):
+        expected = times_of([restart.duration_s for restart in history.restarts() if restart.layer == layer])
+        shown = [each for each in told.restarts if each.layer == layer]
+        assert [each.ranks for each in shown] == ([] if expected is None else [expected["ranks"]])
+        if expected is not None and told.completeness.is_enough:
+            durations = (shown[0].median_s, shown[0].p95_s, shown[0].max_s)
+            assert durations == pytest.approx((expected["median"], expected["p95"], expected["max"]), abs=1e-6)
+    costs = [incident.cost.lost_s for incident in told.incidents if incident.cost.lost_s is not None]
+    assert told.lost_s == (pytest.approx(math.fsum(costs)) if costs else None)
+
+
 def assert_same_page(told: Report, spent: Times, page: str) -> None:
     """The page, and the report that it shows, have the restarts and the productive share of the model."""
     page = " ".join(page.split())
@@ -165,7 +182,10 @@ def assert_same_page(told: Report, spent: Times, page: str) -> None:
     if told.times is not None and told.times.ettr is not None:
         assert told.times.ettr == spent.ettr
         assert f"{spent.ettr:.1%} of the time was productive" in page
-    assert f"{len(told.incidents)} incident" in page or not told.incidents
+    if told.incidents:
+        assert re.search(rf"(?<!\d){bound}{number_of(len(told.incidents), 'incident')}\b", page)
+    else:
+        assert ("no incident in the readable records" if bound else "no incident") in page
 
 
 def assert_same_header(told: Report, now: Now, metrics: Counter[tuple[str, ...]], history: History) -> None:
