@@ -91,7 +91,7 @@ def apart_ns(evidence: Evidence, record: InterruptionRecord, other: Interruption
 
 def corrected(evidence: Evidence) -> Evidence:
     """Return the evidence with how each rank hung, and where, as far as all of it together shows that."""
-    evidence = _without_reruns(_with_own_accounts(evidence))
+    evidence = _with_own_accounts(_without_reruns(evidence))
     hangs = {record.rank: record.hang for record in evidence.records if record.hang is not None}
     entered = {record.rank: record.last_collectives for record in evidence.records if record.last_collectives}
     evidence = msgspec.structs.replace(

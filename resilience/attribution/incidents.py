@@ -49,7 +49,11 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     cleared only because they say nothing about it."""
     cycles, iterations = history.cycles, history.iterations
     places = [place for place in cycles.places if launch_incidents.is_incident(cycles, place)]
-    within = {place: _cut_off(history, place) for place in places}
+    of_cycles: dict[Cycle, dict[Place, Iteration]] = {place: {} for place in places}
+    for key in sorted(iterations):
+        if key[:2] in of_cycles:
+            of_cycles[key[:2]][key] = iterations[key]
+    within = {place: _cut_off(history, place, of_cycle) for place, of_cycle in of_cycles.items()}
     taken = {key for keys in within.values() for key in keys}
     taken |= {key for key in iterations if _ended_after(history, key) is not None}
     taken |= {key for key in iterations if _obeyed_a_signal(history, key)}
@@ -60,7 +64,7 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
         if iteration.is_incident and key not in taken
     ]
     for place in places:
-        inside = [iterations[key] for key in sorted(within[place])]
+        inside = [iterations[key] for key in within[place]]
         makers.append(((*place, _LAST, 1), partial(launch_incidents.incident, history, place, inside, incidents)))
     for place in cycles.places:
         for number, (node, part) in enumerate(sorted(cycles.parts(place).items())):
@@ -175,32 +179,36 @@ def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
     return msgspec.structs.replace(incident, verdict=unsure, advice=(ADVICE["unknown"],))
 
 
-def _cut_off(history: History, place: Cycle) -> list[Place]:
-    """Return the iterations that are part of the cycle's own incident: no restart followed them because the launcher
-    took over, or the launcher restarted for the same death, or because a process ended whose rank had left. Those in
-    which ranks then only gave up are part of it too, even if another rank had already begun the next one."""
-    mover = history.cycles.mover(place)
-    iterations = history.iterations
+def _cut_off(history: History, place: Cycle, iterations: dict[Place, Iteration]) -> list[Place]:
+    """Return the iterations that are part of the cycle's own incident, in order: of its newest call, no restart followed
+    them because the launcher took over; the launcher restarted for the same death; or a process ended whose rank had
+    left. If ranks then only gave up, these iterations are part of it too, even if another rank had already begun the
+    next one.
 
+    iterations: of this cycle, in order."""
+    mover = history.cycles.mover(place)
     ends = launch_incidents.ends_of(history.cycles.parts(place).values(), mover)
-    last = max((key for key in iterations if key[:2] == place), default=None)
+    last = next(reversed(iterations), None)
+
+    def is_last(key: Place, begun_after: int = 0) -> bool:
+        return last is not None and key[:3] == last[:3] and last[3] <= key[3] + begun_after
 
     def has_left(key: Place, iteration: Iteration) -> bool:
         left = [record for record in iteration.records if record.rank == mover and mover in iteration.left]
-        is_newest = last is not None and last <= (*key[:3], key[3] + 1)
-        return is_newest and any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
+        return is_last(key, 1) and any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
 
-    of_cycle = {key: iteration for key, iteration in sorted(iterations.items()) if key[:2] == place}
+    def is_given_up(key: Place) -> bool:
+        following = (*key[:3], key[3] + 1)
+        is_ending = following in iterations and is_last(following, 1)
+        return is_ending and _ended_after(history, following) == key
+
     keys = [
         key
-        for key, iteration in of_cycle.items()
+        for key, iteration in iterations.items()
         if iteration.is_incident
-        if (*key[:3], key[3] + 1) not in iterations
-        or is_undone(history, key)
-        or has_left(key, iteration)
-        or _ended_after(history, (*key[:3], key[3] + 1)) == key
+        if is_last(key) or is_undone(iteration, mover) or has_left(key, iteration) or is_given_up(key)
     ]
-    return keys + [key for key in of_cycle if key not in keys and _ended_after(history, key) in keys]
+    return sorted({*keys, *(key for key in iterations if _ended_after(history, key) in keys)})
 
 
 def _incident(history: History, key: Place, before: list[Incident], is_sample: bool = False) -> Incident:

@@ -13,6 +13,7 @@ import msgspec
 from resilience.attribution.symptoms import is_end
 from resilience.history.completeness import WHOLE, Completeness
 from resilience.history.history import History
+from resilience.history.iterations import Iteration
 from resilience.history.phases import Layer, Place, RankRestart
 
 
@@ -40,17 +41,19 @@ def restart_times(history: History, completeness: Completeness = WHOLE) -> tuple
     return tuple(_times(history, layer, by_layer[layer], completeness.is_enough) for layer in sorted(by_layer))
 
 
-def is_undone(history: History, place: Place) -> bool:
+def is_undone(iteration: Iteration, mover: int | None) -> bool:
     """Return True if the launcher restarted, or ended the job, for the death that interrupted this iteration. A restart
-    in place may have followed: the Wrapper does not know yet what the launcher decides."""
-    mover = history.cycles.mover(place[:2])
-    return any(record.rank == mover and is_end(record) for record in history.iterations[place].records)
+    in place may have followed: the Wrapper does not know yet what the launcher decides. mover: the rank whose failure
+    ended the iteration's cycle."""
+    return any(record.rank == mover and is_end(record) for record in iteration.records)
 
 
 def _times(history: History, layer: Layer, restarts: list[RankRestart], has_durations: bool) -> RestartTimes:
     ascending = sorted(restart.duration_s for restart in restarts)
     places = Counter(restart.place for restart in restarts)
-    undone = {place: count for place, count in places.items() if len(place) == 4 and is_undone(history, place)}
+    in_place: list[Place] = [place for place in places if len(place) == 4]
+    movers = {cycle: history.cycles.mover(cycle) for cycle in {place[:2] for place in in_place}}
+    undone = {p: places[p] for p in in_place if is_undone(history.iterations[p], movers[p[:2]])}
     of_job, ranks, ranks_undone = len(places) - len(undone), len(ascending), sum(undone.values())
     if not has_durations:
         return RestartTimes(layer, of_job, ranks, None, None, None, ranks_undone)

@@ -136,7 +136,9 @@ def _undone(history: History, incident: Incident) -> list[Place]:
     """Return the iterations after which ranks restarted in place, before the launcher restarted for the same death."""
     if incident.layer != "launcher":
         return []
-    return [key for key in sorted(history.iterations) if key[:2] == incident.place and is_undone(history, key)]
+    mover = history.cycles.mover(incident.place[:2])
+    of_cycle = (key for key in sorted(history.iterations) if key[:2] == incident.place)
+    return [key for key in of_cycle if is_undone(history.iterations[key], mover)]
 
 
 def _restarts_of(history: History) -> Iterator[dict[str, Any]]:

@@ -616,6 +616,73 @@ def test_earlier_of_a_ranks_own_account_and_the_launchers_look_at_it_counts(look
     assert incident.where == user_frame(LOADS)
 
 
+BAD_BATCH = ExceptionInfo("ValueError", "bad batch", "f2")
+GIVEN_UP = ExceptionInfo("resilience.errors.RestartAbort", "too few ranks are left", "f")
+HANG_OF_RANK_1 = [
+    events.WorkerSeen("on_lock", LOADS) if rank == 1 else events.WorkerSeen("in_collective", WAITS) for rank in range(4)
+]
+
+
+def test_last_iteration_of_an_earlier_call_is_an_incident_of_its_own() -> None:
+    """Rank 0 had waited for a lock when the first call failed. In the next call, rank 1 hangs, and the launcher ends
+    the cycle."""
+    job = nested([Fault("hang", 2)], ranks=4)
+    entered = [r for r in job.records if isinstance(r.event, events.IterationStarted) and r.origin.cycle == 0]
+    records = [in_call(1, record) if is_of_a_call(record) else record for record in job.records]
+    for record in entered:
+        rank = record.origin.initial_rank or 0
+        stack, hang = (WAITS, "in_collective") if rank else (LOADS, "on_lock")
+        records += [
+            later(record, -0.09, events.IterationStarted(4, "active")),
+            later(record, -0.08, events.IterationDecided(by=0, stack=stack, hang=hang)),
+            later(record, -0.07, events.IterationEnded("interrupted", 0.1)),
+            later(record, -0.06, events.CallEnded("failed", 1, 1.0, "RestartAbort")),
+            later(record, 1.0, HANG_OF_RANK_1[rank], role="monitor", layer="launcher"),
+        ]
+    incidents = fold(sorted(map(waiting, records), key=lambda record: record.mono_ns))
+    assert [incident.layer for incident in incidents] == ["inprocess", "launcher"]
+    assert [(each.rank, each.what) for each in incidents[1].verdict.culprits] == [(1, "waits_for_lock")]
+
+
+def test_fault_after_which_one_rank_gave_up_is_no_part_of_a_later_incident() -> None:
+    """The other ranks went on for two more iterations before rank 1 hung and the launcher ended the cycle."""
+    job = nested([Fault("hang", 2)], ranks=4)
+    entered = [r for r in job.records if isinstance(r.event, events.IterationStarted) and r.origin.cycle == 0]
+    records = [in_iteration(3, record) if is_of_a_call(record) else record for record in job.records]
+    wrong = InterruptionRecord(3, Interruption.EXCEPTION, exception=BAD_BATCH, iteration=0, stage="run", origin="own")
+    gone = InterruptionRecord(0, Interruption.BASE_EXCEPTION, exception=GIVEN_UP, iteration=1)
+    for record in entered:
+        rank = record.origin.initial_rank or 0
+        happened = [
+            (0, events.IterationStarted(4, "active")),
+            *([(0, events.RankInterrupted(wrong))] if rank == 3 else []),
+            (0, events.IterationDecided(by=3, stack=WAITS, hang="in_collective")),
+            (1, events.IterationStarted(4, "active")),
+            *([(1, events.RankInterrupted(gone))] if rank == 0 else []),
+            *([] if rank == 0 else [(1, events.IterationDecided(by=0, stack=WAITS, hang="in_collective"))]),
+            *([] if rank == 0 else [(2, events.IterationStarted(4, "active"))]),
+        ]
+        for number, (iteration, event) in enumerate(happened):
+            records.append(later(record, -0.09 + 0.01 * number, event, iteration=iteration))
+        records.append(later(record, 1.0, HANG_OF_RANK_1[rank], iteration=None, role="monitor", layer="launcher"))
+    incidents = fold(sorted(map(waiting, records), key=lambda record: record.mono_ns))
+    named = [[(each.rank, each.what) for each in incident.verdict.culprits] for incident in incidents]
+    assert named == [[(3, "exception")], [(1, "waits_for_lock")]]
+
+
+def is_of_a_call(record: Record) -> bool:
+    origin = record.origin
+    return origin.layer != "launcher" and origin.cycle == 0 and origin.rank is not None and origin.iteration == 0
+
+
+def in_call(call: int, record: Record) -> Record:
+    return msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, call=call))
+
+
+def in_iteration(iteration: int, record: Record) -> Record:
+    return msgspec.structs.replace(record, origin=msgspec.structs.replace(record.origin, iteration=iteration))
+
+
 def test_nobody_is_blamed_where_all_wait_in_a_collective_or_nothing_was_seen() -> None:
     told = launched([Fault("hang", 2)], nodes=2)
     waits = events.WorkerSeen("in_collective", WAITS)

@@ -168,6 +168,15 @@ def test_rank_that_a_restart_freed_before_the_look_is_not_blamed_beside_a_seen_c
     assert blamed(seen) == ([(1, "waits_for_lock")] if is_cause_seen else [(3, "hung")])
 
 
+def test_rank_that_the_end_of_another_one_freed_is_no_cause_for_which_a_rank_without_stacks_waited() -> None:
+    limit = Detector("step", 3.0)
+    again = InterruptionRecord(1, Interruption.SOFT_TIMEOUT, detector=limit, hang="runs_again")
+    unseen = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, detector=limit)
+    seen = Evidence((again, unseen), first=1, active=RANKS, stacks=dict.fromkeys(RANKS, BACKWARD), answered=RANKS)
+    seen = msgspec.structs.replace(seen, late=frozenset({1}), freed_before_look=frozenset({(0, None)}))
+    assert blamed(seen) == [(0, "hung")]
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
