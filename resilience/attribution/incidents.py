@@ -180,8 +180,8 @@ def _without_silent_culprits(incident: Incident, damaged: Set[int]) -> Incident:
 
 
 def _cut_off(history: History, place: Cycle, iterations: dict[Place, Iteration]) -> list[Place]:
-    """Return the iterations that are part of the cycle's own incident, in order: of its newest call, no restart followed
-    them because the launcher took over; the launcher restarted for the same death; or a process ended whose rank had
+    """Return the iterations that are part of the cycle's own incident, in order: no restart followed them in its newest
+    call because the launcher took over; the launcher restarted for the same death; or a process ended whose rank had
     left. If ranks then only gave up, these iterations are part of it too, even if another rank had already begun the
     next one.
 

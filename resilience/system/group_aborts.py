@@ -32,7 +32,7 @@ class GroupAbort(msgspec.Struct, frozen=True):
 
 
 _aborts: list[_Abort] = []  # one for each group of this iteration that an abort has reached
-_left: list[threading.Thread] = []  # aborts of earlier iterations that were given up, and may still run
+_left: list[_Abort] = []  # aborts of earlier iterations that were given up, and may still run
 
 
 def begin() -> None:
@@ -80,14 +80,16 @@ def forget() -> frozenset[int]:
     """Forget the aborts of this iteration, whose groups are about to be dropped. Return the ids of groups whose abort
     still runs: they must not be shut down."""
     running = [abort for abort in _aborts if abort.thread.is_alive()]
-    _left[:] = [thread for thread in _left if thread.is_alive()] + [abort.thread for abort in running]
+    _left[:] = [abort for abort in _left if abort.thread.is_alive()] + running
     _aborts.clear()
     return frozenset(id(abort.group) for abort in running)
 
 
-def is_left() -> bool:
-    """Return True while an abort of an earlier iteration runs that was given up: a backend may refuse new groups."""
-    return any(thread.is_alive() for thread in _left)
+def has_run_for(limit: float) -> bool:
+    """Return True while an abort of an earlier iteration still runs that began `limit` seconds ago or earlier: it will
+    hardly end, and a backend may refuse new groups until it does."""
+    now = time.monotonic()
+    return any(abort.thread.is_alive() and now - abort.began >= limit for abort in _left)
 
 
 def c10d() -> Any:
@@ -111,8 +113,8 @@ class _Abort:
         self.is_told = False
         self._name = name
         self._backend = backend
-        self._began = time.monotonic()
-        self._ended = self._began
+        self.began = time.monotonic()
+        self._ended = self.began
         self._error = ""
         self.thread = threading.Thread(target=self._run, name="resilience-abort", daemon=True)
         try:
@@ -124,12 +126,12 @@ class _Abort:
         """Wait until the abort has ended, at most until `limit` seconds after its start. `done` has the result."""
         if self.done is not None:
             return
-        self.thread.join(max(0.0, self._began + limit - time.monotonic()))
+        self.thread.join(max(0.0, self.began + limit - time.monotonic()))
         if self.thread.is_alive():
-            self.done = GroupAbort(self._name, self._backend, time.monotonic() - self._began, "timed out")
+            self.done = GroupAbort(self._name, self._backend, time.monotonic() - self.began, "timed out")
         else:
             outcome: Literal["aborted", "failed"] = "failed" if self._error else "aborted"
-            self.done = GroupAbort(self._name, self._backend, self._ended - self._began, outcome, self._error)
+            self.done = GroupAbort(self._name, self._backend, self._ended - self.began, outcome, self._error)
 
     def _run(self) -> None:
         try:

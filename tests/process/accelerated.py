@@ -72,7 +72,10 @@ def abort_several_groups(
 
 
 def build_beside_an_abort_that_hangs(
-    refusals: int | None, most: int | None = None, faults: int | None = None
+    refusals: int | None,
+    most: int | None = None,
+    faults: int | None = None,
+    timeouts: dict[str, float] = {},  # noqa: B006  only read
 ) -> dict[str, Any]:
     """Rank 1 fails in the first iteration, while rank 0 waits in a group. The abort of that group frees the rank, and
     then runs for so many `refusals` of a new group, or for ever.
@@ -84,7 +87,7 @@ def build_beside_an_abort_that_hangs(
     if initial_rank == 0:
         options.before_end = functools.partial(_hold, refusals)
 
-    @wrapper({}, initialize=RetryController(max_iterations=most), health_check=FaultCounter(faults))
+    @wrapper(timeouts, initialize=RetryController(max_iterations=most), health_check=FaultCounter(faults))
     def function(call: CallWrapper | None = None) -> int:
         assert call is not None
         dist.init_process_group(BACKEND)

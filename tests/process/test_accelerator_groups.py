@@ -111,10 +111,22 @@ def test_abort_that_never_ends_restarts_the_job_until_max_iterations_and_names_i
 
 
 def test_rank_that_its_own_abort_keeps_from_building_groups_is_excluded_by_its_fault_counter(start: Start) -> None:
-    job = start(2, target(accelerated.build_beside_an_abort_that_hangs), refusals=None, faults=1, env=IMPATIENT)
+    """Not before hard_timeout: until then the abort may only be slow. Rank 1 fails once, too."""
+    job = start(
+        2,
+        target(accelerated.build_beside_an_abort_that_hangs),
+        refusals=None,
+        faults=1,
+        timeouts=SHORT,
+        env=IMPATIENT,
+    )
     excluded, other = job.wait(200)
     assert excluded.type == "FaultCounterExceeded"
-    assert other.value["iteration"] == 3  # rank 1 failed itself in iteration 0, rank 0 in 1 and 2
+    (aborted,) = job.of(events.AbortGroup, rank=0)
+    last = job.of(events.RankInterrupted, rank=0)[-1]
+    ran_s = (last.mono_ns - aborted.mono_ns) / 1e9 + aborted.event.duration_s  # type: ignore[attr-defined]
+    assert ran_s >= SHORT["hard_timeout"]
+    assert other.value["iteration"] == last.origin.iteration + 1
     assert not job.of(events.RankSignalled)
 
 

@@ -466,7 +466,7 @@ class CallWrapper:
             return Result(End.RETURNED)
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
-            self._state.failed_beside_abort = group_aborts.is_left()
+            self._state.failed_beside_abort = group_aborts.has_run_for(self._hook_limit)
             client.function_interrupted()
             counts = self._without_interruption(error)
             if counts is None:
@@ -605,7 +605,7 @@ class CallWrapper:
                 return Result(End.RETURNED)
             except BaseException as error:
                 is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
-                self._state.failed_beside_abort = group_aborts.is_left()
+                self._state.failed_beside_abort = group_aborts.has_run_for(self._hook_limit)
                 counts = self._without_interruption(error)
                 if counts is None:
                     stage.outcome = "interrupted"
