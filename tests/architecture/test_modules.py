@@ -62,7 +62,6 @@ SHORT = {
     "resilience/attribution/lost_stores.py": "one question about a cycle; the module that asks it is long enough",
     "resilience/launcher/rendezvous/store_news.py": "used by two threads, unlike the handler that owns it",
     "resilience/attribution/culprits.py": "words that the rules, the verdict and all views share",
-    "resilience/attribution/restarts.py": "a figure of its own, which the report and its JSON show",
     "resilience/attribution/stack_groups.py": "one algorithm: equal stacks of 10,000 ranks become groups",
     "resilience/attribution/verdict_words.py": "the same sentences for the terminal and the page",
     "resilience/calibration/episodes.py": "one algorithm, of the fit and of the monitor",

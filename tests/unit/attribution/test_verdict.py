@@ -168,7 +168,7 @@ def test_rank_that_a_restart_freed_before_the_look_is_not_blamed_beside_a_seen_c
     assert blamed(seen) == ([(1, "waits_for_lock")] if is_cause_seen else [(3, "hung")])
 
 
-def test_rank_that_the_end_of_another_one_freed_is_no_cause_for_which_a_rank_without_stacks_waited() -> None:
+def test_rank_that_the_end_of_another_one_freed_is_no_cause_of_a_wait() -> None:
     limit = Detector("step", 3.0)
     again = InterruptionRecord(1, Interruption.SOFT_TIMEOUT, detector=limit, hang="runs_again")
     unseen = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, detector=limit)
