@@ -24,3 +24,9 @@ def seconds(value: float | None) -> str:
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return "1 step", "2 steps". plural: if it is not the noun with an s."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def about_in_words(has_all_records: bool) -> str:
+    """Return what precedes a number of restarts or incidents, or the time lost. If records are missing, it may be too
+    low, or too high: one of them may show that two restarts were one."""
+    return "" if has_all_records else "about "

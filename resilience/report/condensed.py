@@ -64,8 +64,8 @@ class Report(msgspec.Struct, frozen=True):
     completed, lost, stopped, open: ranks by the end of their last call or worker: it completed; its process died;
     the launcher stopped it; no end is recorded. failed: lost ranks whose process exited with another status than 0.
     asked: lost ranks whose process died because it was asked to stop.
-    lost_s, lost_steps: known losses of all incidents; as all counts of incidents and restarts, lower bounds if records
-    are missing (`completeness.has_all_records`). unknown_cost, unknown_rework: number of incidents whose cost,
+    lost_s, lost_steps: known losses of all incidents; as all counts of incidents and restarts, too low or too high if
+    records are missing (`completeness.has_all_records`). unknown_cost, unknown_rework: number of incidents whose cost,
     or whose time for repeated steps, is not known and missing in `lost_s`. times: of the whole job, None if too
     many records are missing. restarts: of ranks, in each layer. what_ifs: estimates for other settings.
     completeness: of the records and timings.

@@ -24,7 +24,7 @@ from resilience.attribution.verdict_words import verdict_statements
 from resilience.attribution.waterfall import Waterfall, waterfall
 from resilience.errors import ConfigurationError
 from resilience.facts.encoding import text
-from resilience.facts.in_words import count, seconds
+from resilience.facts.in_words import about_in_words, count, seconds
 from resilience.facts.interruptions import InterruptionRecord
 from resilience.facts.printable import printable
 from resilience.facts.user_frames import is_ours
@@ -46,7 +46,6 @@ from resilience.report.sections import SectionSummary
 from resilience.report.terminal import (
     TIMES_UNKNOWN,
     as_of_in_words,
-    at_least_in_words,
     at_most_in_words,
     incident_lines,
     report_lines,
@@ -156,12 +155,10 @@ def _template() -> Template:
 
 
 def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
-    at_least = at_least_in_words(condensed)
+    about = about_in_words(condensed.completeness.has_all_records)
     none = "no incident" if condensed.completeness.has_all_records else "no incident in the readable records"
-    incidents_text = at_least + count(len(condensed.incidents), "incident") if condensed.incidents else none
-    cost = (
-        "" if condensed.lost_s is None or not condensed.incidents else f", {at_least}{seconds(condensed.lost_s)} lost"
-    )
+    incidents_text = about + count(len(condensed.incidents), "incident") if condensed.incidents else none
+    cost = "" if condensed.lost_s is None or not condensed.incidents else f", {about}{seconds(condensed.lost_s)} lost"
     cost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
     ettr = None if condensed.times is None else condensed.times.ettr
     at_most = at_most_in_words(condensed.unknown_rework)

@@ -16,7 +16,7 @@ from resilience.attribution.symptoms import main_stack
 from resilience.attribution.verdict_words import verdict_statements
 from resilience.core.hang_kind import WORDS as HANGS
 from resilience.facts.deadlines import silence_in_words
-from resilience.facts.in_words import count, seconds
+from resilience.facts.in_words import about_in_words, count, seconds
 from resilience.facts.interruptions import Frame, InterruptionRecord
 from resilience.facts.user_frames import is_ours, user_frame
 from resilience.report.condensed import Report
@@ -162,10 +162,10 @@ def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
     if condensed.incidents:
         losses = [seconds(condensed.lost_s)] if condensed.lost_s is not None else []
         losses += [count(condensed.lost_steps, "step")] if condensed.lost_steps else []
-        at_least = at_least_in_words(condensed)
-        lost = f", lost {at_least}{' and '.join(losses)}" if losses else ""
+        about = about_in_words(condensed.completeness.has_all_records)
+        lost = f", lost {about}{' and '.join(losses)}" if losses else ""
         lost += unknown_in_words(condensed.unknown_cost, condensed.unknown_rework)
-        yield from field("incidents", f"{at_least}{len(condensed.incidents)}{lost}", width, "bold", indent=2)
+        yield from field("incidents", f"{about}{len(condensed.incidents)}{lost}", width, "bold", indent=2)
     else:
         none = "none" if condensed.completeness.has_all_records else "none in the readable records"
         yield from field("incidents", none, width, indent=2)
@@ -185,11 +185,6 @@ def rework_unknown_in_words(incidents: int) -> str:
 def at_most_in_words(unknown_rework: int) -> str:
     """Return what precedes a productive share: unknown rework counts as productive."""
     return "at most " if unknown_rework else ""
-
-
-def at_least_in_words(condensed: Report) -> str:
-    """Return what precedes a count or sum of incidents or restarts: if records are missing, there may be more."""
-    return "" if condensed.completeness.has_all_records else "at least "
 
 
 def as_of_in_words(condensed: Report, now_ns: int) -> str:
@@ -242,14 +237,14 @@ def _times(condensed: Report, width: int) -> Iterator[Line]:
 def _restarts(condensed: Report, width: int) -> Iterator[Line]:
     """Yield how often the job was restarted, and how fast its ranks came back."""
     layers = {"inprocess": "in place", "launcher": "by the launcher"}
-    at_least, parts = at_least_in_words(condensed), []
+    about, parts = about_in_words(condensed.completeness.has_all_records), []
     for took in condensed.restarts:
         ranks = count(took.ranks, "rank restart")
         durations = f"durations {TIMES_UNKNOWN}"
         if took.median_s is not None:
             durations = f"median {seconds(took.median_s)}, 95 % within {seconds(took.p95_s)}"
         ranks += f", {took.undone} of them undone by the launcher" if took.undone else ""
-        parts.append(f"{at_least}{took.restarts} {layers[took.layer]} ({at_least}{ranks}, {durations})")
+        parts.append(f"{about}{took.restarts} {layers[took.layer]} ({about}{ranks}, {durations})")
     if parts:
         yield from field("restarts", "; ".join(parts), width, indent=2)
 

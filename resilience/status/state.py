@@ -139,7 +139,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_all_records(self) -> bool:
-        """True if no records are known to be missing. Otherwise numbers of restarts are lower bounds."""
+        """True if no records are known to be missing. Otherwise numbers of restarts may be wrong."""
         return not (self.damaged or self.absent or self.absent_agents)
 
     @property

@@ -13,7 +13,7 @@ import msgspec
 
 from resilience.attribution.advice import first_ranks_in_words, named
 from resilience.errors import ConfigurationError
-from resilience.facts.in_words import count, seconds
+from resilience.facts.in_words import about_in_words, count, seconds
 from resilience.run_folder.rank_ranges import ranges_of
 from resilience.status.state import Group, Now, RankNow, Sort, grouped, order
 from resilience.system.render import Line, brief, cut, field, table
@@ -180,13 +180,12 @@ def _step(now: Now, rate: float | None) -> str:
 
 
 def _restarts(now: Now) -> str:
-    parts, at_least = [], "" if now.has_all_records else "at least "
+    parts, about = [], about_in_words(now.has_all_records)
     if now.restarts is not None:
-        at_most = "at most " if at_least else ""
-        remaining = f", {at_most}{now.restarts_left} left" if now.restarts_left is not None else ""
-        parts.append(f"{at_least}{now.restarts} by the launcher (cycle {now.cycle}){remaining}")
+        remaining = f", {about}{now.restarts_left} left" if now.restarts_left is not None else ""
+        parts.append(f"{about}{now.restarts} by the launcher (cycle {now.cycle}){remaining}")
     if now.iterations or not parts:
-        parts.append(f"{at_least}{now.iterations} in place" + (" since" if now.restarts else ""))
+        parts.append(f"{about}{now.iterations} in place" + (" since" if now.restarts else ""))
     return "; ".join(parts)
 
 

@@ -170,7 +170,7 @@ def assert_same_durations(told: Report, history: History) -> None:
 def assert_same_page(told: Report, spent: Times, page: str) -> None:
     """The page, and the report that it shows, have the restarts and the productive share of the model."""
     page = " ".join(page.split())
-    bound = "at least " if told.completeness.damaged or told.completeness.files else ""
+    bound = "about " if told.completeness.damaged or told.completeness.files else ""
     for each in told.restarts:
         words = "in place" if each.layer == "inprocess" else "by the launcher"
         quantiles = f"median {in_words(each.median_s)}, 95 % within {in_words(each.p95_s)}"
@@ -178,7 +178,7 @@ def assert_same_page(told: Report, spent: Times, page: str) -> None:
         undone = f", {each.undone} of them undone by the launcher" if each.undone else ""
         shown = f"{each.restarts} {words} ({bound}{number_of(each.ranks, 'rank restart')}{undone}, {quantiles})"
         assert shown in page
-        assert (f"at least {shown}" in page) == bool(bound)
+        assert (f"about {shown}" in page) == bool(bound)
     if told.times is not None and told.times.ettr is not None:
         assert told.times.ettr == spent.ettr
         assert f"{spent.ettr:.1%} of the time was productive" in page
