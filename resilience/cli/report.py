@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = width_of_terminal()
     if arguments.incident is not None:
-        say_incomplete(folder, condensed.completeness)
+        say_incomplete(folder, condensed.records_completeness)
         show(incident_lines(condensed.incidents[0], width, is_whole=True))
     else:
         show(report_lines(condensed, width, time.time_ns()))

@@ -112,6 +112,11 @@ class Report(msgspec.Struct, frozen=True):
         return not self.open and bool(self.completed or self.lost or self.left or self.stopped)
 
     @property
+    def records_completeness(self) -> Completeness:
+        """Return the completeness of the records alone."""
+        return msgspec.structs.replace(self.completeness, timings=())
+
+    @property
     def end(self) -> str:
         """Return how the run ended, as text."""
         parts = []

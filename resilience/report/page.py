@@ -50,6 +50,7 @@ from resilience.report.terminal import (
     incident_lines,
     report_lines,
     unknown_in_words,
+    unread_in_words,
 )
 from resilience.report.throughput import throughput_of
 from resilience.run_folder.load import Reader, incomplete_in_words
@@ -167,7 +168,8 @@ def _headline(condensed: Report, now_ns: int) -> dict[str, Any]:
         # A lost rank is not bad in itself: others may have completed the job without it.
         "is_bad": bool(condensed.left or (set(condensed.lost).difference(condensed.asked) and not condensed.completed))
         or (condensed.launched is not None and bool(condensed.launched.exit_code) and not condensed.launched.is_clean),
-        "missing": incomplete_in_words(condensed.completeness),
+        "missing": incomplete_in_words(condensed.records_completeness),
+        "unread": unread_in_words(condensed),
         "as_of": as_of_in_words(condensed, now_ns),
         "incidents": incidents_text + cost,
         "share": "" if ettr is None else f"; {at_most}{ettr:.1%} of the time was productive",

@@ -22,7 +22,7 @@ from resilience.facts.user_frames import is_ours, user_frame
 from resilience.report.condensed import Report
 from resilience.report.counterfactual import WhatIf, least_change_last, what_if_in_words
 from resilience.report.evidence import LAST_LINES, exception_lines, frame_in_words, last_lines
-from resilience.run_folder.load import incomplete_in_words
+from resilience.run_folder.load import incomplete_in_words, unread_timings_in_words
 from resilience.system.render import (
     Line,
     clock,
@@ -149,7 +149,7 @@ def _header(condensed: Report, width: int, now_ns: int) -> Iterator[Line]:
     is_well = (
         condensed.completed
         and not (condensed.left or condensed.open or condensed.stopped)
-        and condensed.completeness.is_whole
+        and condensed.completeness.has_all_records
     )
     style = "green" if is_well else "yellow"
     yield from field("ended", condensed.end, width, style, indent=2)
@@ -187,6 +187,12 @@ def at_most_in_words(unknown_rework: int) -> str:
     return "at most " if unknown_rework else ""
 
 
+def unread_in_words(condensed: Report) -> str:
+    """Return which timings cannot be read, and what that means; "" if none are known."""
+    unread = unread_timings_in_words(condensed.completeness)
+    return f"{unread}; numbers of sections lack them" if unread else ""
+
+
 def as_of_in_words(condensed: Report, now_ns: int) -> str:
     """Return the time of the last record if the end of the run is not recorded, else "". now_ns: UTC."""
     if condensed.is_ended or condensed.last_wall_ns is None:
@@ -196,8 +202,10 @@ def as_of_in_words(condensed: Report, now_ns: int) -> str:
 
 
 def _completeness(condensed: Report, width: int) -> Iterator[Line]:
-    if not condensed.completeness.is_whole:
-        yield from field("records", incomplete_in_words(condensed.completeness), width, "bold yellow", indent=2)
+    if missing := incomplete_in_words(condensed.records_completeness):
+        yield from field("records", missing, width, "bold yellow", indent=2)
+    if unread := unread_in_words(condensed):
+        yield from field("timings", unread, width, "yellow", indent=2)
 
 
 def _times(condensed: Report, width: int) -> Iterator[Line]:

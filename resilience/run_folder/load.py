@@ -218,7 +218,7 @@ def unlisted_in(folder: Path, *names: str) -> list[Missing]:
 
 def incomplete_in_words(completeness: Completeness) -> str:
     """Return which records and timings are missing; "" if none are known to be missing."""
-    parts = [_missing_records(completeness), _unread_timings(completeness)]
+    parts = [_missing_records(completeness), unread_timings_in_words(completeness)]
     return "" if completeness.is_whole else f"incomplete: {'; '.join(filter(None, parts))}"
 
 
@@ -234,7 +234,8 @@ def _missing_records(completeness: Completeness) -> str:
     return f"records{ranks} are missing{lost}"
 
 
-def _unread_timings(completeness: Completeness) -> str:
+def unread_timings_in_words(completeness: Completeness) -> str:
+    """Return which timings cannot be read; "" if none are known. Numbers of sections lack them."""
     names = completeness.timings
     if not names:
         return ""

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from resilience.cli import main
-from resilience.report.condensed import report
+from resilience.report.condensed import Report, report
+from resilience.report.terminal import report_lines
 from resilience.run_folder.load import load
+from resilience.system.render import plain
 from resilience.telemetry.durations import UNREADABLE
 from resilience.telemetry.timings import Timings
 from tests.support import rank_timings
@@ -40,6 +42,11 @@ def damage(folder: Path) -> None:
     four.rename(four.with_name(four.name + UNREADABLE))
 
 
+def style_of_the_end(condensed: Report) -> str:
+    (line,) = (line for line in report_lines(condensed, 80, 0) if plain(line).startswith("  ended"))
+    return line[-1][1]
+
+
 def test_readable_timings_leave_the_run_whole(folder: Path) -> None:
     condensed = report(load(folder))
     assert condensed.completeness.is_whole
@@ -51,14 +58,15 @@ def test_unread_timings_are_counted_and_named_in_text_json_and_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(folder)
-    words = "incomplete: 4 files of timings of ranks 1-4 cannot be read"
+    words = "4 files of timings of ranks 1-4 cannot be read; numbers of sections lack them"
     assert main(["report", str(folder), "--html", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text().replace("\n", "")
-    assert f'<div class="verdict unsure"><p><b>Records are {words}</b>' in page
+    assert f'<div class="verdict"><p><b>Timings:</b> {words}.</p>' in page
+    assert "Records are" not in page
     capsys.readouterr()
     assert main(["report", str(folder)]) == 0
-    text = capsys.readouterr().out
-    assert words in text
+    text = " ".join(capsys.readouterr().out.split())
+    assert f" timings {words} " in text and " records incomplete" not in text
     assert "timings/n.a-3.hist: cannot be read: Is a directory" in text
     assert main(["report", str(folder), "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
@@ -74,6 +82,34 @@ def test_incidents_rest_on_records_alone(folder: Path) -> None:
     damaged = report(load(folder))
     assert damaged.completeness.has_all_records and not damaged.completeness.is_whole
     assert (damaged.incidents, damaged.times, damaged.restarts) == (whole.incidents, whole.times, whole.restarts)
+    assert style_of_the_end(whole) == style_of_the_end(damaged) == "green"
+
+
+def test_one_incident_lacks_records_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(folder)
+    assert main(["report", str(folder), "--incident", "1"]) == 0
+    assert capsys.readouterr().err == ""
+    (folder / "records" / "node-3.jsonl").unlink()
+    assert main(["report", str(folder), "--incident", "1"]) == 0
+    missing = capsys.readouterr().err
+    assert "records of rank 3 are missing" in missing and "timings" not in missing
+
+
+def test_missing_records_and_unread_timings_are_named_apart(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    (folder / "records" / "node-3.jsonl").unlink()
+    assert main(["report", str(folder), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text().replace("\n", "")
+    records = (
+        "<p><b>Records are incomplete: records of rank 3 are missing</b>; this page covers the readable records.</p>"
+    )
+    assert f'<div class="verdict unsure">{records}<p><b>Timings:</b> 4 files' in page
+    capsys.readouterr()
+    assert main(["report", str(folder)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert " records incomplete: records of rank 3 are missing timings 4 files of timings" in text
 
 
 def test_folder_of_timings_that_cannot_be_listed_is_missing(
@@ -83,7 +119,7 @@ def test_folder_of_timings_that_cannot_be_listed_is_missing(
     assert report(load(folder)).completeness.is_whole  # a job without sections has no such folder
     (folder / "timings").touch()
     assert main(["report", str(folder)]) == 0
-    assert "incomplete: timings cannot be read" in capsys.readouterr().out
+    assert " timings cannot be read; numbers of sections lack them" in " ".join(capsys.readouterr().out.split())
 
 
 def test_sql_says_that_timings_are_missing_if_the_query_reads_them(
