@@ -36,7 +36,7 @@ ORPHANED = 5.0  # seconds in which a live agent records the end of its workers; 
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 FILES_AHEAD = 60.0  # seconds that the file system's clock may be ahead of ours
 LIST_EVERY = 5.0  # seconds between two searches for new files
-STARTED_AFTER = 60.0  # seconds of a run after which all ranks that have started have records
+STARTED_AFTER = 60.0  # seconds of a run after which all ranks and agents that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
 
@@ -348,22 +348,32 @@ class Watcher:
             detail=detail,
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
-            absent=self._absent(now, first_ns),
-            absent_agents=tuple(sorted(self._launched.difference(self._history.cycles.agents))),
+            absent=self._absent() if self._is_settled(now, first_ns) else (),
+            absent_agents=self._absent_agents() if self._is_settled(now, first_ns) else (),
             old=old if phase == "running" else (),
         )
 
-    def _absent(self, now: float, first_ns: int) -> tuple[int, ...]:
-        """Return the ranks that must have records by now, but have none: some time after all nodes of the cycle began
-        to run their workers, or after ranks have entered their function, for which all of them meet."""
-        cycles, size, began_ns = self._history.cycles, self._size if self._in_place else None, first_ns
+    def _is_settled(self, now: float, first_ns: int) -> bool:
+        """Return True once all that have started must have records: some time after the nodes of the cycle began to
+        run their workers, without the launcher after the first record."""
+        cycles = self._history.cycles
+        parts = cycles.parts(cycles.places[-1]).values() if cycles.places else ()
+        began_ns = max((part.run_began_wall_ns for part in parts), default=first_ns)
+        return now - began_ns / 1e9 > STARTED_AFTER
+
+    def _absent(self) -> tuple[int, ...]:
+        """Return the ranks that have no records, although all nodes of the cycle run their workers, or ranks have
+        entered their function, for which all of them meet."""
+        cycles, size = self._history.cycles, self._size if self._in_place else None
         if cycles.places:
             place = cycles.places[-1]
             parts = cycles.parts(place).values()
             size = cycles.world_size(place) if all(part.run_began_ns is not None for part in parts) else None
-            began_ns = max(part.run_began_wall_ns for part in parts)
-        is_settled = now - began_ns / 1e9 > STARTED_AFTER
-        return tuple(rank for rank in range(size or 0) if rank not in self._recorded) if is_settled else ()
+        return tuple(rank for rank in range(size or 0) if rank not in self._recorded)
+
+    def _absent_agents(self) -> tuple[str, ...]:
+        """Return the nodes whose agent has no records, although it has started a worker."""
+        return tuple(sorted(self._launched.difference(self._history.cycles.agents)))
 
     def _old(self, now: float, ranks: Sequence[RankNow]) -> tuple[int, ...]:
         """Return the ranks whose monitors do not write, although they should: since long before another one of the same

@@ -661,6 +661,18 @@ def test_ranks_without_a_file_are_named_once_all_that_started_have_one(tmp_path:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
+def test_agents_without_a_file_are_named_once_all_that_started_have_one(nodes: int, tmp_path: Path) -> None:
+    """A reader may see the first records of a monitor before those of its agent."""
+    folder = launched(nodes=nodes, is_running=True).write(tmp_path / "run")
+    assert now_of(folder, 90.0).absent_agents == ()
+    last = f"node{nodes - 1}"
+    (folder / "records" / f"{last}-agent.jsonl").unlink()
+    early, late = now_of(folder, 30.0), now_of(folder, 90.0)
+    assert (early.absent_agents, early.has_all_records) == ((), True)
+    assert (late.absent_agents, late.has_all_records) == ((last,), False)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_whose_workers_are_being_started_are_not_absent(tmp_path: Path, nodes: int) -> None:
     """Their monitors create the files. Of two nodes, only the first one runs its workers yet."""
     whole = launched(nodes=nodes, is_running=True).records
