@@ -155,7 +155,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
     unknown_rework = sum(incident.has_unknown_rework for incident in incidents)
     size = history.world_size if history.world_size is not None else history.cycles.largest_world
     sections = sections_of(run.folder, timings := TimingsReader(run.folder))
-    completeness = msgspec.structs.replace(run.completeness, timings=tuple(timings.unread))
+    completeness = msgspec.structs.replace(run.completeness, timings=tuple(sorted(timings.unread)))
     spent = times(history, completeness.damaged, unknown_rework > 0) if completeness.is_enough else None
     vacant = NONE_VACANT if spent is None else vacancies(history, incidents, max(1, spent.ranks), completeness.damaged)
     return Report(
@@ -191,7 +191,7 @@ def report(run: Run | Reader, history: History | None = None) -> Report:
         launched=_launched(history),
         incidents=incidents,
         notes=_notes(history),
-        missing=(*run.missing, *timings.unread.values()),
+        missing=(*run.missing, *(timings.unread[name] for name in completeness.timings)),
         completeness=completeness,
     )
 

@@ -38,13 +38,14 @@ def sections_of(folder: Path, reader: TimingsReader | None = None) -> tuple[Sect
     """Return the sections of a run, by name. reader: of the run's timings; notes afterwards what could not be read."""
     total = timings.Timings()
     ranks: dict[str, int] = {}
-    for _, recorded in (reader or TimingsReader(folder)).histograms:
+    reader = reader or TimingsReader(folder)
+    for _, recorded in reader.histograms:
         rank_timings = recorded.timings()
         total.merge(rank_timings)
         for name in rank_timings.sections.keys() | rank_timings.failed.keys():
             ranks[name] = ranks.get(name, 0) + 1
     limits: dict[str, float] = {}
-    for snapshot in rank_snapshot.read_all(folder).values():
+    for snapshot in rank_snapshot.read_all(folder, note=reader.note).values():
         for limit in snapshot.limits:
             limits[limit.name] = min(limit.seconds, limits.get(limit.name, limit.seconds))
     names = sorted(total.sections.keys() | total.failed.keys(), key=lambda name: (name == HEARTBEAT, name))

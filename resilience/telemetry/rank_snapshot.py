@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -171,8 +171,12 @@ def read_of(folder: Path, node: str, ranks: Iterable[int]) -> list[RankSnapshot]
     return snapshots
 
 
-def read_all(folder: Path, node: str | None = None) -> dict[int, RankSnapshot]:
-    """Return the snapshots of one node's ranks, or of all, by initial rank. Skip unreadable files."""
+def read_all(
+    folder: Path, node: str | None = None, note: Callable[[Path, Exception], None] = lambda path, error: None
+) -> dict[int, RankSnapshot]:
+    """Return the snapshots of one node's ranks, or of all, by initial rank. Skip unreadable files.
+
+    note: takes the path of each file that was skipped, and why."""
     snapshots: dict[int, RankSnapshot] = {}
     try:
         names = os.listdir(folder / "timings")
@@ -184,8 +188,9 @@ def read_all(folder: Path, node: str | None = None) -> dict[int, RankSnapshot]:
             continue
         try:
             snapshot = read(f"{folder}/timings/{name}")
-        except (OSError, DecodeError):
-            continue  # it is being replaced, or is from another version
+        except (OSError, DecodeError) as error:
+            note(folder / "timings" / name, error)  # it is damaged, or from another version
+            continue
         rank = int(match["rank"])
         # After ranks have moved between nodes, an old file remains.
         if rank not in snapshots or _order(snapshot) > _order(snapshots[rank]):

@@ -131,3 +131,14 @@ def test_sql_says_that_timings_are_missing_if_the_query_reads_them(
     assert "4 files of timings of ranks 1-4 cannot be read" in capsys.readouterr().err
     assert main(["logs", str(folder), "--sql", "SELECT count(*) FROM records"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_unread_snapshots_of_ranks_are_counted_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They hold the limits of sections."""
+    (folder / "timings" / "n.a-2.signs").write_bytes(b"{")
+    (folder / "timings" / "n.a-3.signs").mkdir()
+    condensed = report(load(folder))
+    assert condensed.completeness.timings == ("n.a-2.signs", "n.a-3.signs")
+    assert {missing.file for missing in condensed.missing} >= {"timings/n.a-2.signs", "timings/n.a-3.signs"}
+    assert main(["report", str(folder)]) == 0
+    assert "2 files of timings of ranks 2-3 cannot be read" in " ".join(capsys.readouterr().out.split())
