@@ -19,9 +19,9 @@ from resilience.history.phases import Layer, Place, RankRestart
 
 class RestartTimes(msgspec.Struct, frozen=True):
     """The restarts of one layer that are over. restarts: of the job, without restarts in place that the launcher undid.
-    ranks: one for each rank and restart; undone: those of them that the launcher undid. All are lower bounds if records
-    are missing. median_s, p95_s, max_s: from the detection of the fault to the rank's first
-    progress; p95_s: the least duration that 95 % do not exceed. None if too many records are missing."""
+    ranks: one for each rank and restart; undone: those of them that the launcher undid. All may be too low or too high
+    if records are missing. median_s, p95_s, max_s: from the detection of the fault to the rank's first progress; p95_s:
+    the least duration that 95 % do not exceed. None if too many records are missing."""
 
     layer: Layer
     restarts: int

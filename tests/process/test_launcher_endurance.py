@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from tests.support.ranks import Job
 Launch = Callable[..., Launched]
 CGROUPS = Path("/sys/fs/cgroup")
 LIMIT = 20.0  # seconds that anything may take
+DECOYS = 32
 
 
 SLOW = pytest.mark.slow  # like one that is always run
@@ -61,21 +63,28 @@ def little_memory(megabytes: int) -> Iterator[Path]:
         group.mkdir()
     except OSError as error:
         pytest.skip(f"no control group for memory can be made here ({error}); run it as root of a host or container")
+    decoys: list[subprocess.Popen[bytes]] = []
     try:
         (group / limit).write_text(str(megabytes << 20))
+        for _ in range(DECOYS):
+            decoys.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+            Path(f"/proc/{decoys[-1].pid}/oom_score_adj").write_text("1000")
+            (group / "cgroup.procs").write_text(str(decoys[-1].pid))
         yield group
     finally:
+        for decoy in decoys:
+            decoy.kill()
+            decoy.wait()
         deadline = time.monotonic() + LIMIT
         while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
             time.sleep(0.05)  # who was in it is about to be gone
         group.rmdir()
 
 
-# A worker that has just been forked is smaller than its agent: if other processes of the group hold the memory, for
-# example the worker before it, the kernel would end the agent. It would also do so if it cannot take the memory of the
-# worker that it has ended within a second, for example because that one, on a busy machine, is in a call of mmap. And
-# it may end the agent while it gives that memory back page by page (30 ms), if another process asks for some: so pages
-# are huge.
+# The kernel gives the memory of a worker that it has ended back page by page. If another process of the group asks for
+# some meanwhile, it ends one more, which would be the agent: so there are decoys, which it ends before. Pages are huge
+# where the kernel has some, so that this is soon over. And the worker takes its memory page by page, not in one call of
+# mmap, in which the kernel could not end it within a second.
 HOARD = """
 import mmap, resilience
 pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
