@@ -368,14 +368,15 @@ def fit_first(
 
 def fit_unended(cuts: Iterable[Cut], p: float, longest_s: float, *, max_timeout: float | None = None) -> Timeout:
     """Return the limit of first occurrences none of which ended by itself: no answer, unless a limit ended some. These
-    may have been healthy, so the limit is longer than they lasted, and at least longest_s.
+    may have been healthy, so the limit is longer than they lasted, and at least longest_s. Other cuts say nothing: no
+    healthy occurrence bounds the limit, and it would follow each of them.
 
     longest_s: the longest limit of other occurrences. longest_s, max_timeout: seconds."""
-    unended = Unended.of(cuts, 0.0)
+    unended = Unended.of((cut for cut in cuts if cut.end != "cut"), 0.0)
     reason = "no first occurrence ended by itself"
     if not unended.killed:
         return Timeout(None, "insufficient", reason, p, excluded_hangs=unended.hangs, warnings=unended.left_out)
-    needed_s = max(longest_s, FLOOR * max(unended.unknown))
+    needed_s = max(longest_s, FLOOR * max(unended.killed))
     timeout = needed_s if max_timeout is None else min(needed_s, max_timeout)
     warnings = [f"{unended.in_words}; the limit is {FLOOR:g} times as long, or that of other occurrences"]
     if timeout < needed_s:

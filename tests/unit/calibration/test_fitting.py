@@ -233,6 +233,14 @@ def test_long_occurrences_that_no_limit_ended_raise_it_as_those_that_a_limit_end
         assert "limit ended" not in warning
 
 
+def test_limit_without_any_healthy_occurrence_follows_only_those_that_a_limit_ended() -> None:
+    killed = fitting.fit_unended([Cut(10.0, "killed")], 0.01, 1.0)
+    assert (killed.timeout_s, killed.status) == (15.0, "provisional")
+    assert fitting.fit_unended([Cut(10.0, "killed"), Cut(28_800.0, "cut")], 0.01, 1.0) == killed
+    assert "1 occurrence, the longest after 10 s" in killed.warnings[0]
+    assert fitting.fit_unended([Cut(28_800.0, "cut")], 0.01, 1.0).timeout_s is None
+
+
 def test_rate_that_is_stated_goes_no_farther_than_the_tail_is_followed() -> None:
     answer = fit([[1.0] * 20_000] * 2, p=1e-6)
     assert answer.model_upper == pytest.approx(1 / (40_000 * fitting.FARTHEST))
