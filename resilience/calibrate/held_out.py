@@ -132,8 +132,7 @@ def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = Non
 
 def _has_limit_outside(observed: Sequence[ObservedDeadline], first: int, every: float, aim: Aim) -> bool:
     """Return True if all runs together give a limit outside known phases."""
-    usual = fit_usual(pool_of(observed, first), observed, first, every, aim)
-    return fit_outside(observed, first, usual.timeout_s, aim.among(2).p(every), aim.target) is not None
+    return fit_outside(observed, first, every, aim) is not None
 
 
 def _unique_names(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
@@ -209,7 +208,7 @@ def _test_limit(
         fitted.median_s,
         suspected=0 if late_s is None else _above(test_pool, late_s),
     )
-    outside = fit_outside(train, first, fitted.timeout_s, aim.among(2).p(every), aim.target)
+    outside = fit_outside(train, first, every, aim)
     return answer if outside is None else _tested_outside(answer, outside, held_out, first)
 
 

@@ -72,9 +72,8 @@ def calibrate(
         usual = _usual(observed_deadlines, first, seconds, aim)
         if usual is not None:  # None: one occurrence per start, so there are only first occurrences
             usual = _grouped(usual, _observed_groups(runs, name, aim), first, seconds, aim)
-            p = aim.among(2).p(usual.every_s)  # nearly all occurrences are outside phases
             is_open = _unnumbered_usual(observed_deadlines, first) > 0.0  # it may have been outside phases
-            outside = None if is_open else fit_outside(observed_deadlines, first, usual.timeout_s, p, target)
+            outside = None if is_open else fit_outside(observed_deadlines, first, usual.every_s, aim)
             limits[name] = msgspec.structs.replace(usual, outside=outside)
         limits |= {
             first_name(name, start): limit
@@ -313,14 +312,14 @@ def _grouped(
     return msgspec.structs.replace(usual, groups=tuple(limits), warnings=tuple(warnings))
 
 
-def fit_outside(
-    observed: Sequence[ObservedDeadline], first: int, usual_s: float | None, p: float, target: Target
-) -> OutsideLimit | None:
-    """Return the limit outside known phases, None if there is none."""
+def fit_outside(observed: Sequence[ObservedDeadline], first: int, every: float, aim: Aim) -> OutsideLimit | None:
+    """Return the limit outside known phases, None if there is none. every: mean seconds between occurrences."""
+    target = aim.target
     fit = partial(
-        fit_pool, p=p, confidence=target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout
+        fit_pool, confidence=target.confidence, min_timeout=target.min_timeout, max_timeout=target.max_timeout
     )
-    return outside_phases(observed, first, usual_s, fit)
+    p_outside = aim.among(2).p(every)  # nearly all occurrences are outside phases
+    return outside_phases(observed, first, partial(fit, p=aim.p(every)), partial(fit, p=p_outside))
 
 
 def _warned(deadline: Deadline, warning: str) -> Deadline:

@@ -6,7 +6,8 @@ runs did not exceed three times the longest duration of three runs, even if thes
 (docs/calibration.md). So within that length, few durations from three runs are enough for the status `short`.
 
 An occurrence outside these phases that a limit ended may have been healthy. It raises this limit as it does the usual
-one, because otherwise a limit that is too short would confirm itself."""
+one, because otherwise a limit that is too short would confirm itself. Whether there is such a limit does not depend on
+such occurrences: one that raises the usual limit would otherwise make a shorter one worth storing."""
 
 from __future__ import annotations
 
@@ -31,24 +32,28 @@ UNTESTED = "both runs were needed to know the phases, so no other run has tested
 class Fit(Protocol):
     """`calibration.fitting.fit_pool` with the target of the deadline."""
 
-    def __call__(self, pool: Pool, *, censored: Iterable[Cut], fewest_short: int) -> Timeout: ...
+    def __call__(self, pool: Pool, *, censored: Iterable[Cut] = (), fewest_short: int = SHORT) -> Timeout: ...
 
 
-def outside_phases(
-    observed: Sequence[ObservedDeadline], first: int, usual_s: float | None, fit: Fit
-) -> OutsideLimit | None:
+def outside_phases(observed: Sequence[ObservedDeadline], first: int, usual: Fit, fit: Fit) -> OutsideLimit | None:
     """Return the limit outside known phases. Return None if it is not known whether there are phases, if the limit is
     not much shorter than the usual one, or if a run exceeds it: each run is tested against the limit of the others.
 
-    first: number of first occurrences after a start. usual_s: the usual limit in seconds."""
-    phases = None if usual_s is None else _phases(observed, first)
-    if usual_s is None or phases is None:
+    first: number of first occurrences after a start. usual: fits all other occurrences. fit: fits those outside."""
+    phases = _phases(observed, first)
+    if phases is None:
         return None
     fit_outside = _OutsideFit(first, fit, FEWEST if len(observed) >= ENOUGH_RUNS else SHORT)
-    fitted = fit_outside.fitted(observed, phases)
-    if fitted is None or fitted.timeout_s is None or fitted.timeout_s > MOST_OF_USUAL * usual_s:
+    every_pool = pool_of(observed, first)
+    outside_s, usual_s = fit_outside.limit_of(observed, phases), usual(every_pool).timeout_s
+    if outside_s is None or usual_s is None or outside_s > MOST_OF_USUAL * usual_s:
         return None
     if not fit_outside.are_kept(observed, phases):
+        return None
+    fitted = fit_outside.raised(observed, phases)
+    cuts = [cut for deadline in observed for cut in deadline.settled_cuts(first)]
+    raised_s = usual(every_pool, censored=cuts).timeout_s
+    if fitted.timeout_s is None or raised_s is None or fitted.timeout_s > raised_s:
         return None
     return OutsideLimit(
         fitted.timeout_s,
@@ -76,12 +81,17 @@ class _OutsideFit(msgspec.Struct, frozen=True):
     fit: Fit
     fewest: int
 
-    def fitted(self, observed: Sequence[ObservedDeadline], phases: Phases) -> Timeout | None:
-        """Return the limit of the durations outside these phases, None without any durations."""
+    def limit_of(self, observed: Sequence[ObservedDeadline], phases: Phases) -> float | None:
+        """Return the limit of the durations outside these phases, as if no occurrence had ended otherwise. None: they
+        are too few."""
+        pool = pool_of([deadline.outside(phases) for deadline in observed], self.first)
+        return self.fit(pool, fewest_short=self.fewest).timeout_s
+
+    def raised(self, observed: Sequence[ObservedDeadline], phases: Phases) -> Timeout:
+        """Return the fit to the same durations, with the occurrences that did not end by themselves."""
         outside = [deadline.outside(phases) for deadline in observed]
-        pool = pool_of(outside, self.first)
         cuts = [cut for deadline in outside for cut in deadline.settled_cuts(self.first)]
-        return self.fit(pool, censored=cuts, fewest_short=self.fewest) if pool.n else None
+        return self.fit(pool_of(outside, self.first), censored=cuts, fewest_short=self.fewest)
 
     def are_kept(self, observed: Sequence[ObservedDeadline], phases: Phases) -> bool:
         """Return True if no run exceeds the limit that the others support outside their phases. Too few runs to show
@@ -89,9 +99,7 @@ class _OutsideFit(msgspec.Struct, frozen=True):
         for held_out in observed[:MOST_FOLDS]:
             remaining = [deadline for deadline in observed if deadline is not held_out]
             known = _phases(remaining, self.first) or phases
-            fitted = self.fitted(remaining, known)
-            if fitted is None or fitted.timeout_s is None:
-                return False
-            if max(held_out.outside(known).series(self.first), default=0.0) > fitted.timeout_s:
+            limit_s = self.limit_of(remaining, known)
+            if limit_s is None or max(held_out.outside(known).series(self.first), default=0.0) > limit_s:
                 return False
         return True
