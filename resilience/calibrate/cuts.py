@@ -1,8 +1,9 @@
 """Was an occurrence that did not end by itself a hang?  The verdict of its incident decides, if it can.
 
-A rank hung if its process was stopped: it does nothing until another process continues it. A rank also hung if it only
-waited for a stopped rank: that wait would not have ended. If a limit ended the wait, the same holds for another rank
-that failed or ended. Without a limit it does not: a failure cuts off healthy ranks in the middle of their work.
+A rank hung if its process was stopped: it does nothing until another process continues it. If a limit ended an
+occurrence of a rank that is not to blame, it hung too if another rank was stopped, failed or ended: it only waited, and
+that wait would not have ended. Without a limit this does not follow: a restart cuts off healthy ranks in the middle of
+their work, for example in a section that the stopped rank had not reached.
 
 Otherwise it is unknown. A verdict says what a rank did at the moment of its evidence, not that it would never have gone
 on. A main thread that waits for the result of a thread that saves looks as if it waited for a lock. State D is read
@@ -55,7 +56,7 @@ class Verdicts:
         ended it, and it did not take longer than this (seconds), it is no hang and needs no verdict."""
         if value.end == "hang" or (value.end == "cut" and value.s <= usual_s):
             return Cut(value.s, value.end)
-        causes = HUNG | FAILED if value.end == "killed" else HUNG
+        causes = HUNG | FAILED if value.end == "killed" else frozenset[Class]()
         is_hang = any(_is_hang(incident, rank, causes) for incident in self._at(place))
         return Cut(value.s, "hang" if is_hang else value.end)
 

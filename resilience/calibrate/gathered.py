@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from resilience.calibrate.observed import ObservedCut, ObservedDeadline, StartValues, gravest
+from resilience.calibrate.observed import ObservedCut, ObservedDeadline, StartValues, Unfinished
 from resilience.calibrate.rank_files import Rank
+from resilience.calibration.fitting import NEAR_TOP
 from resilience.calibration.starts import LONGEST_WARM_UP
 from resilience.calibration.unended import Cut
 from resilience.facts.deadlines import Start
@@ -25,12 +26,14 @@ Place = tuple[int, int, int]  # cycle and iteration of a start, and how many sta
 class Gathered(msgspec.Struct):
     """One deadline of a run while its ranks are read one by one. slowest: (seconds, time) by start and number since
     it. above: all longer durations are among the single values, or in missing. median: of all ranks' durations.
+    longest: of all ranks, without the first FIRST_AGAIN ones after a start; 0 if there were no others.
     unnumbered: first occurrences after a start that count neither as first nor as usual ones, because no single value
     says which they are; longest_unnumbered: the longest of these in seconds."""
 
     deadline: str
     body: Histogram
     median: float
+    longest: float
     above: float
     course: tuple[float, float, float]
     rank_medians: tuple[float, float]
@@ -42,7 +45,7 @@ class Gathered(msgspec.Struct):
     slowest: dict[Place, dict[int, tuple[float, float]]] = {}
     hows: dict[Place, Start] = {}
     missing: dict[int, int] = {}
-    cuts: dict[Place, dict[int, Cut]] = {}
+    cuts: dict[Place, dict[int, Unfinished]] = {}
     first_buckets: dict[int, Counter[int]] = {}
 
     @classmethod
@@ -58,6 +61,7 @@ class Gathered(msgspec.Struct):
             deadline,
             body,
             median=durations.median(body),
+            longest=max((period.settled_max for rank in ranks for _, period in rank.periods(deadline)), default=0.0),
             above=max(
                 (durations.threshold(total) if total.count > durations.FIRST else 0.0 for total in sampled), default=0.0
             ),
@@ -68,6 +72,11 @@ class Gathered(msgspec.Struct):
                 file.state.left_out for rank in ranks for file in rank.files if deadline in file.state.deadlines
             ),
         )
+
+    @property
+    def usual_s(self) -> float:
+        """Return the seconds beyond which an occurrence took unusually long."""
+        return NEAR_TOP * max(self.median, self.longest)
 
     def take(self, place: Place, how: Start, value: durations.Value) -> None:
         """Keep a single value if it is the slowest rank's."""
@@ -87,17 +96,17 @@ class Gathered(msgspec.Struct):
 
     def add_cut(self, place: Place, how: Start, number: int, cut: Cut) -> None:
         """Keep what this occurrence after a start counts as, which other ranks may not have ended either."""
-        cuts = self.cuts.setdefault(place, {})
-        cuts[number] = gravest(cuts.get(number), cut)
+        self.cuts.setdefault(place, {}).setdefault(number, Unfinished()).add(cut)
         if how == "cold" or place not in self.hows:
             self.hows[place] = how
 
     def observed_cuts(self) -> Iterator[ObservedCut]:
-        """Yield the occurrences that did not end by themselves. One that was cut on some ranks only is known."""
-        for place, cuts in self.cuts.items():
+        """Yield the occurrences that did not end by themselves."""
+        for place, by_number in self.cuts.items():
             ended = self.slowest.get(place, {})
-            for number, cut in cuts.items():
-                if cut.end != "cut" or number not in ended:
+            for number, unfinished in by_number.items():
+                ended_s = ended[number][0] if number in ended else None
+                for cut in unfinished.counted(ended_s, self.median):
                     yield ObservedCut(cut, number, self.hows[place])
 
     def add_rank(self, total: Histogram, large: Mapping[int, int], unnumbered: Mapping[int, int]) -> None:

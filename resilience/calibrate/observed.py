@@ -15,6 +15,7 @@ import msgspec
 
 from resilience.calibration import fitting, starts
 from resilience.calibration.episodes import RUN, START, LargestDurations
+from resilience.calibration.fitting import NEAR_TOP
 from resilience.calibration.pool import Pool, drift, pooled
 from resilience.calibration.recurring_phases import Course
 from resilience.calibration.tails import quantile
@@ -50,15 +51,28 @@ class ObservedCut(msgspec.Struct, frozen=True):
     how: Start
 
 
-GRAVITY: Mapping[End, int] = {"ok": 0, "cut": 1, "hang": 2, "killed": 3}
+class Unfinished(msgspec.Struct):
+    """One occurrence that some ranks did not end by themselves. longest: seconds of the slowest of them, by its end."""
 
+    longest: dict[End, float] = {}
 
-def gravest(known: Cut | None, other: Cut) -> Cut:
-    """Return what an occurrence of all ranks counts as if two of them did not end it by themselves: a limit may have
-    ended a healthy one, a hang is no healthy one, and any other cut shows how long it took at least."""
-    if known is None:
-        return other
-    return max(known, other, key=lambda cut: (GRAVITY[cut.end], cut.seconds))
+    def add(self, cut: Cut) -> None:
+        """Take in what one rank did."""
+        self.longest[cut.end] = max(cut.seconds, self.longest.get(cut.end, 0.0))
+
+    def counted(self, ended_s: float | None, median_s: float) -> Iterator[Cut]:
+        """Yield what the occurrence counts as. A limit may have ended a healthy one, so it is a hang only otherwise. A
+        cut counts beside what other ranks did only if it lasted longer by more than the usual length: these ranks were
+        not the reason.
+
+        ended_s: of the slowest rank that ended it by itself, None without one. median_s: the usual length."""
+        judged: tuple[End, ...] = ("killed", "hang")
+        others = [Cut(self.longest[end], end) for end in judged if end in self.longest]
+        yield from others[:1]
+        known = [cut.seconds for cut in others] + ([] if ended_s is None else [ended_s])
+        cut_s = self.longest.get("cut")
+        if cut_s is not None and (not known or cut_s > max(known) + NEAR_TOP * median_s):
+            yield Cut(cut_s, "cut")
 
 
 class ObservedDeadline(msgspec.Struct):

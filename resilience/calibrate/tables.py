@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues, gravest
+from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues, Unfinished
 from resilience.calibration.recurring_phases import BEGINNING
 from resilience.calibration.unended import Cut
 from resilience.errors import ConfigurationError
@@ -30,7 +30,7 @@ BOM = "\ufeff"
 def read_table(path: Path) -> list[ObservedRun]:
     """Read a table with the columns `run,section,rank,i,seconds[,end]`. Raises: ConfigurationError."""
     values: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    cuts: dict[tuple[str, str], dict[int, Cut]] = defaultdict(dict)
+    cuts: dict[tuple[str, str], dict[int, Unfinished]] = defaultdict(lambda: defaultdict(Unfinished))
     ranks: dict[str, set[str]] = defaultdict(set)
     by_rank: dict[tuple[str, str], dict[str, array[float]]] = defaultdict(lambda: defaultdict(lambda: array("d")))
     numbers: dict[tuple[str, str, str], set[int]] = defaultdict(set)
@@ -49,9 +49,8 @@ def read_table(path: Path) -> list[ObservedRun]:
             by_number[number] = max(seconds, by_number.get(number, 0.0))
             by_rank[run, section][rank].append(seconds)
         else:
-            by_cut = cuts[run, section]
-            by_cut[number] = gravest(by_cut.get(number), Cut(seconds, row["end"]))  # type: ignore[arg-type]
-    killed = {section for section, ends in cuts.items() if any(cut.end == "killed" for cut in ends.values())}
+            cuts[run, section][number].add(Cut(seconds, row["end"]))  # type: ignore[arg-type]
+    killed = {section for section, ends in cuts.items() if any("killed" in each.longest for each in ends.values())}
     sections = values.keys() | killed  # a limit may have ended all occurrences
     if not sections:
         raise ConfigurationError(
@@ -65,7 +64,9 @@ def read_table(path: Path) -> list[ObservedRun]:
             if name == run
         }
         seconds = max(sum(seconds for _, seconds, _ in by_number.kept) for by_number in deadlines.values())
-        seconds = seconds or sum(cut.seconds for section in deadlines for cut in cuts[run, section].values())
+        seconds = seconds or sum(
+            max(each.longest.values()) for section in deadlines for each in cuts[run, section].values()
+        )
         runs.append(
             ObservedRun(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines)
         )
@@ -80,11 +81,11 @@ def of_table(name: str) -> str:
 
 
 def _whole_series(
-    by_number: dict[int, float], cuts: dict[int, Cut], by_rank: Collection[Sequence[float]]
+    by_number: dict[int, float], cuts: dict[int, Unfinished], by_rank: Collection[Sequence[float]]
 ) -> ObservedDeadline:
     """Return the durations in order, counted from 0 as a recorder counts: an occurrence that did not end by itself has
-    a number too. A number without a row has none, because tables of other tools may number occurrences by steps. An
-    occurrence that was cut on some ranks only is known. by_number: of the slowest rank. by_rank: all of each rank."""
+    a number too. A number without a row has none, because tables of other tools may number occurrences by steps.
+    by_number: of the slowest rank. by_rank: all of each rank."""
     numbers = sorted({*by_number, *cuts})
     counted = {number: position for position, number in enumerate(numbers)}
     medians = [median(durations_of_rank) for durations_of_rank in by_rank]
@@ -98,8 +99,8 @@ def _whole_series(
         rank_medians=(min(medians, default=0.0), max(medians, default=0.0)),
         cuts=[
             ObservedCut(cut, counted[number], "cold")
-            for number, cut in cuts.items()
-            if cut.end != "cut" or number not in by_number
+            for number, unfinished in cuts.items()
+            for cut in unfinished.counted(by_number.get(number), max(medians, default=0.0))
         ],
     )
 

@@ -20,7 +20,7 @@ from resilience.calibrate.observed import ObservedDeadline, ObservedRun
 from resilience.calibrate.rank_files import Rank, RankFile, by_rank
 from resilience.calibrate.tables import read_table
 from resilience.calibration import rank_groups
-from resilience.calibration.fitting import FEWEST, NEAR_TOP
+from resilience.calibration.fitting import FEWEST
 from resilience.calibration.limits_file import SourceFile
 from resilience.calibration.rank_groups import RankPace
 from resilience.errors import ConfigurationError, DecodeError
@@ -311,9 +311,8 @@ def _gather(rank: Rank, gathered: Mapping[str, Sequence[Gathered]], verdicts: Ve
     for place, start_kind, line in (value for file in rank.files for value in _single_values(file, notes)):
         if line.section in gathered:
             if line.end != "ok":
-                usual_s = NEAR_TOP * min(collected.median for collected in gathered[line.section])
-                cut = verdicts.judged(rank.number, place[:2], line, usual_s)
                 for collected in gathered[line.section]:
+                    cut = verdicts.judged(rank.number, place[:2], line, collected.usual_s)
                     collected.add_cut(place, start_kind, line.j, cut)
                 continue
             number = bucket(line.s)

@@ -143,8 +143,16 @@ def test_occurrence_that_a_restart_cut_off_is_a_hang_if_the_verdict_shows_a_hang
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stopped = incident(Culprit(BLAMED, "stopped", 0.9, 4))
-    for rank in (BLAMED, WAITING):
-        assert judged(monkeypatch, rank, stopped, value=CUT_OFF) == "hang"
+    assert judged(monkeypatch, BLAMED, stopped, value=CUT_OFF) == "hang"
+
+
+def test_occurrence_that_a_restart_cut_off_may_be_healthy_if_another_rank_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be an evaluation of its own, which the stopped rank had not reached."""
+    stopped = incident(Culprit(BLAMED, "stopped", 0.9, 4))
+    assert judged(monkeypatch, WAITING, stopped, value=CUT_OFF) == "cut"
+    assert judged(monkeypatch, WAITING, stopped, value=KILLED) == "hang"
 
 
 def test_occurrence_that_a_restart_cut_off_may_be_healthy_if_another_rank_failed_meanwhile(
