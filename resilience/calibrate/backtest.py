@@ -28,8 +28,8 @@ class Summary(msgspec.Struct, frozen=True):
     """All tested limits for one size of training data. n: durations fitted on, None for all. exceeded, nvrx_exceeded,
     plain_exceeded, exposure: sums over the limits. ratios: geometric means relative to the rule of thumb. recorded:
     durations that could have been tested. untested: deadlines that were not tested, with the reason. too_little: tested
-    and recorded durations of each deadline that has a limit and too small a test. outside_exposure, outside_exceeded,
-    outside_worse: the same of the limits outside known phases."""
+    and recorded durations of each deadline whose limit claims something and had too small a test. outside_exposure,
+    outside_exceeded, outside_worse: the same of the limits outside known phases."""
 
     n: int | None
     answers: int
@@ -136,9 +136,11 @@ def _lines(summary: Summary, answers: Sequence[TestedLimit]) -> list[Line]:
     output += _indented(f"{summary.exposure} of {summary.recorded} recorded durations were tested", "", width)
     for name, (tested, recorded) in summary.too_little.items():
         share = f"{tested} of {recorded} recorded durations were tested"
-        output += _indented(f"{name}: {share}: too few for a result", "red", width)
+        reason = f" ({summary.untested[name]})" if name in summary.untested else ""
+        output += _indented(f"{name}: {share}: too few for a result{reason}", "red", width)
     for name, reason in summary.untested.items():
-        output += _indented(f"{name} was not tested: {reason}", "yellow", width)
+        if name not in summary.too_little:
+            output += _indented(f"{name} was not tested: {reason}", "yellow", width)
     return [*output, ()]
 
 

@@ -80,7 +80,7 @@ def _is_worse(exceeded: int, exposure: int, p: float | None) -> bool:
 class Backtest(msgspec.Struct):
     """A backtest. answers: one per deadline and part left out; runs of one name are numbered. tested: number of tested
     durations. recorded: durations that could have been tested. untested: deadlines without a test, with the reason.
-    too_little: tested and recorded durations of each deadline that has a limit and too small a test."""
+    too_little: tested and recorded durations of each deadline whose limit claims something and had too small a test."""
 
     answers: list[TestedLimit] = []
     tested: int = 0
@@ -117,17 +117,24 @@ def backtest(runs: Sequence[ObservedRun], target: Target, most: int | None = Non
         is_single = len(members) == 1
         test.recorded += recorded
         test.tested += tested
-        if most is None and recorded >= fitting.FEWEST and tested < LEAST_SHARE * recorded:
-            test.too_little[name] = tested, recorded
+        shown = f"{name} ({mark})" if len(alike) > 1 else name
+        if most is None and tested < LEAST_SHARE * recorded and _claims(observed, first, every, aim):
+            test.too_little[shown] = tested, recorded
         if not tested and recorded and most is None:
-            test.untested[name] = (
+            test.untested[shown] = (
                 "a single run folder cannot be split; give a second run"
                 if is_single
                 else f"the other runs have fewer than {fitting.FEWEST} durations"
             )
         if most is None and len(members) == FEWEST_RUNS and _has_limit_outside(observed, first, every, aim):
-            test.untested[f"{name} outside known phases"] = "both runs are needed to know the phases; give a third run"
+            test.untested[f"{shown} outside known phases"] = "both runs are needed to know the phases; give a third run"
     return test
+
+
+def _claims(observed: Sequence[ObservedDeadline], first: int, every: float, aim: Aim) -> bool:
+    """Return True if the limit of all runs together claims something."""
+    usual = fit_usual(pool_of(observed, first), observed, first, every, aim)
+    return _claimed(usual.status, usual.p, max(1, usual.n)) is not None
 
 
 def _has_limit_outside(observed: Sequence[ObservedDeadline], first: int, every: float, aim: Aim) -> bool:

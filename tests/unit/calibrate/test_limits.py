@@ -229,6 +229,16 @@ def test_backtest_of_one_run_of_which_only_a_sample_is_kept_asks_for_a_second_ru
     assert test.untested == {"step": "a single run folder cannot be split; give a second run"}
 
 
+def test_backtest_keeps_deadlines_of_two_configurations_apart() -> None:
+    runs = [
+        ObservedRun(f"{table}:{number}", Configuration(table=table), 1, 100.0, {"step": steps(n, seed=number)})
+        for table, sizes in (("a.csv", (20, 1000)), ("b.csv", (10, 2000)))
+        for number, n in enumerate(sizes)
+    ]
+    test = backtest(runs, DEFAULT)
+    assert test.too_little == {"step (table a.csv)": (19, 1018), "step (table b.csv)": (9, 2008)}
+
+
 def test_backtest_fits_with_the_occurrences_that_a_limit_ended_as_calibrate_does() -> None:
     runs = [run(name, observed=steps(seed=seed)) for seed, name in enumerate("abc")]
     runs[0].deadlines["step"].cuts = [ObservedCut(Cut(0.3, "killed"), 500, "cold")]
