@@ -20,11 +20,11 @@ from resilience.calibrate.outside import outside_phases
 from resilience.calibrate.timings import Input
 from resilience.calibration import fitting, limits_file
 from resilience.calibration.differences import differences, harmless, serious
-from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, Timeout, fit_first, fit_pool
+from resilience.calibration.fitting import FACTOR, FLOOR, MONTH, NEAR_TOP, Timeout, fit_first, fit_pool
 from resilience.calibration.limits_file import Deadline, OutsideLimit, RankGroupLimit, Timeouts
 from resilience.calibration.pool import Pool
 from resilience.calibration.tails import quantile
-from resilience.calibration.unended import Cut
+from resilience.calibration.unended import Cut, Unended
 from resilience.errors import ConfigurationError
 from resilience.facts.configuration import Configuration
 from resilience.facts.deadlines import Start, first_name
@@ -282,14 +282,17 @@ def _grouped(
     usual: Deadline, groups: Mapping[str, list[ObservedDeadline]], first: int, seconds: float, aim: Aim
 ) -> Deadline:
     """Return a deadline with the limits of its groups, which divide the target among them. A group without a rate gets
-    the common limit if that has a rate. No limit is longer than the common one. The warnings of groups are added."""
+    the common limit if that has a rate. No limit is longer than the common one. The occurrences of groups that
+    did not end by themselves are named, without an effect, because the limit of a group may be replaced later."""
     limits: list[RankGroupLimit] = []
     warnings = list(usual.warnings)
     for ranks, observed in groups.items():
         group_limit = _usual(observed, first, seconds, aim.among(len(groups)))
         if group_limit is None:
             continue
-        warnings += [f"ranks {ranks}: {warning}" for warning in group_limit.warnings if warning not in usual.warnings]
+        cuts = [cut for deadline in observed for cut in deadline.settled_cuts(first)]
+        unended = Unended.of(cuts, NEAR_TOP * group_limit.max_s)
+        warnings += [f"ranks {ranks}: {warning}" for warning in unended.warnings if warning not in usual.warnings]
         is_rated = group_limit.status in ("ok", "tentative")
         timeout = group_limit.timeout_s
         if timeout is None or (not is_rated and usual.status in ("ok", "tentative")):

@@ -182,7 +182,7 @@ def _too_few(pool: Pool, p: float, runs: int, unended: Unended) -> Timeout:
         max_s=pool.longest,
         median_s=quantile(pool.descending, 0.5) if pool.n else 0.0,
         excluded_hangs=unended.hangs,
-        warnings=(*((unended.in_words,) if unended.unknown else ()), *unended.left_out),
+        warnings=unended.warnings,
         killed_s=max(unended.unknown, default=0.0),
     )
 
@@ -204,9 +204,10 @@ def _above_unknown(timeout: float, top: float, unended: Unended) -> tuple[float,
         return timeout, unended.left_out
     longest, bound = max(unended.unknown), FACTOR * top
     raised = max(timeout, min(FLOOR * longest, bound))
-    effect = "raise the limit" if raised > timeout else "do not raise the limit"
-    warning = f"{unended.in_words}; they {effect} (to {bound:.4g} s at most, {FACTOR:g} times the longest healthy one)"
-    return raised, (warning, *unended.left_out)
+    is_one, is_raised = len(unended.unknown) == 1, raised > timeout
+    effect = ("raises" if is_one else "raise") if is_raised else ("does not raise" if is_one else "do not raise")
+    most = f"to {bound:.4g} s at most, {FACTOR:g} times the longest healthy one"
+    return raised, (f"{unended.in_words}; {unended.they} {effect} the limit ({most})", *unended.left_out)
 
 
 def _by_counting(pool: Pool, values: Sequence[tuple[float, int]], n: int, confidence: float) -> float:

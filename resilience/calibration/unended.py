@@ -53,7 +53,17 @@ class Unended(msgspec.Struct, frozen=True):
         """Return what is known of those of unknown health."""
         causes = (("a limit ended", self.killed), ("an exception, a restart or the end of the run cut off", self.cut))
         ended = " and ".join(f"{cause} {_counted(lasted)}" for cause, lasted in causes if lasted)
-        return f"{ended}; it is not known whether they hung"
+        return f"{ended}; it is not known whether {self.they} hung"
+
+    @property
+    def they(self) -> str:
+        """Return the pronoun for those of unknown health."""
+        return "it" if len(self.unknown) == 1 else "they"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what is known, without any effect on a limit."""
+        return (*((self.in_words,) if self.unknown else ()), *self.left_out)
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ import msgspec
 from resilience.calibrate import timings
 from resilience.calibrate.held_out import at_least, geometric_mean, nvrx_rule, upper_rate
 from resilience.calibrate.limits import DEFAULT, calibrate
-from resilience.calibration.fitting import MONTH, fit
+from resilience.calibration.fitting import FACTOR, MONTH, fit
 from resilience.calibration.recurring_phases import SLOW
 from resilience.calibration.unended import Cut
 from resilience.cli import main as resilience
@@ -560,6 +560,13 @@ def censoring() -> Iterator[Bar]:
     assert mixed.timeout_s is not None
     yield Bar("3 % cut off and hangs mixed in, limit / limit without (above)", mixed.timeout_s / plain.timeout_s, 1.15)
     yield Bar("  … (below)", mixed.timeout_s / plain.timeout_s, 0.9, at_most=False)
+    unknown = fit([run[:-450] for run in runs], 1e-6, censored=[*cuts, *hangs, Cut(1800.0, "cut")])
+    assert unknown.timeout_s is not None
+    what = "the same and one cut of unknown health after 30 min, limit / (5 x max)"
+    yield Bar(what, unknown.timeout_s / (FACTOR * unknown.max_s), 1.0)
+    yield Bar(
+        "  … limit / limit without: it raises the limit", unknown.timeout_s / plain.timeout_s, 1.15, at_most=False
+    )
 
 
 def cost(tables: Tables) -> Iterator[Bar]:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from resilience.calibrate.held_out import backtest
 from resilience.calibrate.limits import Target, calibrate
 from resilience.calibrate.observed import ObservedCut, ObservedDeadline, ObservedRun, StartValues
 from resilience.calibrate.timings import Input
@@ -65,3 +66,16 @@ def test_limit_outside_phases_is_never_longer_than_the_usual_one() -> None:
     after = learned(longest_s, 1.5, ObservedCut(Cut(1.45 * longest_s, "cut"), ELSEWHERE, "cold"))
     assert after.timeout_s is not None
     assert after.outside is None or after.outside.timeout_s <= after.timeout_s
+
+
+@pytest.mark.parametrize(("at_phase_s", "exceeded"), [(2.5, 1), (1.0, 0)])
+def test_backtest_counts_a_limit_outside_phases_until_a_phase_at_which_the_run_is_not_slow(
+    at_phase_s: float, exceeded: int
+) -> None:
+    runs = [run(seed, 2.5, 1.2, None) for seed in range(3)]
+    kept = runs[2].deadlines["step"].kept
+    kept[AT_PHASE] = (AT_PHASE, at_phase_s, float(AT_PHASE))
+    kept[ELSEWHERE] = (ELSEWHERE, 4.0, float(ELSEWHERE))  # above the limit outside phases, below the usual one
+    (answer,) = [each for each in backtest(runs, Target(min_timeout=0.01)).answers if each.left_out == "r2"]
+    assert (answer.exceeded, answer.outside_exceeded) == (0, exceeded)
+    assert (answer.outside_exposure < PHASE_EVERY) is not bool(exceeded)

@@ -777,7 +777,7 @@ def test_occurrence_ended_by_a_limit_outside_phases_raises_it_within_a_bound(
         assert raised.timeout_s == pytest.approx(min(1.5 * seconds, 5 * raised.max_s))
         assert raised.timeout_s > short.timeout_s
         assert f"the longest after {seconds:g} s" in raised.warnings[0]
-        assert "they raise the limit" in raised.warnings[0]
+        assert "it raises the limit" in raised.warnings[0]
 
 
 @pytest.mark.parametrize(

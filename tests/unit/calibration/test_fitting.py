@@ -206,18 +206,26 @@ def test_cut_off_occurrence_counts_as_exposure() -> None:
     assert (answer.censored, answer.n) == (400, 40_400)
 
 
+@pytest.mark.parametrize(("seconds", "is_long"), [(1.45, False), (1.5, False), (1.51, True)])
+def test_cut_off_occurrence_took_unusually_long_after_one_and_a_half_times_the_longest(
+    seconds: float, is_long: bool
+) -> None:
+    answer = fit([[1.0] * 20_000] * 2, p=1e-6, censored=[Cut(seconds, "cut")])
+    assert (answer.censored, bool(answer.warnings)) == (int(not is_long), is_long)
+
+
 def test_occurrences_that_a_limit_ended_raise_it_up_to_five_times_the_longest_healthy_one() -> None:
     runs = lognormal(40_000, 0.02, 12)
     plain = fit(runs, p=1e-6)
     raised = fit(runs, p=1e-6, censored=[Cut(2.0, "killed"), Cut(2.1, "killed")])
     assert raised.max_s == plain.max_s  # they are no evidence of what is healthy
     assert raised.timeout_s == pytest.approx(1.5 * 2.1)
-    assert "it is not known whether they hung" in raised.warnings[0]
+    assert "it is not known whether they hung; they raise the limit" in raised.warnings[0]
     for seconds in (5.0, 6.0, 600.0):  # a limit above 5 times the longest healthy one may have ended a healthy one too
         bounded = fit(runs, p=1e-6, censored=[Cut(seconds, "killed")])
         assert bounded.timeout_s == pytest.approx(5 * plain.max_s)
         assert f"the longest after {seconds:.4g} s" in bounded.warnings[0]
-        assert "raise the limit" in bounded.warnings[0] and bounded.excluded_hangs == ()
+        assert "whether it hung; it raises the limit" in bounded.warnings[0] and bounded.excluded_hangs == ()
 
 
 def test_long_occurrences_that_no_limit_ended_raise_it_as_those_that_a_limit_ended_do() -> None:

@@ -782,6 +782,7 @@ def test_end_of_a_rank_that_may_have_been_healthy_raises_the_limit_learned_from_
     assert "1 occurrence, the longest after 0.3 s" in warning
     assert ("not known whether" in warning) is is_raised
     assert ("a limit ended" in warning) is (is_raised and end == "killed")
+    assert ("it raises the limit" in warning) is (is_raised and pace != PACES)
     assert warning.startswith("ranks 0-1: ") is (pace == PACES and (is_raised or is_usual))
     for group, group_before in zip(others, others_before, strict=True):
         assert group["timeout_s"] == pytest.approx(group_before["timeout_s"], rel=0.02)
