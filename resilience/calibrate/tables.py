@@ -50,7 +50,7 @@ def read_table(path: Path) -> list[ObservedRun]:
             by_rank[run, section][rank].append(seconds)
         else:
             cuts[run, section][number].add(Cut(seconds, row["end"]))  # type: ignore[arg-type]
-    killed = {section for section, ends in cuts.items() if any("killed" in each.longest for each in ends.values())}
+    killed = {section for section, cut in cuts.items() if any("killed" in known.longest for known in cut.values())}
     sections = values.keys() | killed  # a limit may have ended all occurrences
     if not sections:
         raise ConfigurationError(
@@ -65,7 +65,7 @@ def read_table(path: Path) -> list[ObservedRun]:
         }
         seconds = max(sum(seconds for _, seconds, _ in by_number.kept) for by_number in deadlines.values())
         seconds = seconds or sum(
-            max(each.longest.values()) for section in deadlines for each in cuts[run, section].values()
+            max(known.longest.values()) for section in deadlines for known in cuts[run, section].values()
         )
         runs.append(
             ObservedRun(f"{path.name}:{run}", Configuration(table=path.name), len(ranks[run]), seconds, deadlines)

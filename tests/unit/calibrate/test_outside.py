@@ -49,7 +49,7 @@ def test_occurrence_that_did_not_end_by_itself_makes_no_shorter_limit_outside_ph
     assert (before.timeout_s or 0.0) < (after.timeout_s or 0.0) == pytest.approx(5 * 1.6)
 
 
-def test_occurrence_that_did_not_end_by_itself_takes_no_limit_outside_phases_away_but_raises_it() -> None:
+def test_occurrence_that_did_not_end_by_itself_raises_a_limit_outside_phases_that_exists() -> None:
     before = learned(2.5, 1.2).outside
     at_phase = learned(2.5, 1.2, ObservedCut(Cut(600.0, "killed"), AT_PHASE, "cold")).outside
     elsewhere = learned(2.5, 1.2, ObservedCut(Cut(600.0, "killed"), ELSEWHERE, "cold")).outside
