@@ -61,7 +61,7 @@ def cuts_of(read: Input) -> list[Cut]:
     ("last", "counted"),
     [
         (
-            ((30.0, "cut"), (0.1, "ok")),
+            ((30.0, "cut"), (0.12, "ok")),
             [(30.0, "cut")],
         ),  # a long evaluation on rank 0, which the others did not wait for
         (((0.25, "cut"), (0.12, "ok")), []),
@@ -97,6 +97,6 @@ def limit_of(*runs: Path) -> Deadline:
 def test_long_cut_beside_a_rank_that_ended_the_occurrence_raises_the_limit(tmp_path: Path) -> None:
     quiet = [folder_of(tmp_path / name, (None, None)) for name in ("one", "two")]
     before = limit_of(*quiet)
-    after = limit_of(*quiet, folder_of(tmp_path / "long", ((30.0, "cut"), (0.1, "ok"))))
+    after = limit_of(*quiet, folder_of(tmp_path / "long", ((30.0, "cut"), (0.12, "ok"))))
     assert (before.timeout_s or 0.0) < (after.timeout_s or 0.0) == pytest.approx(5 * after.max_s)
     assert "cut off 1 occurrence, the longest after 30 s" in after.warnings[0]
