@@ -56,7 +56,8 @@ def incidents_of(history: History, completeness: Completeness = WHOLE) -> tuple[
     within = {place: _cut_off(history, place, of_cycle) for place, of_cycle in of_cycles.items()}
     taken = {key for keys in within.values() for key in keys}
     taken |= {key for key in iterations if _ended_after(history, key) is not None}
-    taken |= {key for key in iterations if _obeyed_a_signal(history, key)}
+    newest = {key[:2]: key for key in sorted(iterations)}
+    taken |= {key for key in newest.values() if _obeyed_a_signal(history, key)}
     incidents: list[Incident] = []
     makers: list[tuple[tuple[float, ...], Callable[[], Incident]]] = [
         (key, partial(_incident, history, key, incidents, completeness.is_sample))
@@ -82,7 +83,8 @@ def _ended_after(history: History, key: Place) -> Place | None:
     iterations = history.iterations
     records = iterations[key].records
     if _only_gives_up(iterations[key]):
-        return _last_before(iterations, key, _only_gives_up)
+        before = _last_before(iterations, key, _only_gives_up)
+        return before if before is None else _ended_after(history, before) or before
     if not _is_only_stopped(iterations[key]) or not history.is_by_torchrun(key):
         return None
     before = _last_before(iterations, key, _is_only_stopped)
@@ -92,7 +94,9 @@ def _ended_after(history: History, key: Place) -> Place | None:
     gone = {record.rank for record in fault.records if is_end(record)} | fault.left.keys()
     since, until = _first_detected(fault.records), _first_detected(records)
     is_soon = since is None or until is None or until - since <= TORCHRUN_STOPS_WITHIN * 1e9
-    return before if is_soon and gone - {record.rank for record in records} else None
+    if not is_soon or not gone - {record.rank for record in records}:
+        return None
+    return _ended_after(history, before) or before
 
 
 def _last_before(
@@ -134,10 +138,8 @@ def _obeyed_a_signal(history: History, key: Place) -> bool:
     """Return True if the ranks only left their last iteration in a cycle that a signal ended: the launcher forwards the
     signal, and its handler in the program raises KeyboardInterrupt or SystemExit."""
     records = history.iterations[key].records
-    is_last = (*key[:3], key[3] + 1) not in history.iterations
     return (
-        is_last
-        and launch_incidents.is_preempted(history.cycles.parts(key[:2]).values())
+        launch_incidents.is_preempted(history.cycles.parts(key[:2]).values())
         and any(record.interruption is Interruption.BASE_EXCEPTION for record in records)
         and all(record.interruption is Interruption.BASE_EXCEPTION or not symptom(record).is_own for record in records)
     )
@@ -195,12 +197,12 @@ def _cut_off(history: History, place: Cycle, iterations: dict[Place, Iteration])
 
     def has_left(key: Place, iteration: Iteration) -> bool:
         left = [record for record in iteration.records if record.rank == mover and mover in iteration.left]
-        return is_last(key, 1) and any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
+        later = [other for other in iterations if other > (*key[:3], key[3] + 1) and other[3] > AT_ENTRY]
+        return not later and any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
 
     def is_given_up(key: Place) -> bool:
-        following = (*key[:3], key[3] + 1)
-        is_ending = following in iterations and is_last(following, 1)
-        return is_ending and _ended_after(history, following) == key
+        endings = _ended_in(history, key)
+        return bool(endings) and is_last(endings[-1], 1)
 
     keys = [
         key

@@ -361,6 +361,9 @@ def _never_ended(cuts: Sequence[Cut], longest_s: float, is_known: bool, aim: Aim
     lasted_s = max((cut.seconds for cut in cuts if cut.end == "cut"), default=0.0)
     if not cuts or (fitted.timeout_s is None and is_known and lasted_s <= longest_s):
         return None
+    if fitted.timeout_s is not None and lasted_s > fitted.timeout_s:
+        late = f"one that was cut off after {lasted_s:.4g} s had not ended either: the limit may be too short"
+        fitted = msgspec.structs.replace(fitted, warnings=(*fitted.warnings, late))
     return aim.entry(fitted, every, 0.0, 0.0)
 
 

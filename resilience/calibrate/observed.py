@@ -63,13 +63,14 @@ class Unfinished(msgspec.Struct):
     def counted(self, ended_s: float | None, median_s: float) -> Iterator[Cut]:
         """Yield what the occurrence counts as. A limit may have ended a healthy one, so it is a hang only otherwise. A
         cut counts beside what other ranks did only if it lasted longer by more than the usual length: these ranks were
-        not the reason.
+        not the reason. It must also have lasted clearly longer than what a limit ended, or a hang: a rank that waited
+        for that ended only when its process did.
 
         ended_s: of the slowest rank that ended it by itself, None without one. median_s: the usual length."""
         judged: tuple[End, ...] = ("killed", "hang")
         others = [Cut(self.longest[end], end) for end in judged if end in self.longest]
         yield from others[:1]
-        known = [cut.seconds for cut in others] + ([] if ended_s is None else [ended_s])
+        known = [NEAR_TOP * cut.seconds for cut in others] + ([] if ended_s is None else [ended_s])
         cut_s = self.longest.get("cut")
         if cut_s is not None and (not known or cut_s > max(known) + NEAR_TOP * median_s):
             yield Cut(cut_s, "cut")

@@ -6,8 +6,8 @@ runs did not exceed three times the longest duration of three runs, even if thes
 (docs/calibration.md). So within that length, few durations from three runs are enough for the status `short`.
 
 An occurrence outside these phases that a limit ended may have been healthy. It raises this limit as it does the usual
-one, because otherwise a limit that is too short would confirm itself. Whether there is such a limit does not depend on
-such occurrences: one that raises the usual limit would otherwise make a shorter one worth storing."""
+one, because otherwise a limit that is too short would confirm itself. Such occurrences never make such a limit worth
+storing, although they may raise the usual one, but they may make it too long for that."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def outside_phases(observed: Sequence[ObservedDeadline], first: int, usual: Fit,
     fitted = fit_outside.raised(observed, phases)
     cuts = [cut for deadline in observed for cut in deadline.settled_cuts(first)]
     raised_s = usual(every_pool, censored=cuts).timeout_s
-    if fitted.timeout_s is None or raised_s is None or fitted.timeout_s > raised_s:
+    if fitted.timeout_s is None or raised_s is None or fitted.timeout_s > MOST_OF_USUAL * raised_s:
         return None
     return OutsideLimit(
         fitted.timeout_s,

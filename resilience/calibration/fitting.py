@@ -144,8 +144,7 @@ def fit_pool(
         "tentative": max(level, TENTATIVE_FLOOR * top),
         "short": min(max(counted, (SHORT_FLOOR if occurrences >= SHORT else FEW_FLOOR) * top), FACTOR * top),
     }.get(status, FACTOR * top)
-    timeout, warnings = _above_unknown(timeout, top, unended)
-    timeout = max(timeout, min_timeout)
+    timeout, warnings = _above_unknown(max(timeout, min_timeout), top, unended)
     timeout, cap_warnings = _capped(timeout, top, max_timeout)
     if cap_warnings and status in ("ok", "tentative") and timeout < level:
         status, reason = "provisional", f"max_timeout {max_timeout:g} s is below the {level:.4g} s that p needs"

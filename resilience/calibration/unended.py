@@ -72,4 +72,5 @@ class Unended(msgspec.Struct, frozen=True):
 
 
 def _counted(lasted: Sequence[float]) -> str:
-    return f"{count(len(lasted), 'occurrence')}, the longest after {max(lasted):.4g} s"
+    which = " after" if len(lasted) == 1 else ", the longest after"
+    return f"{count(len(lasted), 'occurrence')}{which} {max(lasted):.4g} s"

@@ -60,8 +60,8 @@ class FaultCounter(HealthCheck):
 
     `faults_count` is the number so far. Faults of other ranks do not count. Errors that left a communication call do
     not count either: another rank may have caused them, and such a verdict is too unsure to exclude a rank. They count
-    while an abort of this rank runs that began more than hard_timeout ago (`state.failed_beside_abort`): then it will
-    hardly end, and the backend may refuse all groups until it does.
+    while an abort of this rank runs that began more than hard_timeout ago, if the function has signalled no progress
+    (`state.failed_beside_abort`): the abort will hardly end, and the backend may refuse all groups until it does.
     Raises: FaultCounterExceeded; ConfigurationError."""
 
     def __init__(self, max_rank_faults: int | None = None) -> None:

@@ -190,7 +190,7 @@ def at_most_in_words(unknown_rework: int) -> str:
 def unread_in_words(condensed: Report) -> str:
     """Return which timings cannot be read, and what that means; "" if none are known."""
     unread = unread_timings_in_words(condensed.completeness)
-    return f"{unread}; numbers of sections lack them" if unread else ""
+    return f"{unread}; sections, steps per second and what-ifs lack them" if unread else ""
 
 
 def as_of_in_words(condensed: Report, now_ns: int) -> str:

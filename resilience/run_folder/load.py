@@ -235,7 +235,7 @@ def _missing_records(completeness: Completeness) -> str:
 
 
 def unread_timings_in_words(completeness: Completeness) -> str:
-    """Return which timings cannot be read; "" if none are known. Numbers of sections lack them."""
+    """Return which timings cannot be read; "" if none are known. Sections, steps per second and what-ifs lack them."""
     names = completeness.timings
     if not names:
         return ""

@@ -170,7 +170,7 @@ class Watcher:
         self._left: set[int] = set()  # ranks whose process has ended
         self._outside: set[int] = set()  # ranks whose call is over; their process may continue with other work
         self._node: dict[int, str] = {}
-        self._launched: set[str] = set()  # nodes whose agent has started a worker
+        self._launched: dict[str, int] = {}  # nodes whose agent has started a worker -> UTC of the first record of that
         self._recorded: set[int] = set()  # ranks with a record of their own or of their monitor
         self._place: dict[int, Cycle] = {}  # of the last known worker of each rank
         self._pid: dict[int, int] = {}
@@ -218,20 +218,20 @@ class Watcher:
         for record in records:
             if record.origin != origin:
                 origin = record.origin
-                is_newest = self._take_origin(origin)
+                is_newest = self._take_origin(origin, record.wall_ns)
             self._first_ns = record.wall_ns if self._first_ns is None else min(self._first_ns, record.wall_ns)
             self._last_ns = max(self._last_ns, record.wall_ns)
             if type(record.event) in _SHOWN:
                 self._take_event(record, is_newest)
 
-    def _take_origin(self, origin: Origin) -> bool:
+    def _take_origin(self, origin: Origin, wall_ns: int) -> bool:
         """Note where records come from. Return False if they say nothing about the present worker of a rank."""
         self._job_id, rank = origin.job_id, origin.initial_rank
         if rank is None:
             return False
         self._recorded.add(rank)
         if origin.is_launchers:
-            self._launched.add(origin.node)
+            self._launched.setdefault(origin.node, wall_ns)
         self._note_cycle(rank, origin)
         if not self._is_newest(rank, origin):
             return False
@@ -349,7 +349,7 @@ class Watcher:
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
             absent=self._absent() if self._is_settled(now, first_ns) else (),
-            absent_agents=self._absent_agents() if self._is_settled(now, first_ns) else (),
+            absent_agents=self._absent_agents(now),
             old=old if phase == "running" else (),
         )
 
@@ -371,9 +371,10 @@ class Watcher:
             size = cycles.world_size(place) if all(part.run_began_ns is not None for part in parts) else None
         return tuple(rank for rank in range(size or 0) if rank not in self._recorded)
 
-    def _absent_agents(self) -> tuple[str, ...]:
-        """Return the nodes whose agent has no records, although it has started a worker."""
-        return tuple(sorted(self._launched.difference(self._history.cycles.agents)))
+    def _absent_agents(self, now: float) -> tuple[str, ...]:
+        """Return the nodes whose agent has no records, although it started a worker some time ago."""
+        settled = {node for node, first_ns in self._launched.items() if now - first_ns / 1e9 > STARTED_AFTER}
+        return tuple(sorted(settled.difference(self._history.cycles.agents)))
 
     def _old(self, now: float, ranks: Sequence[RankNow]) -> tuple[int, ...]:
         """Return the ranks whose monitors do not write, although they should: since long before another one of the same

@@ -466,7 +466,7 @@ class CallWrapper:
             return Result(End.RETURNED)
         except BaseException as error:
             is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
-            self._state.failed_beside_abort = group_aborts.has_run_for(self._hook_limit)
+            self._state.failed_beside_abort = self._has_built_no_group()
             client.function_interrupted()
             counts = self._without_interruption(error)
             if counts is None:
@@ -476,6 +476,10 @@ class CallWrapper:
             self._session.page.on_progress = None
             self._session.page.doing(Doing.WAITING)
             self._reporter.left_function(self._watcher.is_interrupted, self._error is not None)
+
+    def _has_built_no_group(self) -> bool:
+        """Return True if an abort of this rank that hardly ever ends may have kept it from building groups."""
+        return group_aborts.has_run_for(self._hook_limit) and self._reporter.is_without_progress
 
     def _progressed(self, sign: str) -> None:
         """Report the first sign of progress and the first step; later ones cost nothing more."""
@@ -605,7 +609,7 @@ class CallWrapper:
                 return Result(End.RETURNED)
             except BaseException as error:
                 is_cutting = self._watcher.is_cutting  # read first: the state when the error arrived counts
-                self._state.failed_beside_abort = group_aborts.has_run_for(self._hook_limit)
+                self._state.failed_beside_abort = self._has_built_no_group()
                 counts = self._without_interruption(error)
                 if counts is None:
                     stage.outcome = "interrupted"

@@ -54,6 +54,7 @@ class RankEvents:
         self._entered_at: float | None = None
         self._is_awaiting_progress = False
         self._has_shown_progress = False  # in this call
+        self.is_without_progress = True  # since the function was entered
         self._is_awaiting_step = False  # of the call, or of a restart that has ended with another signal
         self._has_restarted = False  # in this call
         self._iteration_began = 0.0
@@ -90,6 +91,7 @@ class RankEvents:
         self._entered_at = time.monotonic()
         self._is_awaiting_step = not self.is_restarting
         self._emit(StageStarted("run"))
+        self.is_without_progress = True
         if self._restart_began is not None and not self._has_shown_progress:
             self._end_restart("entry", self._restart_began, self._entered_at)
         self._is_awaiting_progress = self.is_restarting
@@ -98,6 +100,7 @@ class RankEvents:
         """Report the function's first progress, which ends a restart, and its first step. Return True as long as a step
         is still of interest. 0.2 µs for each further signal of a program that never reports a step."""
         self._has_shown_progress |= sign != "entry"
+        self.is_without_progress = False
         if self._is_awaiting_progress and self._restart_began is not None and self._entered_at is not None:
             self._is_awaiting_progress = False
             self._end_restart(sign, self._restart_began, self._entered_at)

@@ -641,6 +641,7 @@ def test_last_iteration_of_an_earlier_call_is_an_incident_of_its_own() -> None:
         ]
     incidents = fold(sorted(map(waiting, records), key=lambda record: record.mono_ns))
     assert [incident.layer for incident in incidents] == ["inprocess", "launcher"]
+    assert incidents[0].verdict.culprits == ()  # nothing tells why the first call failed
     assert [(each.rank, each.what) for each in incidents[1].verdict.culprits] == [(1, "waits_for_lock")]
 
 
@@ -668,6 +669,23 @@ def test_fault_after_which_one_rank_gave_up_is_no_part_of_a_later_incident() -> 
     incidents = fold(sorted(map(waiting, records), key=lambda record: record.mono_ns))
     named = [[(each.rank, each.what) for each in incident.verdict.culprits] for incident in incidents]
     assert named == [[(3, "exception")], [(1, "waits_for_lock")]]
+
+
+def test_fault_of_a_cycle_in_which_ranks_gave_up_one_after_the_other_is_one_incident() -> None:
+    """Rank 3 raised. Ranks 0, 1 and 2 gave up in the next three iterations, and the agent saw rank 0 exit first."""
+    told = launched([Fault("raise", 0)], ranks=4)
+    wrapped = record_streams.job([record_streams.Fault("exception", 3, 0)], world=4).records
+    records = [record for record in wrapped if record.origin.iteration in (None, 0)]
+    for start in (r for r in wrapped if isinstance(r.event, events.IterationStarted) and r.origin.iteration == 1):
+        rank = start.origin.initial_rank or 0
+        for iteration in range(1, min(rank, 2) + 2):
+            began = in_iteration(iteration, start)
+            gone = InterruptionRecord(rank, Interruption.BASE_EXCEPTION, exception=GIVEN_UP, iteration=iteration)
+            ends = (events.RankInterrupted(gone), events.CallEnded("failed", iteration + 1, 1.0, "RestartAbort"))
+            records += [began, *(msgspec.structs.replace(began, event=end) for end in ends if iteration == rank + 1)]
+    (incident,) = fold([*of_node(records), *told.records])
+    assert incident.layer == "launcher"
+    assert [(each.rank, each.what) for each in incident.verdict.culprits] == [(3, "exception")]
 
 
 def is_of_a_call(record: Record) -> bool:

@@ -59,13 +59,16 @@ def test_occurrence_that_did_not_end_by_itself_raises_a_limit_outside_phases_tha
     assert "a limit ended 1 occurrence" in elsewhere.warnings[0]
 
 
-def test_limit_outside_phases_is_never_longer_than_the_usual_one() -> None:
-    """The occurrence took unusually long for those outside phases, but not for all."""
-    longest_s = 2.8
-    assert learned(longest_s, 1.5).outside is not None
-    after = learned(longest_s, 1.5, ObservedCut(Cut(1.45 * longest_s, "cut"), ELSEWHERE, "cold"))
-    assert after.timeout_s is not None
-    assert after.outside is None or after.outside.timeout_s <= after.timeout_s
+@pytest.mark.parametrize(
+    ("longest_s", "pause_s", "cut"),
+    [(2.8, 1.5, Cut(1.45 * 2.8, "cut")), (2.5, 1.2, Cut(3.0, "killed")), (2.5, 1.2, Cut(3.9, "killed"))],
+)
+def test_limit_outside_phases_goes_if_it_is_raised_to_nearly_the_usual_one(
+    longest_s: float, pause_s: float, cut: Cut
+) -> None:
+    """The occurrence took unusually long for those outside phases, but hardly for all."""
+    assert learned(longest_s, pause_s).outside is not None
+    assert learned(longest_s, pause_s, ObservedCut(cut, ELSEWHERE, "cold")).outside is None
 
 
 @pytest.mark.parametrize(("at_phase_s", "exceeded"), [(2.5, 1), (1.0, 0)])

@@ -760,7 +760,7 @@ def test_first_occurrence_that_a_limit_ended_leaves_the_usual_limit_alone(
     after = limits(*folders, killed, target=MONTHLY).deadlines
     assert (after["train"].warnings, after["train"].timeout_s) == ((), before["train"].timeout_s)
     assert [key for key, known in after.items() if known.warnings] == [name]
-    assert "a limit ended 1 occurrence, " in after[name].warnings[0]
+    assert "a limit ended 1 occurrence after " in after[name].warnings[0]
 
 
 def test_occurrence_ended_by_a_limit_outside_phases_raises_it_within_a_bound(
@@ -776,7 +776,7 @@ def test_occurrence_ended_by_a_limit_outside_phases_raises_it_within_a_bound(
         assert raised is not None and raised.phases.positions == (1000, 2000)
         assert raised.timeout_s == pytest.approx(min(1.5 * seconds, 5 * raised.max_s))
         assert raised.timeout_s > short.timeout_s
-        assert f"the longest after {seconds:g} s" in raised.warnings[0]
+        assert f"1 occurrence after {seconds:g} s" in raised.warnings[0]
         assert "it raises the limit" in raised.warnings[0]
 
 

@@ -58,7 +58,7 @@ def test_unread_timings_are_counted_and_named_in_text_json_and_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(folder)
-    words = "4 files of timings of ranks 1-4 cannot be read; numbers of sections lack them"
+    words = "4 files of timings of ranks 1-4 cannot be read; sections, steps per second and what-ifs lack them"
     assert main(["report", str(folder), "--html", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text().replace("\n", "")
     assert f'<div class="verdict"><p><b>Timings:</b> {words}.</p>' in page
@@ -119,7 +119,8 @@ def test_folder_of_timings_that_cannot_be_listed_is_missing(
     assert report(load(folder)).completeness.is_whole  # a job without sections has no such folder
     (folder / "timings").touch()
     assert main(["report", str(folder)]) == 0
-    assert " timings cannot be read; numbers of sections lack them" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert " timings cannot be read; sections, steps per second and what-ifs lack them" in shown
 
 
 def test_sql_says_that_timings_are_missing_if_the_query_reads_them(

@@ -672,6 +672,21 @@ def test_agents_without_a_file_are_named_once_all_that_started_have_one(nodes: i
     assert (late.absent_agents, late.has_all_records) == ((last,), False)
 
 
+def test_agent_without_a_file_is_also_named_when_another_cycle_has_just_begun(tmp_path: Path) -> None:
+    later_s = 10_000
+    records = [
+        record
+        if record.origin.cycle == 0
+        else msgspec.structs.replace(
+            record, wall_ns=record.wall_ns + later_s * 10**9, mono_ns=record.mono_ns + later_s * 10**9
+        )
+        for record in launched([Fault("hang", 2)], nodes=2, is_running=True).records
+    ]
+    folder = written(records, tmp_path / "run")
+    (folder / "records" / "node1-agent.jsonl").unlink()
+    assert now_of(folder, later_s + 10.0).absent_agents == ("node1",)
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_ranks_whose_workers_are_being_started_are_not_absent(tmp_path: Path, nodes: int) -> None:
     """Their monitors create the files. Of two nodes, only the first one runs its workers yet."""
