@@ -197,20 +197,20 @@ def _cut_off(history: History, place: Cycle, iterations: dict[Place, Iteration])
 
     def has_left(key: Place, iteration: Iteration) -> bool:
         left = [record for record in iteration.records if record.rank == mover and mover in iteration.left]
-        later = [other for other in iterations if other > (*key[:3], key[3] + 1) and other[3] > AT_ENTRY]
-        return not later and any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
+        has_ended = any(launch_incidents.is_end_after(record, end) for record in left for end in ends)
+        return has_ended and not any(other > (*key[:3], key[3] + 1) and other[3] > AT_ENTRY for other in iterations)
 
     def is_given_up(key: Place) -> bool:
         endings = _ended_in(history, key)
         return bool(endings) and is_last(endings[-1], 1)
 
-    keys = [
+    keys = {
         key
         for key, iteration in iterations.items()
         if iteration.is_incident
         if is_last(key) or is_undone(iteration, mover) or has_left(key, iteration) or is_given_up(key)
-    ]
-    return sorted({*keys, *(key for key in iterations if _ended_after(history, key) in keys)})
+    }
+    return sorted(keys.union(key for key in iterations if _ended_after(history, key) in keys))
 
 
 def _incident(history: History, key: Place, before: list[Incident], is_sample: bool = False) -> Incident:
