@@ -210,6 +210,7 @@ def _cut_off(history: History, place: Cycle, iterations: dict[Place, Iteration])
         if iteration.is_incident
         if is_last(key) or is_undone(iteration, mover) or has_left(key, iteration) or is_given_up(key)
     }
+    keys |= {begun for key in keys if (begun := _ended_after(history, key)) is not None}
     return sorted(keys.union(key for key in iterations if _ended_after(history, key) in keys))
 
 

@@ -70,9 +70,11 @@ class Unfinished(msgspec.Struct):
         judged: tuple[End, ...] = ("killed", "hang")
         others = [Cut(self.longest[end], end) for end in judged if end in self.longest]
         yield from others[:1]
-        known = [NEAR_TOP * cut.seconds for cut in others] + ([] if ended_s is None else [ended_s])
+        usual_s = NEAR_TOP * median_s
+        most = [max(NEAR_TOP * cut.seconds, cut.seconds + usual_s) for cut in others]
+        most += [] if ended_s is None else [ended_s + usual_s]
         cut_s = self.longest.get("cut")
-        if cut_s is not None and (not known or cut_s > max(known) + NEAR_TOP * median_s):
+        if cut_s is not None and cut_s > max(most, default=0.0):
             yield Cut(cut_s, "cut")
 
 

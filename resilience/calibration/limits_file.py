@@ -391,7 +391,7 @@ def _needed(fresh: Deadline, earlier_s: float) -> tuple[float, str]:
     needed_s = min(FLOOR * fresh.killed_s, FACTOR * fresh.max_s)
     return (
         needed_s,
-        f"what took up to {fresh.killed_s:.4g} s and did not end by itself may have been healthy",
+        f"occurrences that lasted up to {fresh.killed_s:.4g} s and did not end by themselves may have been healthy",
     )
 
 

@@ -231,7 +231,7 @@ class Watcher:
             return False
         self._recorded.add(rank)
         if origin.is_launchers:
-            self._launched.setdefault(origin.node, wall_ns)
+            self._launched[origin.node] = min(wall_ns, self._launched.get(origin.node, wall_ns))
         self._note_cycle(rank, origin)
         if not self._is_newest(rank, origin):
             return False

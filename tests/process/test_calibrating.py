@@ -144,7 +144,7 @@ def test_section_that_a_learned_limit_ended_is_left_out_if_the_verdict_knows_tha
         assert_hang_is_left_out(known, silent)
     else:
         assert known.excluded_hangs == ()
-        assert any("a limit ended 1 occurrence, " in warning for warning in known.warnings)
+        assert any("a limit ended 1 occurrence after " in warning for warning in known.warnings)
 
 
 LIVES_ON = """

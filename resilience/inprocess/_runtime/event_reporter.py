@@ -54,7 +54,7 @@ class RankEvents:
         self._entered_at: float | None = None
         self._is_awaiting_progress = False
         self._has_shown_progress = False  # in this call
-        self.is_without_progress = True  # since the function was entered
+        self.is_without_progress = True  # in this iteration
         self._is_awaiting_step = False  # of the call, or of a restart that has ended with another signal
         self._has_restarted = False  # in this call
         self._iteration_began = 0.0
@@ -71,6 +71,7 @@ class RankEvents:
 
     def iteration_started(self, state: State) -> None:
         self._iteration_began = time.monotonic()
+        self.is_without_progress = True
         active = state.rank < state.active_world_size
         self._emit(IterationStarted(state.active_world_size, "active" if active else "inactive"))
         if self._restart_began is not None:
@@ -91,7 +92,6 @@ class RankEvents:
         self._entered_at = time.monotonic()
         self._is_awaiting_step = not self.is_restarting
         self._emit(StageStarted("run"))
-        self.is_without_progress = True
         if self._restart_began is not None and not self._has_shown_progress:
             self._end_restart("entry", self._restart_began, self._entered_at)
         self._is_awaiting_progress = self.is_restarting

@@ -69,8 +69,8 @@ def cuts_of(read: Input) -> list[Cut]:
         (((30.0, "cut"), (5.0, "hang")), [(5.0, "hang"), (30.0, "cut")]),
         (((5.01, "cut"), (5.0, "hang")), [(5.0, "hang")]),  # it waited for the rank that hung
         (((600.5, "cut"), (600.0, "hang")), [(600.0, "hang")]),  # and its process ended later
-        (((0.5, "cut"), (0.18, "killed")), [(0.18, "killed"), (0.5, "cut")]),
-        (((0.4, "cut"), (0.18, "killed")), [(0.18, "killed")]),
+        (((0.4, "cut"), (0.18, "killed")), [(0.18, "killed"), (0.4, "cut")]),
+        (((0.3, "cut"), (0.18, "killed")), [(0.18, "killed")]),
         (((0.05, "cut"), (0.18, "killed")), [(0.18, "killed")]),
         (((0.3, "killed"), (5.0, "hang")), [(0.3, "killed")]),
         (((30.0, "cut"), (0.05, "cut")), [(30.0, "cut")]),

@@ -10,6 +10,7 @@ import pytest
 
 from resilience.facts import events
 from resilience.inprocess._runtime.event_reporter import RankEvents
+from resilience.inprocess.state import State
 from resilience.monitor.page import Page, RankSide
 from resilience.telemetry.emitter import Emitter
 
@@ -124,3 +125,16 @@ def test_restart_of_a_function_that_had_shown_progress_lasts_until_it_does_again
     reporter.left_function(is_interrupted=True, failed=False)
     (ended,) = ends(emitted)
     assert isinstance(ended, events.RestartEnded) and ended.sign == "entry"
+
+
+def test_each_iteration_is_without_progress_until_the_function_signals_some() -> None:
+    """Hooks before the function belong to the iteration."""
+    state = State(rank=0, world_size=1)
+    page, reporter, _ = entered_again(lambda page: page.heartbeat())
+    page.ping()
+    assert not reporter.is_without_progress
+    reporter.left_function(is_interrupted=True, failed=False)
+    reporter.iteration_started(state)
+    assert reporter.is_without_progress
+    reporter.entering()
+    assert reporter.is_without_progress
