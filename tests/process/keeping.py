@@ -2,7 +2,7 @@
 
 Nothing but a garbage collection frees such a model: a trainer that refers to its model and back, a module of FSDP2.
 Each job answers, by iteration, how many models of earlier iterations were alive at the entry, and the descriptors,
-threads and anonymous memory of the process at that moment. Only the restart itself has collected garbage: a collection
+threads and anonymous memory of the process then. Only the restart itself has collected garbage: a collection
 here would hide what that left."""
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ ELEMENTS_PER_MIB = 1 << 18  # of float32
 WIDTH = 512  # a model with its gradients and optimizer state takes 2 MiB on each of two ranks
 BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
 KEPT = 10_000
+SETTLED = 10.0  # seconds
+FIRST_ENTRIES = 2  # until then a process does things for the first time
 Entry = dict[str, int]
 
 
@@ -45,15 +47,18 @@ class Trainer:
         self.model.trainer = self
 
 
-def _entry(models: list[weakref.ref[Any]]) -> Entry:
-    """What is alive at this moment, and how many descriptors and threads there are. Then the anonymous memory, in KiB.
-    The restart has waited for what was closing: nothing is waited for here."""
-    return {
-        "alive": sum(model() is not None for model in models),
-        "descriptors": psutil.Process().num_fds(),
-        "threads": threads.count(),
-        "anonymous_kib": memory.anonymous_kib(),
-    }
+def _entry(models: list[weakref.ref[Any]], before: list[Entry]) -> Entry:
+    """What is alive at this moment. Then how many descriptors and threads there are, as soon as they are no more than
+    at the entry before, or after SETTLED: a thread may be writing a file, and a busy host takes long to close
+    connections. Then the anonymous memory, in KiB."""
+    entry = {"alive": sum(model() is not None for model in models)}
+    deadline = time.monotonic() + SETTLED
+    while True:
+        entry |= {"descriptors": psutil.Process().num_fds(), "threads": threads.count()}
+        last = before[-1] if len(before) > FIRST_ENTRIES else entry
+        if all(entry[name] <= last[name] for name in ("descriptors", "threads")) or time.monotonic() > deadline:
+            return entry | {"anonymous_kib": memory.anonymous_kib()}
+        time.sleep(0.01)
 
 
 def _peak_bytes() -> int:
@@ -75,7 +80,7 @@ def restart_with_a_cyclic_model(restarts: int, mib: int) -> dict[str, Any]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> None:
         assert call is not None
-        entries.append(_entry(models))
+        entries.append(_entry(models, entries))
         dist.init_process_group("gloo")
         trainer = Trainer(mib)
         trainer.groups = [dist.new_group(), dist.group.WORLD]
@@ -130,7 +135,7 @@ def restart_with_fsdp2(restarts: int) -> list[Entry]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> list[Entry]:
         assert call is not None
-        entries.append(_entry(models))
+        entries.append(_entry(models, entries))
         dist.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 8))
@@ -161,7 +166,7 @@ def restart_beside_a_kept_group(restarts: int) -> list[Entry]:
     @Wrapper()
     def function(call: CallWrapper | None = None) -> list[Entry]:
         assert call is not None
-        entries.append(_entry([]))
+        entries.append(_entry([], entries))
         if not kept:
             dist.init_process_group("gloo")
             kept.append(dist.new_group())

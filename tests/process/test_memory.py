@@ -9,12 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from resilience.facts import events
-from tests.process.keeping import Entry
+from tests.process.keeping import FIRST_ENTRIES, Entry
 from tests.support.ranks import Job
 
 Start = Callable[..., Job]
 RESTARTS = 25
-FIRST_ENTRIES = 2  # until then a process does things for the first time
 GROWTH_KIB = 64.0
 """Allowed growth per restart. Measured with torch 2.13 beside other work (load 16 to 24): 0.2 to 6.0 KiB with the
 cyclic model (18 ranks), 14.1 to 17.1 KiB with FSDP2 (6 ranks). torch alone, with `destroy_process_group` in place of a
