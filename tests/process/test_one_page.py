@@ -41,6 +41,7 @@ class Alertmanager:
 
     def __init__(self, server: Server, of_rules: Mapping[str, Labels]) -> None:
         self._server, self._of_rules = server, of_rules
+        self._fired = 0
 
     def labels(self, name: str, job: str, cluster: str = "", node: str = "n0") -> dict[str, str]:
         """The labels of an alert. Without several clusters it has no label `cluster`, as in Prometheus."""
@@ -49,23 +50,31 @@ class Alertmanager:
         return labels | ({"cluster": cluster} if cluster else {})
 
     def not_silenced(self, alerts: list[dict[str, str]]) -> dict[str, set[str]]:
-        """Fire the alerts. Return the names of those that no other one silences, by job."""
+        """Fire the alerts. Return the names of those that no other one silences, by job.
+
+        Alertmanager lists an alert before the part that silences others has taken it. That part takes them in their
+        order: once it silences a pair that was fired later, it knows all of them."""
+        self._fire(alerts)
+        self._fired += 1
+        later = f"fired later, {self._fired}"
+        self._fire([self.labels(name, later) for name in CONSEQUENCES[0]])
+        deadline = time.monotonic() + LIMIT
+        while self._active({later})[later] != {CONSEQUENCES[0][0]}:
+            assert time.monotonic() < deadline, f"{CONSEQUENCES[0]} was not silenced within {LIMIT} s"
+            time.sleep(0.1)
+        return self._active({labels["job_id"] for labels in alerts})
+
+    def _fire(self, alerts: list[dict[str, str]]) -> None:
         body = json.dumps([{"labels": labels} for labels in alerts]).encode()
         request = urllib.request.Request(
             f"{self._server.url}/api/v2/alerts", body, {"Content-Type": "application/json"}, method="POST"
         )
         STRAIGHT.open(request, timeout=LIMIT).close()
-        jobs = {labels["job_id"] for labels in alerts}
-        deadline = time.monotonic() + LIMIT
-        while True:
-            held = [each for each in get(f"{self._server.url}/api/v2/alerts") if each["labels"]["job_id"] in jobs]
-            if len(held) == len(alerts):
-                break
-            assert time.monotonic() < deadline, f"{len(held)} of {len(alerts)} alerts arrived within {LIMIT} s"
-            time.sleep(0.1)
+
+    def _active(self, jobs: set[str]) -> defaultdict[str, set[str]]:
         active: defaultdict[str, set[str]] = defaultdict(set)
-        for alert in held:
-            if not alert["status"]["inhibitedBy"]:
+        for alert in get(f"{self._server.url}/api/v2/alerts"):
+            if alert["labels"]["job_id"] in jobs and not alert["status"]["inhibitedBy"]:
                 active[alert["labels"]["job_id"]].add(alert["labels"]["alertname"])
         return active
 
