@@ -102,8 +102,8 @@ EQUIVALENT = {
     ): "it is asked only of a record that has a detector; the types do not say so",
     (
         "_place_left",
-        "swapped: unassigned = (yield from _numbered(keys.unassigned, initial_world_size)) / "
-        "discarded = (yield from _numbered(keys.discarded, initial_world_size))",
+        "swapped: unassigned = (yield from numbered(keys.unassigned, initial_world_size)) / "
+        "discarded = (yield from numbered(keys.discarded, initial_world_size))",
     ): "a rank is on one of the two lists only, and both only grow",
     (
         "stand_in",

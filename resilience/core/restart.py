@@ -258,6 +258,10 @@ class Keys(msgspec.Struct, frozen=True):
         return self._key("discarded")
 
     @property
+    def unassigned_ranks(self) -> str:
+        return self._key("unassigned_ranks")
+
+    @property
     def claim(self) -> str:
         return self._key("claim")
 
@@ -345,11 +349,11 @@ def witness(keys: Keys, rank: int, world_size: int, limit: float) -> Protocol[bo
 
 def unwitnessed(keys: Keys, world_size: int) -> Protocol[list[int]]:
     """Return the ranks whose position is not on record."""
-    witnessed = yield from _numbered(f"{keys.witnessed}/0", world_size)
+    witnessed = yield from numbered(f"{keys.witnessed}/0", world_size)
     return [rank for rank in range(world_size) if rank not in witnessed]
 
 
-def _numbered(prefix: str, count: int) -> Protocol[dict[int, str]]:
+def numbered(prefix: str, count: int) -> Protocol[dict[int, str]]:
     """Read the keys `prefix`/0 to `prefix`/(count - 1); return the values of those that are present."""
     present: dict[int, str] = {}
     for first in range(0, count, BLOCK):
@@ -485,8 +489,20 @@ def _settle(keys: Keys, record: str, all_answered: bool) -> Protocol[FaultOrigin
 
 def mark_terminated(keys: Keys, rank: int) -> Protocol[None]:
     """List a rank as terminated. This must precede the caller's arrival at the end barrier."""
-    position = yield Add(keys.terminated, 1)
-    yield Set(f"{keys.terminated}/{position}", str(rank))
+    yield from enlist(keys.terminated, rank)
+
+
+def enlist(name: str, rank: int) -> Protocol[None]:
+    """Add a rank to a list of ranks. Repeating it changes nothing."""
+    position = yield Add(name, 1)
+    yield Set(f"{name}/{position}", str(rank))
+
+
+def listed(name: str) -> Protocol[frozenset[int]]:
+    """Return the ranks of a list. The place of a writer that was killed stays empty."""
+    count = yield Add(name, 0)
+    ranks = yield Read(tuple(f"{name}/{position}" for position in range(1, count + 1)))
+    return frozenset(int(rank) for rank in ranks if rank is not None)
 
 
 def _agree(keys: Keys, seat: Seat, limits: WaitLimits) -> Protocol[frozenset[int]]:
@@ -517,9 +533,7 @@ def terminated_of(seat: Seat, limit: float) -> Protocol[frozenset[int] | None]:
 
 def _freeze(keys: Keys) -> Protocol[str]:
     """Decide which ranks are terminated, once all ranks have arrived at the end. The first caller decides for all."""
-    count = yield Add(keys.terminated, 0)
-    listed = yield Read(tuple(f"{keys.terminated}/{position}" for position in range(1, count + 1)))
-    ranks = sorted({int(rank) for rank in listed if rank is not None})
+    ranks = sorted((yield from listed(keys.terminated)))
     return str((yield CompareSet(keys.frozen, " ".join(map(str, ranks)) or "none")))
 
 
@@ -564,6 +578,16 @@ def discard(seat: Seat, terminated: frozenset[int]) -> Protocol[None]:
         yield Set(f"{Keys(seat.iteration + 1).discarded}/{seat.initial_rank}", "1")
 
 
+def is_unassigned(seat: Seat) -> Check:
+    """Return the operation that asks whether the assignment of this rank after this seat is known to have failed."""
+    return Check((f"{Keys(seat.iteration + 1).unassigned}/{seat.initial_rank}",))
+
+
+def unassigned_after(iteration: int) -> Protocol[frozenset[int]]:
+    """Return the ranks of an iteration whose assignment after it is known to have failed."""
+    return (yield from listed(Keys(iteration + 1).unassigned_ranks))
+
+
 def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int, limit: float) -> Protocol[Seat | None]:
     """Find the place in the next iteration that the others leave to a rank whose assignment failed.
 
@@ -574,19 +598,20 @@ def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int,
     Raises: BarrierTimeout if the others do not arrive within `limit` seconds."""
     keys = Keys(seat.iteration + 1)
     yield Set(f"{keys.unassigned}/{seat.initial_rank}", "1")
+    yield from enlist(keys.unassigned_ranks, seat.rank)
     for _ in range(int(limit / LOOK_AGAIN)):
-        unassigned = yield from _numbered(keys.unassigned, initial_world_size)
-        discarded = yield from _numbered(keys.discarded, initial_world_size)
+        unassigned = yield from numbered(keys.unassigned, initial_world_size)
+        discarded = yield from numbered(keys.discarded, initial_world_size)
         known = unassigned.keys() | discarded.keys()
         if len(known) + len(terminated) >= seat.world_size:
             return None  # no rank has a seat
         seats = yield from _published(keys, initial_world_size)
         if seats:
             world = next(iter(seats.values()))
-            arrived = yield from _numbered(f"{keys.start}/0", world.world_size)
+            arrived = yield from numbered(f"{keys.start}/0", world.world_size)
             known |= seats.keys() | set(map(int, arrived.values()))
             if len(known) + len(terminated) >= seat.world_size:
-                claims = yield from _numbered(keys.claim, world.world_size)
+                claims = yield from numbered(keys.claim, world.world_size)
                 taken = {other.rank for other in seats.values()} | arrived.keys() | claims.keys()
                 missing = [rank for rank in range(world.world_size) if rank not in taken]
                 rank = yield from _claim(keys, seat.initial_rank, claims, missing)
@@ -606,7 +631,7 @@ def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int,
 
 def _published(keys: Keys, initial_world_size: int) -> Protocol[dict[int, Seat]]:
     """Return the seats that ranks have published for this iteration, by initial rank."""
-    texts = yield from _numbered(SEATS, initial_world_size)
+    texts = yield from numbered(SEATS, initial_world_size)
     seats = {initial_rank: from_json(text, Seat) for initial_rank, text in texts.items()}
     return {initial_rank: seat for initial_rank, seat in seats.items() if seat.iteration == keys.iteration}
 

@@ -103,6 +103,11 @@ class IterationStore(_SaysInstead, PrefixStore):
         self._seat = seat
         self._keys = Keys(seat.iteration)
 
+    @property
+    def seat(self) -> Seat:
+        """This rank's place in the iteration. An assignment or a filter leaves it as it was before."""
+        return self._seat
+
     def get_initial_rank(self, rank: int) -> int:
         """Return the initial rank of a rank of this iteration. Does not wait."""
         self._check(rank)

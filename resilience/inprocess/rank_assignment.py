@@ -7,9 +7,7 @@ died meanwhile, so its writes to the store must be repeatable. The rules themsel
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
@@ -17,14 +15,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from resilience.core import assignment, restart
-from resilience.core.restart import Add, CompareSet, Protocol, Read, Set
-from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded, StoreError
+from resilience.core.restart import Add, Await, CompareSet, Protocol
+from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import options
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.store import CHUNK
-from resilience.system.store import StoreLike, drive
+from resilience.system.store import drive
 
 COUNTED, LISTED = "counted", "listed"  # the two steps of a filter after which all remaining ranks meet
 
@@ -66,6 +64,7 @@ class FilterGroupedByKey(RankAssignment):
         all members of the group and in their monitors.
     condition: receives the number of remaining ranks of a group; False terminates them all.
     timeout: limit of each of the two barriers among all remaining ranks. The Wrapper's hard_timeout bounds them too.
+        They do not wait for a rank whose assignment raises, unless an assignment has removed ranks before the filter.
     If there are several filters, all ranks must construct them in the same order.
     Raises: BarrierTimeout, StoreError; ConfigurationError."""
 
@@ -93,60 +92,63 @@ class FilterGroupedByKey(RankAssignment):
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
         if state.rank in terminated_ranks:
             return state, terminated_ranks  # an earlier filter terminated it: it no longer counts
-        store: StoreLike = state.store
-        pid = os.getpid()
-        try:
-            key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
-            excluded = drive(self.excluded(str(key), state, terminated_ranks), store, chunk=CHUNK)
-        except BaseException:  # of key_or_fn, condition, the store or a signal handler
-            if os.getpid() == pid:  # a child that key_or_fn forked leaves its parent's store alone
-                with contextlib.suppress(StoreError):
-                    drive(self._absent(state, terminated_ranks), store)
-            raise
-        return state, terminated_ranks | excluded
+        key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
+        store = state.store
+        protocol = self.excluded(str(key), state, terminated_ranks, store.seat)
+        return state, terminated_ranks | drive(protocol, store.base_store.protocol, chunk=CHUNK)
 
-    def excluded(self, key: str, state: State, terminated: set[int]) -> Protocol[set[int]]:
+    def excluded(self, key: str, state: State, terminated: set[int], seat: Seat) -> Protocol[frozenset[int]]:
         """Run the protocol of one rank: count the groups, meet, list the ranks of groups that fail, meet, read
         the list. Only reading the list transfers more than one entry."""
-        rank = state.rank
-        key = yield CompareSet(f"{self._name}/key/{rank}", key)  # a stand-in uses the key that the rank wrote
-        group = f"{self._name}/group/{key}"
+        rank, name = state.rank, f"{seat.iteration}/{self._name}"
+        key = yield CompareSet(f"{name}/key/{rank}", key)  # a stand-in uses the key that the rank wrote
+        group = f"{name}/group/{key}"
         # A rank counts once even if its stand-in repeats this. If it is killed between the two operations, all ranks
         # see one member too few in its group; the group has lost that rank anyway.
-        if (yield Add(f"{self._name}/counted/{rank}", 1)) == 1:
+        if (yield Add(f"{name}/counted/{rank}", 1)) == 1:
             yield Add(group, 1)
-        place, count = _place(rank, terminated), state.world_size - len(terminated)
-        yield from self._meet(COUNTED, rank, place, count)
+        yield from self._meet(COUNTED, state, terminated, seat)
         members = yield Add(group, 0)
         if not self.condition(members):
-            slot = yield Add(f"{self._name}/excluded", 1)
-            yield Set(f"{self._name}/excluded/{slot}", str(rank))
-        yield from self._meet(LISTED, rank, place, count)
-        slots = yield Add(f"{self._name}/excluded", 0)
-        listed = yield Read(tuple(f"{self._name}/excluded/{slot}" for slot in range(1, slots + 1)))
-        return {int(text) for text in listed if text is not None}  # a killed writer's slot stays empty
+            yield from restart.enlist(f"{name}/excluded", rank)
+        yield from self._meet(LISTED, state, terminated, seat)
+        return (yield from restart.listed(f"{name}/excluded"))
 
-    def _absent(self, state: State, terminated: set[int]) -> Protocol[None]:
-        """Arrive at both barriers for a rank that leaves the filter with an exception: the others must not wait."""
-        place, count = _place(state.rank, terminated), state.world_size - len(terminated)
-        for step in (COUNTED, LISTED):
-            yield from restart.arrive(self._barrier(step), place, count)
+    def _meet(self, step: str, state: State, terminated: set[int], seat: Seat) -> Protocol[None]:
+        """Wait for the remaining ranks, except those whose assignment fails meanwhile."""
+        name, count = f"{seat.iteration}/{self._name}/met/{step}", state.world_size - len(terminated)
+        is_complete = yield from restart.arrive(name, _place(state.rank, terminated), count)
+        waited, pause = 0.0, restart.LOOK_AGAIN
+        while not is_complete and waited < self._limit:
+            is_complete = yield Await(f"{name}/done", min(pause, self._limit - waited))
+            waited, pause = waited + pause, min(2 * pause, CHUNK)
+            if not is_complete and state.world_size == seat.world_size:  # else their numbers have changed
+                failed = (yield from restart.unassigned_after(seat.iteration)) - terminated
+                is_complete = yield from _arrive_for(sorted(_place(rank, terminated) for rank in failed), name, count)
+        if not is_complete:
+            raise self._late(step, state.rank, count)
 
-    def _barrier(self, step: str) -> str:
-        return f"{self._name}/met/{step}"
+    def _late(self, step: str, rank: int, count: int) -> BarrierTimeout:
+        return BarrierTimeout(
+            f"rank {rank} waited {self._limit:g} s (timeout of FilterGroupedByKey) for the {count} remaining "
+            f"ranks, and not all arrived before their groups were {step}; a rank is lost or late",
+            rank=rank,
+            rendezvous_count=count,
+            group_name=self._name,
+            limit=self._limit,
+        )
 
-    def _meet(self, step: str, rank: int, place: int, count: int) -> Protocol[None]:
-        try:
-            yield from restart.barrier(self._barrier(step), place, count, self._limit)
-        except BarrierTimeout as error:
-            raise BarrierTimeout(
-                f"rank {rank} waited {self._limit:g} s (timeout of FilterGroupedByKey) for the {count} remaining "
-                f"ranks, and not all arrived before their groups were {step}; a rank is lost or late",
-                rank=rank,
-                rendezvous_count=count,
-                group_name=self._name,
-                limit=self._limit,
-            ) from error
+
+def _arrive_for(failed: list[int], name: str, count: int) -> Protocol[bool]:
+    """Arrive for the places of ranks that will not come, if all others have arrived: then no assignment has changed who
+    has these places. Return True if the barrier is complete."""
+    is_complete = False
+    if failed:
+        arrived = yield from restart.numbered(f"{name}/0", count)
+        if len(arrived.keys() | failed) == count:
+            for place in failed:
+                is_complete |= yield from restart.arrive(name, place, count)
+    return is_complete
 
 
 def _place(rank: int, terminated: set[int]) -> int:

@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from resilience.inprocess import CallWrapper, Wrapper
-from resilience.inprocess.rank_assignment import RankAssignment, ShiftRanks
+from resilience.inprocess import CallWrapper, Compose, Wrapper
+from resilience.inprocess.rank_assignment import FilterGroupedByKey, RankAssignment, ShiftRanks
 from resilience.inprocess.state import State
 
 
@@ -73,6 +73,50 @@ def fails_on(ranks: list[int], at_entry: bool, how: str = "raises") -> tuple[int
             Path("child.new").rename("child")
             os._exit(0)
         raise
+
+
+def raises_before_a_filter(is_in_filter: bool, at_entry: bool) -> tuple[int, int, int]:
+    """Rank 1 raises before two filters, or in the first of them. Return (iteration, rank, world size) at the end."""
+    is_begun = at_entry
+
+    def no_such_rack(rank: int, is_here: bool) -> None:
+        if rank == 1 and is_here and is_begun:
+            raise KeyError("no such rack")
+
+    class Before(RankAssignment):
+        def __call__(self, state: State, terminated: set[int]) -> tuple[State, set[int]]:
+            no_such_rack(state.rank, not is_in_filter)
+            return state, terminated
+
+    def node(rank: int, world_size: int) -> str:
+        no_such_rack(rank, is_in_filter)
+        return str(rank)
+
+    @Wrapper(
+        rank_assignment=Compose(
+            ShiftRanks(),
+            FilterGroupedByKey("all", lambda count: count >= 2),
+            FilterGroupedByKey(node, lambda count: True),
+            Before(),
+        ),
+        soft_timeout=timedelta(seconds=60),
+        hard_timeout=timedelta(seconds=90),
+        barrier_timeout=timedelta(seconds=240),
+        completion_timeout=timedelta(seconds=240),
+    )
+    def function(call: CallWrapper | None = None) -> tuple[int, int, int]:
+        nonlocal is_begun
+        assert call is not None
+        if call.iteration == 0 and not at_entry:
+            is_begun = True
+            if os.environ["RANK"] == "2":
+                raise ValueError("all restart")
+            while True:
+                time.sleep(0.005)
+        is_begun = False
+        return call.iteration, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    return function()
 
 
 def _loaded_by_path(path: Path) -> Any:

@@ -51,6 +51,18 @@ def test_assignment_that_exits_on_some_ranks_costs_only_these(
     assert job.of(events.StoreLost) == []
 
 
+@pytest.mark.parametrize("at_entry", [False, True])
+@pytest.mark.parametrize("is_in_filter", [False, True])
+def test_rank_that_raises_in_an_assignment_in_which_ranks_meet_costs_itself_alone(
+    start: Start, is_in_filter: bool, at_entry: bool
+) -> None:
+    """The filters wait 60 s for a rank that does not come."""
+    target = "tests.process.assigned:raises_before_a_filter"
+    ranks = start(4, target, is_in_filter=is_in_filter, at_entry=at_entry).wait(180.0)
+    assert ranks[1].type == "KeyError", ranks[1]
+    assert {ranks[rank].value[1:] for rank in (0, 2, 3)} == {(0, 3), (1, 3), (2, 3)}, ranks
+
+
 def test_forked_child_that_leaves_an_assignment_says_nothing_as_its_parent(start: Start) -> None:
     job = start(2, TARGET, ranks=[0], at_entry=False, how="forks")
     assert [rank.value for rank in job.wait(180.0)] == [(1, 0, 2), (1, 1, 2)]

@@ -549,6 +549,26 @@ def test_rank_whose_assignment_failed_takes_the_place_that_is_left_without_a_wai
     assert (store.data["1/unassigned/3"], store.data["1/claim/1"]) == ("1", "3")
 
 
+def test_rank_whose_assignment_failed_is_listed_for_the_ranks_that_would_wait_for_it(protocol: ModuleType) -> None:
+    store, log = MemoryStore(), []  # type: ignore[var-annotated]
+    take_place(store, OTHER)
+
+    def known(seat: Seat) -> bool:
+        return bool(store.perform(protocol.is_unassigned(seat)))
+
+    def listed(iteration: int) -> Any:
+        return drive(protocol.unassigned_after(iteration), store)
+
+    assert not known(UNASSIGNED) and listed(0) == frozenset()
+    store.data |= {"1/unassigned_ranks": "1"}  # its writer was killed before it wrote the rank
+    look_for_a_place(protocol, store, log=log)
+    written = [operation.key for operation in log if isinstance(operation, restart.Set)]
+    assert written[:2] == ["1/unassigned/3", "1/unassigned_ranks/2"]  # a stand-in must know it before the others go on
+    assert known(UNASSIGNED) and listed(0) == frozenset((UNASSIGNED.rank,))
+    assert not known(msgspec.structs.replace(UNASSIGNED, initial_rank=2))
+    assert not known(msgspec.structs.replace(UNASSIGNED, iteration=1)) and listed(1) == frozenset()
+
+
 def test_stand_in_publishes_each_seat_to_which_it_follows(protocol: ModuleType) -> None:
     """Ranks whose assignment failed learn the next world from it, if no rank that lives has a seat there."""
     store = MemoryStore()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.core.restart import BLOCK
-from resilience.errors import BarrierTimeout, ConfigurationError, ConfigurationTypeError, StoreError
+from resilience.core import restart
+from resilience.core.restart import BLOCK, Keys, Protocol
+from resilience.errors import BarrierTimeout, ConfigurationError, ConfigurationTypeError
+from resilience.facts.seats import Seat
 from resilience.inprocess.rank_assignment import (
     FillGaps,
     FilterGroupedByKey,
@@ -25,7 +24,7 @@ from resilience.inprocess.rank_assignment import (
     ShiftRanks,
 )
 from resilience.inprocess.state import State
-from tests.unit.inprocess.interleaving import interleaved
+from tests.unit.inprocess.interleaving import MemoryStore, interleaved
 
 WORLDS = st.integers(1, 60).flatmap(
     lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1), max_size=size))
@@ -34,6 +33,10 @@ WORLDS = st.integers(1, 60).flatmap(
 
 def states(size: int) -> list[State]:
     return [State(rank=rank, world_size=size, initial_rank=rank + 100) for rank in range(size)]
+
+
+def seat(state: State) -> Seat:
+    return Seat(state.initial_rank, state.rank, state.world_size, state.world_size, 0)
 
 
 def assigned(assignment: RankAssignment, size: int, terminated: set[int]) -> dict[int, int]:
@@ -100,7 +103,9 @@ def filtered(
     """What each remaining rank takes for excluded, and the store."""
     one = FilterGroupedByKey("by the test", condition)
     going_on = [state for state in states(size) if state.rank not in terminated]
-    begins = {state.rank: partial(one.excluded, group_of(state.rank), state, terminated) for state in going_on}
+    begins = {
+        state.rank: partial(one.excluded, group_of(state.rank), state, terminated, seat(state)) for state in going_on
+    }
     results, store = interleaved(begins, random.Random(seed), kill=kill)
     assert len(results) == len(going_on)
     return list(results.values()), store
@@ -154,9 +159,11 @@ def test_stand_in_elsewhere_goes_by_the_group_that_its_rank_named() -> None:
     """A neighbour's monitor stands in for a rank of a lost node: asked for the host name it answers its own."""
     pairs = FilterGroupedByKey("x", lambda count: count == 2)
     world = states(4)
-    begins = {state.rank: partial(pairs.excluded, f"node {state.rank // 2}", state, set()) for state in world}
+    begins = {
+        state.rank: partial(pairs.excluded, f"node {state.rank // 2}", state, set(), seat(state)) for state in world
+    }
     names = iter(["node 0", "node 1"])
-    begins[1] = lambda: pairs.excluded(next(names), world[1], set())  # type: ignore[assignment]
+    begins[1] = lambda: pairs.excluded(next(names), world[1], set(), seat(world[1]))  # type: ignore[assignment]
     results, _ = interleaved(begins, random.Random(4), kill=(1, 1))
     assert next(names, None) is None
     assert all(result == set() for result in results.values())
@@ -172,11 +179,11 @@ def test_no_rank_reads_more_than_a_block_and_the_excluded() -> None:
 def test_two_filters_do_not_mix_up_their_counts() -> None:
     pairs = FilterGroupedByKey("x", lambda count: count == 2)
     world = states(3)
-    begins = {state.rank: partial(pairs.excluded, str(state.rank // 2), state, set()) for state in world}
+    begins = {state.rank: partial(pairs.excluded, str(state.rank // 2), state, set(), seat(state)) for state in world}
     first, store = interleaved(begins, random.Random(1))
     assert all(result == {2} for result in first.values())
     singles = FilterGroupedByKey("x", lambda count: count == 1)
-    left = {state.rank: partial(singles.excluded, str(state.rank), state, {2}) for state in world[:2]}
+    left = {state.rank: partial(singles.excluded, str(state.rank), state, {2}, seat(state)) for state in world[:2]}
     second, _ = interleaved(left, random.Random(2), store)
     assert all(result == set() for result in second.values())
 
@@ -184,53 +191,62 @@ def test_two_filters_do_not_mix_up_their_counts() -> None:
 def test_missing_rank_ends_the_filter_with_a_clear_error() -> None:
     one = FilterGroupedByKey("x", lambda count: True, timeout=timedelta(seconds=7))
     world = states(3)[:2]
-    begins = {state.rank: partial(one.excluded, "x", state, set()) for state in world}
+    begins = {state.rank: partial(one.excluded, "x", state, set(), seat(state)) for state in world}
     results, _ = interleaved(begins, random.Random(3))
     assert all(isinstance(result, BarrierTimeout) and "7 s" in str(result) for result in results.values())
 
 
-def test_rank_that_leaves_the_filter_with_an_exception_keeps_no_other_rank_waiting() -> None:
-    pairs = FilterGroupedByKey("x", lambda count: count == 2)
-    world = states(3)
-    begins: dict[int, Any] = {state.rank: partial(pairs.excluded, "x", state, set()) for state in world}
-    begins[1] = partial(pairs._absent, world[1], set())
-    results, _ = interleaved(begins, random.Random(5))
-    assert results == {0: set(), 1: None, 2: set()}
+@given(size=st.integers(2, 40), whole=st.integers(1, 8), absent=st.sets(st.integers(0, 39)), seed=st.integers(0, 2**32))
+def test_ranks_whose_assignment_failed_keep_no_other_rank_waiting(
+    size: int, whole: int, absent: set[int], seed: int
+) -> None:
+    """They fail before the first filter, in it, or between the two. All others decide alike, and as for lost ranks."""
+    chance = random.Random(seed)
+    nodes = FilterGroupedByKey("node", lambda count: count == whole)
+    halves = FilterGroupedByKey("half", lambda count: count >= size // 2)
+    world = states(size)
+
+    def assign(state: State, fails_at: int) -> Protocol[frozenset[int] | None]:
+        excluded: frozenset[int] = frozenset()
+        for position, (one, key) in enumerate(((nodes, state.rank // whole), (halves, state.rank < size // 2))):
+            if position == fails_at or state.rank in excluded:
+                break
+            excluded |= yield from one.excluded(str(key), state, set(excluded), seat(state))
+        if fails_at < 2:
+            yield from restart.enlist(Keys(1).unassigned_ranks, state.rank)
+            return None
+        return excluded
+
+    fails_at = {rank: chance.randrange(2) if rank in absent else 2 for rank in range(size)}
+    begins = {state.rank: partial(assign, state, fails_at[state.rank]) for state in world}
+    results, _ = interleaved(begins, chance)
+    remaining = {rank for rank in range(size) if fails_at[rank] > 0}
+    first = {rank for rank in range(size) if sum(other // whole == rank // whole for other in remaining) != whole}
+    for rank in range(size):
+        if fails_at[rank] == 2:
+            assert not isinstance(results[rank], Exception)
+            assert results[rank] & remaining >= first & remaining
+    going_on = {results[rank] for rank in range(size) if fails_at[rank] == 2 and rank not in results[rank]}
+    assert len(going_on) <= 1
 
 
-def test_filter_whose_store_is_gone_raises_what_the_key_raised() -> None:
-    def interrupted(rank: int, world_size: int) -> str:
-        raise KeyboardInterrupt
-
-    state = State(rank=0, world_size=2)
-    state.store = mock.Mock(**dict.fromkeys(("set.side_effect", "check.side_effect"), RuntimeError("gone")))
-    with pytest.raises(KeyboardInterrupt):
-        FilterGroupedByKey(interrupted, bool)(state, set())
-    assert state.store.method_calls
-
-
-def test_child_that_a_key_function_forks_does_not_touch_its_parents_store(tmp_path: Path) -> None:
-    def fork_and_fail(rank: int, world_size: int) -> str:
-        if os.fork() == 0:
-            raise KeyboardInterrupt
-        os.wait()
-        return "x"
-
-    class Gone:
-        def __getattr__(self, name: str) -> Any:
-            with (tmp_path / "asked-by").open("a") as file:
-                file.write(f"{os.getpid()}\n")
-            raise RuntimeError("gone")
-
-    parent, state = os.getpid(), State(rank=0, world_size=2)
-    state.store = Gone()  # type: ignore[assignment]
-    try:
-        with pytest.raises(StoreError):
-            FilterGroupedByKey(fork_and_fail, bool)(state, set())
-    finally:
-        if os.getpid() != parent:
-            os._exit(0)
-    assert set((tmp_path / "asked-by").read_text().split()) == {str(parent)}
+@pytest.mark.parametrize(
+    ("unassigned", "world_size", "is_over"),
+    [("0", 4, False), ("1", 4, False), ("2", 4, True), ("2", 5, False)],
+    ids=["terminated before", "has arrived", "is missing", "has another number now"],
+)
+def test_filter_waits_for_every_rank_whose_assignment_has_not_failed(
+    unassigned: str, world_size: int, is_over: bool
+) -> None:
+    """Ranks 1 and 3 meet; rank 2 does not come, and rank 0 is terminated. world_size: before the assignment."""
+    one = FilterGroupedByKey("x", lambda count: count == 2, timeout=timedelta(seconds=7))
+    store = MemoryStore({"1/unassigned_ranks": "1", "1/unassigned_ranks/1": unassigned, "2/unassigned_ranks": "0"})
+    begins = {
+        rank: partial(one.excluded, "x", states(4)[rank], {0}, Seat(rank, rank, world_size, 4, 0)) for rank in (1, 3)
+    }
+    results, _ = interleaved(begins, random.Random(3), store)
+    assert [results[rank] == frozenset() for rank in (1, 3)] == [is_over] * 2
+    assert [isinstance(results[rank], BarrierTimeout) for rank in (1, 3)] == [not is_over] * 2
 
 
 def test_rank_that_an_earlier_filter_terminated_takes_no_part() -> None:
