@@ -1,7 +1,7 @@
 """How does this rank restart?  The restart protocol, one store operation at a time.
 
 Each rank of an iteration runs `iterate`. `stand_in` represents a dead or leaving rank; its monitor, a sibling's monitor
-or the leaving rank itself runs it. Both are generators: they *yield* an operation on the shared store, or `RunStage`
+or the leaving rank itself (`leave`) runs it. They are generators: they *yield* an operation on the shared store, or `RunStage`
 for a stage of the wrapped call, and are *sent* the result. So the same code runs against a real store
 (`system.store.drive`) and under the virtual clock of `tests/restart_simulation`, which may stop any rank between any
 two operations.
@@ -535,6 +535,13 @@ def _freeze(keys: Keys) -> Protocol[str]:
     """Decide which ranks are terminated, once all ranks have arrived at the end. The first caller decides for all."""
     ranks = sorted((yield from listed(keys.terminated)))
     return str((yield CompareSet(keys.frozen, " ".join(map(str, ranks)) or "none")))
+
+
+def leave(seat: Seat, limits: WaitLimits, record: str, *, has_waited: bool = False) -> Protocol[str]:
+    """Represent this rank itself, which leaves with an exception. That may have landed before the rank had published
+    its seat, and a rank whose assignment failed learns the next world from the seats of the others. See `stand_in`."""
+    yield Set(seat_key(seat.initial_rank), to_json_text(seat))
+    return (yield from stand_in(seat, limits, record, has_waited=has_waited))
 
 
 def stand_in(seat: Seat, limits: WaitLimits, record: str, *, has_waited: bool = False) -> Protocol[str]:

@@ -360,7 +360,7 @@ class Cluster:
         try:
             record = self.referee.may_say(f"{rank.seat.initial_rank}:{reason}")
             has_waited = reason == invariants.TIMEOUT
-            result = yield from self.protocol.stand_in(rank.seat, LIMITS, record, has_waited=has_waited)
+            result = yield from self.protocol.leave(rank.seat, LIMITS, record, has_waited=has_waited)
         except BarrierTimeout:
             result = invariants.TIMEOUT  # it has done its part, whatever delays the others
         except Raised:

@@ -350,7 +350,7 @@ class CallWrapper:
         try:
             has_waited = isinstance(error, BarrierTimeout)
             with contextlib.suppress(BarrierTimeout):  # everything the other ranks need is written by then
-                self._drive(restart.stand_in(seat, self._limits, encode(record), has_waited=has_waited))
+                self._drive(restart.leave(seat, self._limits, encode(record), has_waited=has_waited))
             self._say_goodbye(seat)
         except ResilienceError as store_error:
             self._session.emit(events.HookFailed("leave", error_in_words(store_error)))

@@ -459,7 +459,7 @@ def test_rank_that_gave_up_waiting_leaves_without_a_second_wait(protocol: Module
     seat, store, log = Seat(0, 0, 2, 2, 0), MemoryStore(), list[Any]()
     with pytest.raises(BarrierTimeout):
         drive(protocol.iterate(seat, LIMITS), store)
-    assert drive(protocol.stand_in(seat, LIMITS, "gave up", has_waited=True), store, log=log) == "excluded"
+    assert drive(protocol.leave(seat, LIMITS, "gave up", has_waited=True), store, log=log) == "excluded"
     assert not [operation for operation in log if isinstance(operation, Await)]
     assert drive(protocol._agree(Keys(0), Seat(1, 1, 2, 2, 0), LIMITS), store) == {0}
 
@@ -567,6 +567,13 @@ def test_rank_whose_assignment_failed_is_listed_for_the_ranks_that_would_wait_fo
     assert known(UNASSIGNED) and listed(0) == frozenset((UNASSIGNED.rank,))
     assert not known(msgspec.structs.replace(UNASSIGNED, initial_rank=2))
     assert not known(msgspec.structs.replace(UNASSIGNED, iteration=1)) and listed(1) == frozenset()
+
+
+def test_rank_that_leaves_publishes_its_seat_first(protocol: ModuleType) -> None:
+    store, log = MemoryStore(), []  # type: ignore[var-annotated]
+    seat = Seat(3, 0, 1, 1, 0)
+    assert drive(protocol.leave(seat, LIMITS, "raised"), store, log=log) == "excluded"
+    assert log[0] == restart.Set("seat/3", to_json_text(seat))
 
 
 def test_stand_in_publishes_each_seat_to_which_it_follows(protocol: ModuleType) -> None:

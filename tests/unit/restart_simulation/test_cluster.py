@@ -27,6 +27,7 @@ from tests.restart_simulation.faults import (
     Linger,
     Misassign,
     Pause,
+    Raise,
     Schedule,
     Stall,
     Victim,
@@ -143,6 +144,14 @@ def test_store_that_stands_still_for_longer_than_a_hang_may_last_costs_nobody() 
 def test_pause_of_the_store_explains_a_wait_although_the_others_end_stages_meanwhile() -> None:
     report = Cluster(draw(1736958, 3, 8)).run()  # and just after it a rank dies together with its monitor
     assert "for 0/frozen" in report.vain_waits[0]
+
+
+def test_rank_that_raises_before_it_publishes_its_seat_keeps_nobody_waiting() -> None:
+    """The other rank of its world has no seat, and learns the size of the world from it."""
+    faults = FalseSuspicion(0, 0.7107945524543071), Misassign(3, 0), Raise(2, 22, times=1, after=False)
+    report = Cluster(Schedule(3173332, 4, faults, 4, assignment="grouped")).run()
+    assert report.ends == ("discarded", "discarded", "raised", "raised")
+    assert report.vain_waits == ()
 
 
 def test_rank_taken_for_dead_is_excluded_and_told_so() -> None:
