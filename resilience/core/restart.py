@@ -1,8 +1,8 @@
 """How does this rank restart?  The restart protocol, one store operation at a time.
 
 Each rank of an iteration runs `iterate`. `stand_in` represents a dead or leaving rank; its monitor, a sibling's monitor
-or the leaving rank itself (`leave`) runs it. They are generators: they *yield* an operation on the shared store, or `RunStage`
-for a stage of the wrapped call, and are *sent* the result. So the same code runs against a real store
+or the leaving rank itself (`leave`) runs it. They are generators: they *yield* an operation on the shared store, or
+`RunStage` for a stage of the wrapped call, and are *sent* the result. So the same code runs against a real store
 (`system.store.drive`) and under the virtual clock of `tests/restart_simulation`, which may stop any rank between any
 two operations.
 
@@ -498,6 +498,16 @@ def enlist(name: str, rank: int) -> Protocol[None]:
     yield Set(f"{name}/{position}", str(rank))
 
 
+def freeze(name: str, key: str) -> Protocol[str]:
+    """Write a list of ranks under `key`, where it stays as it is. The first caller decides for all."""
+    return str((yield CompareSet(key, " ".join(map(str, sorted((yield from listed(name))))) or "none")))
+
+
+def ranks_of(frozen: str) -> frozenset[int]:
+    """Return the ranks of a frozen list."""
+    return frozenset() if frozen == "none" else frozenset(map(int, frozen.split()))
+
+
 def listed(name: str) -> Protocol[frozenset[int]]:
     """Return the ranks of a list. The place of a writer that was killed stays empty."""
     count = yield Add(name, 0)
@@ -514,11 +524,7 @@ def _agree(keys: Keys, seat: Seat, limits: WaitLimits) -> Protocol[frozenset[int
     else:
         yield from _await_all(keys.frozen, keys.end, seat.rank, seat.world_size, limits.barrier)
         (frozen,) = yield Read((keys.frozen,))
-    return _ranks(frozen)
-
-
-def _ranks(frozen: str) -> frozenset[int]:
-    return frozenset() if frozen == "none" else frozenset(map(int, frozen.split()))
+    return ranks_of(frozen)
 
 
 def terminated_of(seat: Seat, limit: float) -> Protocol[frozenset[int] | None]:
@@ -528,13 +534,12 @@ def terminated_of(seat: Seat, limit: float) -> Protocol[frozenset[int] | None]:
     if not (yield Await(keys.frozen, limit)):
         return None
     (frozen,) = yield Read((keys.frozen,))
-    return _ranks(frozen)
+    return ranks_of(frozen)
 
 
 def _freeze(keys: Keys) -> Protocol[str]:
-    """Decide which ranks are terminated, once all ranks have arrived at the end. The first caller decides for all."""
-    ranks = sorted((yield from listed(keys.terminated)))
-    return str((yield CompareSet(keys.frozen, " ".join(map(str, ranks)) or "none")))
+    """Decide which ranks are terminated, once all ranks have arrived at the end."""
+    return (yield from freeze(keys.terminated, keys.frozen))
 
 
 def leave(seat: Seat, limits: WaitLimits, record: str, *, has_waited: bool = False) -> Protocol[str]:

@@ -7,7 +7,9 @@ died meanwhile, so its writes to the store must be repeatable. The rules themsel
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
@@ -15,8 +17,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from resilience.core import assignment, restart
-from resilience.core.restart import Add, Await, CompareSet, Protocol
-from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded
+from resilience.core.restart import Add, Await, Check, CompareSet, Protocol, Read, Set
+from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded, StoreError
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import options
 from resilience.inprocess.later_releases import missing
@@ -64,7 +66,8 @@ class FilterGroupedByKey(RankAssignment):
         all members of the group and in their monitors.
     condition: receives the number of remaining ranks of a group; False terminates them all.
     timeout: limit of each of the two barriers among all remaining ranks. The Wrapper's hard_timeout bounds them too.
-        They do not wait for a rank whose assignment raises, unless an assignment has removed ranks before the filter.
+        They do not wait for a rank whose assignment raises in the filter, nor for one that has raised before it,
+        unless an assignment has given ranks other numbers before the filter.
     If there are several filters, all ranks must construct them in the same order.
     Raises: BarrierTimeout, StoreError; ConfigurationError."""
 
@@ -92,41 +95,70 @@ class FilterGroupedByKey(RankAssignment):
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
         if state.rank in terminated_ranks:
             return state, terminated_ranks  # an earlier filter terminated it: it no longer counts
-        key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
-        store = state.store
-        protocol = self.excluded(str(key), state, terminated_ranks, store.seat)
-        return state, terminated_ranks | drive(protocol, store.base_store.protocol, chunk=CHUNK)
+        store, pid = state.store, os.getpid()
+        protocol, seat = store.base_store.protocol, store.seat
+        try:
+            key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
+            excluded = drive(self.excluded(str(key), state, terminated_ranks, seat), protocol, chunk=CHUNK)
+        except BaseException:  # of key_or_fn, condition, the store or a signal handler
+            if os.getpid() == pid:  # a child that key_or_fn forked leaves its parent's store alone
+                with contextlib.suppress(StoreError):
+                    drive(self._absent(state, terminated_ranks, seat), protocol)
+            raise
+        return state, terminated_ranks | excluded
 
     def excluded(self, key: str, state: State, terminated: set[int], seat: Seat) -> Protocol[frozenset[int]]:
-        """Run the protocol of one rank: count the groups, meet, list the ranks of groups that fail, meet, read
-        the list. Only reading the list transfers more than one entry."""
-        rank, name = state.rank, f"{seat.iteration}/{self._name}"
+        """Run the protocol of one rank: count the groups, meet, list the ranks of groups that fail, meet, and read the
+        list. Both the counts and the list stay as they are once they have been read: a stand-in may repeat all of this
+        later. seat: the rank's place before the assignment."""
+        rank, name = state.rank, self._key(seat)
+        if (rank, state.world_size) != (seat.rank, seat.world_size):
+            yield Set(_renumbered(seat), "1")
         key = yield CompareSet(f"{name}/key/{rank}", key)  # a stand-in uses the key that the rank wrote
         group = f"{name}/group/{key}"
         # A rank counts once even if its stand-in repeats this. If it is killed between the two operations, all ranks
         # see one member too few in its group; the group has lost that rank anyway.
         if (yield Add(f"{name}/counted/{rank}", 1)) == 1:
             yield Add(group, 1)
-        yield from self._meet(COUNTED, state, terminated, seat)
-        members = yield Add(group, 0)
-        if not self.condition(members):
+        yield from self._meet(COUNTED, f"{name}/{COUNTED}/done", state, terminated, seat)
+        count = yield Add(group, 0)
+        members = yield CompareSet(f"{name}/members/{key}", str(count))
+        if not self.condition(int(members)):
             yield from restart.enlist(f"{name}/excluded", rank)
-        yield from self._meet(LISTED, state, terminated, seat)
-        return (yield from restart.listed(f"{name}/excluded"))
+        if (yield from self._meet(LISTED, f"{name}/frozen", state, terminated, seat)):
+            frozen = yield from restart.freeze(f"{name}/excluded", f"{name}/frozen")
+        else:
+            (frozen,) = yield Read((f"{name}/frozen",))
+        return restart.ranks_of(frozen)
 
-    def _meet(self, step: str, state: State, terminated: set[int], seat: Seat) -> Protocol[None]:
-        """Wait for the remaining ranks, except those whose assignment fails meanwhile."""
-        name, count = f"{seat.iteration}/{self._name}/met/{step}", state.world_size - len(terminated)
+    def _key(self, seat: Seat) -> str:
+        return f"{seat.iteration}/{self._name}"
+
+    def _absent(self, state: State, terminated: set[int], seat: Seat) -> Protocol[None]:
+        """Arrive at both barriers for a rank that leaves the filter with an exception: the others must not wait."""
+        place, count = _place(state.rank, terminated), state.world_size - len(terminated)
+        name = self._key(seat)
+        yield from restart.arrive(f"{name}/{COUNTED}", place, count)
+        if (yield from restart.arrive(f"{name}/{LISTED}", place, count)):
+            yield from restart.freeze(f"{name}/excluded", f"{name}/frozen")
+
+    def _meet(self, step: str, key: str, state: State, terminated: set[int], seat: Seat) -> Protocol[bool]:
+        """Wait for `key`, which is written once all remaining ranks have arrived at a step, except those whose
+        assignment fails meanwhile. Return True if this rank completed the step. Raises: BarrierTimeout."""
+        name, count = f"{self._key(seat)}/{step}", state.world_size - len(terminated)
         is_complete = yield from restart.arrive(name, _place(state.rank, terminated), count)
         waited, pause = 0.0, restart.LOOK_AGAIN
         while not is_complete and waited < self._limit:
-            is_complete = yield Await(f"{name}/done", min(pause, self._limit - waited))
+            if (yield Await(key, min(pause, self._limit - waited))):
+                return False
             waited, pause = waited + pause, min(2 * pause, CHUNK)
-            if not is_complete and state.world_size == seat.world_size:  # else their numbers have changed
-                failed = (yield from restart.unassigned_after(seat.iteration)) - terminated
-                is_complete = yield from _arrive_for(sorted(_place(rank, terminated) for rank in failed), name, count)
+            failed = (yield from restart.unassigned_after(seat.iteration)) - terminated
+            if failed:
+                places = {_place(rank, terminated) for rank in failed}
+                is_complete = yield from _arrive_for(places, name, count, seat)
         if not is_complete:
             raise self._late(step, state.rank, count)
+        return True
 
     def _late(self, step: str, rank: int, count: int) -> BarrierTimeout:
         return BarrierTimeout(
@@ -139,15 +171,24 @@ class FilterGroupedByKey(RankAssignment):
         )
 
 
-def _arrive_for(failed: list[int], name: str, count: int) -> Protocol[bool]:
-    """Arrive for the places of ranks that will not come, if all others have arrived: then no assignment has changed who
-    has these places. Return True if the barrier is complete."""
+def _renumbered(seat: Seat) -> str:
+    """Return the key that a rank writes if its number was not that of its seat any more when it came to a filter."""
+    return f"{seat.iteration}/filter/renumbered"
+
+
+def _arrive_for(failed: set[int], name: str, count: int, seat: Seat) -> Protocol[bool]:
+    """Arrive for the places of ranks that will not come, if all others have arrived and none has another number than
+    its seat: then nobody else can have these places. Return True if this completed the barrier."""
+    others = [place for place in range(count) if place not in failed]
+    for first in range(0, len(others), restart.BLOCK):
+        block = others[first : first + restart.BLOCK]
+        if not (yield Check(tuple(f"{name}/0/{place}" for place in block))):
+            return False
+    if (yield Check((_renumbered(seat),))):
+        return False
     is_complete = False
-    if failed:
-        arrived = yield from restart.numbered(f"{name}/0", count)
-        if len(arrived.keys() | failed) == count:
-            for place in failed:
-                is_complete |= yield from restart.arrive(name, place, count)
+    for place in sorted(failed):
+        is_complete |= yield from restart.arrive(name, place, count)
     return is_complete
 
 

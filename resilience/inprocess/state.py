@@ -38,9 +38,9 @@ class State:
     rank, world_size: current place among all ranks that take part. active_world_size: number of ranks that run
     the function; they are the ranks 0 to active_world_size-1. initial_rank, initial_world_size: values at the
     call. iteration: number of earlier iterations of this call. store: the present iteration's store, a
-    StoreMixin. failed_beside_abort: when an exception left the function last, it had signalled no progress, and an
-    abort of this rank's groups still ran that had begun more than hard_timeout before. Raises: ConfigurationError if
-    the environment holds no valid rank."""
+    StoreMixin. failed_beside_abort: when an exception left the function last, or a hook before it, the function had
+    signalled no progress, and an abort of this rank's groups still ran that had begun more than hard_timeout before.
+    Raises: ConfigurationError if the environment holds no valid rank."""
 
     rank: int = field(default_factory=lambda: rank_and_world_size()[0])
     world_size: int = field(default_factory=lambda: rank_and_world_size()[1])

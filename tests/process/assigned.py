@@ -77,14 +77,16 @@ def fails_on(ranks: list[int], at_entry: bool, how: str = "raises") -> tuple[int
 
 def raises_before_a_filter(is_in_filter: bool, at_entry: bool) -> tuple[int, int, int]:
     """Rank 1 raises before two filters, or in the first of them. Return (iteration, rank, world size) at the end."""
-    is_begun = at_entry
+    is_due = False
 
     def no_such_rack(rank: int, is_here: bool) -> None:
-        if rank == 1 and is_here and is_begun:
+        if rank == 1 and is_here and is_due:
             raise KeyError("no such rack")
 
     class Before(RankAssignment):
         def __call__(self, state: State, terminated: set[int]) -> tuple[State, set[int]]:
+            nonlocal is_due
+            is_due = state.iteration == 0 and (state.status.name == "INITIALIZED") == at_entry
             no_such_rack(state.rank, not is_in_filter)
             return state, terminated
 
@@ -105,15 +107,12 @@ def raises_before_a_filter(is_in_filter: bool, at_entry: bool) -> tuple[int, int
         completion_timeout=timedelta(seconds=240),
     )
     def function(call: CallWrapper | None = None) -> tuple[int, int, int]:
-        nonlocal is_begun
         assert call is not None
         if call.iteration == 0 and not at_entry:
-            is_begun = True
             if os.environ["RANK"] == "2":
                 raise ValueError("all restart")
             while True:
                 time.sleep(0.005)
-        is_begun = False
         return call.iteration, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     return function()

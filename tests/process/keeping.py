@@ -33,7 +33,7 @@ ELEMENTS_PER_MIB = 1 << 18  # of float32
 WIDTH = 512  # a model with its gradients and optimizer state takes 2 MiB on each of two ranks
 BUILD_LIMIT = timedelta(seconds=0.5)  # longer than a rank waits for a peer of an interrupted iteration
 KEPT = 10_000
-SETTLED = 10.0  # seconds
+SETTLED = 2.0  # seconds
 FIRST_ENTRIES = 2  # until then a process does things for the first time
 Entry = dict[str, int]
 

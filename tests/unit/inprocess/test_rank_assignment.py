@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.core import restart
-from resilience.core.restart import BLOCK, Keys, Protocol
-from resilience.errors import BarrierTimeout, ConfigurationError, ConfigurationTypeError
+from resilience.core.restart import BLOCK, Await, Keys, Protocol
+from resilience.errors import BarrierTimeout, ConfigurationError, ConfigurationTypeError, StoreError
 from resilience.facts.seats import Seat
 from resilience.inprocess.rank_assignment import (
+    COUNTED,
     FillGaps,
     FilterGroupedByKey,
     RankAssignment,
@@ -196,6 +201,52 @@ def test_missing_rank_ends_the_filter_with_a_clear_error() -> None:
     assert all(isinstance(result, BarrierTimeout) and "7 s" in str(result) for result in results.values())
 
 
+def test_rank_that_leaves_the_filter_with_an_exception_keeps_no_other_rank_waiting() -> None:
+    pairs = FilterGroupedByKey("x", lambda count: count == 2)
+    world = states(3)
+    begins: dict[int, Any] = {state.rank: partial(pairs.excluded, "x", state, set(), seat(state)) for state in world}
+    begins[1] = partial(pairs._absent, world[1], set(), seat(world[1]))
+    for seed in range(20):
+        results, _ = interleaved(begins, random.Random(seed))
+        assert results == {0: frozenset(), 1: None, 2: frozenset()}
+
+
+def test_filter_whose_store_is_gone_raises_what_the_key_raised() -> None:
+    def interrupted(rank: int, world_size: int) -> str:
+        raise KeyboardInterrupt
+
+    state = State(rank=0, world_size=2)
+    store = mock.Mock(**dict.fromkeys(("set.side_effect", "check.side_effect"), RuntimeError("gone")))
+    state.store = SimpleNamespace(base_store=SimpleNamespace(protocol=store), seat=seat(state))
+    with pytest.raises(KeyboardInterrupt):
+        FilterGroupedByKey(interrupted, bool)(state, set())
+    assert store.method_calls
+
+
+def test_child_that_a_key_function_forks_does_not_touch_its_parents_store(tmp_path: Path) -> None:
+    def fork_and_fail(rank: int, world_size: int) -> str:
+        if os.fork() == 0:
+            raise KeyboardInterrupt
+        os.wait()
+        return "x"
+
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            with (tmp_path / "asked-by").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            raise RuntimeError("gone")
+
+    parent, state = os.getpid(), State(rank=0, world_size=2)
+    state.store = SimpleNamespace(base_store=SimpleNamespace(protocol=Gone()), seat=seat(state))
+    try:
+        with pytest.raises(StoreError):
+            FilterGroupedByKey(fork_and_fail, bool)(state, set())
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    assert set((tmp_path / "asked-by").read_text().split()) == {str(parent)}
+
+
 @given(size=st.integers(2, 40), whole=st.integers(1, 8), absent=st.sets(st.integers(0, 39)), seed=st.integers(0, 2**32))
 def test_ranks_whose_assignment_failed_keep_no_other_rank_waiting(
     size: int, whole: int, absent: set[int], seed: int
@@ -231,12 +282,12 @@ def test_ranks_whose_assignment_failed_keep_no_other_rank_waiting(
 
 
 @pytest.mark.parametrize(
-    ("unassigned", "world_size", "is_over"),
-    [("0", 4, False), ("1", 4, False), ("2", 4, True), ("2", 5, False)],
-    ids=["terminated before", "has arrived", "is missing", "has another number now"],
+    ("unassigned", "world_size", "renumbered", "is_over"),
+    [("0", 4, None, False), ("1", 4, None, False), ("2", 4, None, True), ("2", 5, None, False), ("2", 4, 3, False)],
+    ids=["terminated before", "has arrived", "is missing", "ranks were removed", "ranks were exchanged"],
 )
 def test_filter_waits_for_every_rank_whose_assignment_has_not_failed(
-    unassigned: str, world_size: int, is_over: bool
+    unassigned: str, world_size: int, renumbered: int | None, is_over: bool
 ) -> None:
     """Ranks 1 and 3 meet; rank 2 does not come, and rank 0 is terminated. world_size: before the assignment."""
     one = FilterGroupedByKey("x", lambda count: count == 2, timeout=timedelta(seconds=7))
@@ -244,9 +295,111 @@ def test_filter_waits_for_every_rank_whose_assignment_has_not_failed(
     begins = {
         rank: partial(one.excluded, "x", states(4)[rank], {0}, Seat(rank, rank, world_size, 4, 0)) for rank in (1, 3)
     }
+    if renumbered is not None:
+        begins[renumbered] = partial(one.excluded, "x", states(4)[renumbered], {0}, Seat(2, 2, 4, 4, 0))
     results, _ = interleaved(begins, random.Random(3), store)
     assert [results[rank] == frozenset() for rank in (1, 3)] == [is_over] * 2
     assert [isinstance(results[rank], BarrierTimeout) for rank in (1, 3)] == [not is_over] * 2
+
+
+class Actor:
+    """One rank whose operations are performed one at a time."""
+
+    def __init__(self, steps: Protocol[Any], store: MemoryStore) -> None:
+        self.steps, self.store = steps, store
+        self.pending: Any = steps.send(None)
+        self.result: Any = None
+
+    def perform(self) -> None:
+        is_wait = isinstance(self.pending, Await)
+        answer = self.pending.key in self.store.data if is_wait else self.store.perform(self.pending)
+        try:
+            self.pending = self.steps.send(answer)
+        except StopIteration as stop:
+            self.pending, self.result = None, stop.value
+
+    def run_to_wait(self, key: str) -> None:
+        """Go on until it waits for a key whose name ends like this, or to the end."""
+        while self.pending is not None and not (isinstance(self.pending, Await) and self.pending.key.endswith(key)):
+            self.perform()
+
+
+@pytest.mark.parametrize("operations", range(20))
+def test_place_of_a_healthy_rank_is_not_taken_for_that_of_a_failed_one(operations: int) -> None:
+    """Ranks 1 and 2 have been exchanged. The stand-in of rank 1, which has failed, is late, and arrives at place 2. The
+    slow rank 2 has place 1."""
+    one = FilterGroupedByKey("x", lambda count: count == 2)
+    store = MemoryStore({"1/unassigned_ranks": "1", "1/unassigned_ranks/1": "1"})
+    world = states(4)
+    waiting, looking = (Actor(one.excluded("x", world[rank], set(), seat(world[rank])), store) for rank in (3, 0))
+    for actor in (waiting, looking):
+        actor.run_to_wait(f"{COUNTED}/done")
+    for _ in range(operations):
+        looking.perform()
+    Actor(one.excluded("x", world[2], set(), seat(world[1])), store).run_to_wait(f"{COUNTED}/done")
+    for _ in range(30):
+        looking.perform()
+    assert f"0/{one._name}/{COUNTED}/done" not in store.data
+
+
+def test_arrivals_are_looked_for_one_block_at_a_time() -> None:
+    size, failed = 70, 40
+    one = FilterGroupedByKey("x", lambda count: count == size - 1)
+    store = MemoryStore({"1/unassigned_ranks": "1", "1/unassigned_ranks/1": str(failed)})
+    going_on = [state for state in states(size) if state.rank != failed]
+    begins = {state.rank: partial(one.excluded, "x", state, set(), seat(state)) for state in going_on}
+    results, _ = interleaved(begins, random.Random(2), store)
+    assert set(results.values()) == {frozenset()}
+    assert store.widest <= BLOCK
+
+
+def test_stand_in_that_comes_when_the_others_have_gone_on_changes_nothing_for_them() -> None:
+    """Its rank would be excluded, and a slow rank would read that."""
+    one = FilterGroupedByKey("x", lambda count: count >= 2)
+    store = MemoryStore({"1/unassigned_ranks": "1", "1/unassigned_ranks/1": "2"})
+    first, slow, late = (
+        Actor(one.excluded(node, state, set(), seat(state)), store)
+        for node, state in zip(("node 0", "node 0", "node 1"), states(3), strict=True)
+    )
+    for actor in (first, slow):
+        actor.run_to_wait("done")
+    slow.run_to_wait("frozen")
+    for actor in (first, late, slow):
+        actor.run_to_wait("nothing else")
+        assert actor.result == frozenset()
+    assert store.data[f"0/{one._name}/excluded/1"] == "2"
+
+
+def test_rank_that_leaves_the_filter_last_lets_the_others_read_the_list() -> None:
+    one = FilterGroupedByKey("x", lambda count: count == 3)
+    store = MemoryStore()
+    first, second, leaving = states(3)
+    others = [Actor(one.excluded("x", state, set(), seat(state)), store) for state in (first, second)]
+    leaves = Actor(one._absent(leaving, set(), seat(leaving)), store)
+    for actor in others:
+        actor.run_to_wait("done")
+    while f"0/{one._name}/{COUNTED}/done" not in store.data:
+        leaves.perform()
+    for actor in others:
+        actor.run_to_wait("frozen")
+    leaves.run_to_wait("nothing else")
+    for actor in others:
+        actor.run_to_wait("nothing else")
+        assert actor.result == {0, 1}
+
+
+def test_group_is_excluded_as_a_whole_although_a_late_stand_in_counts_its_rank_meanwhile() -> None:
+    one = FilterGroupedByKey("x", lambda count: count >= 3)
+    world = states(3)
+    store = MemoryStore({"1/unassigned_ranks": "1", "1/unassigned_ranks/1": "2"})
+    ranks = [Actor(one.excluded("node", state, set(), seat(state)), store) for state in world]
+    for rank in (0, 1):
+        ranks[rank].run_to_wait(f"{COUNTED}/done")
+    for rank in (0, 2, 1):  # two of three are counted when rank 0 reads the count
+        ranks[rank].run_to_wait("frozen")
+    for actor in ranks:
+        actor.run_to_wait("nothing else")
+        assert actor.result == {0, 1, 2}
 
 
 def test_rank_that_an_earlier_filter_terminated_takes_no_part() -> None:

@@ -131,6 +131,9 @@ def test_each_iteration_is_without_progress_until_the_function_signals_some() ->
     """Hooks before the function belong to the iteration."""
     state = State(rank=0, world_size=1)
     page, reporter, _ = entered_again(lambda page: page.heartbeat())
+    reporter.iteration_started(state)
+    reporter.entering()
+    assert reporter.is_without_progress
     page.ping()
     assert not reporter.is_without_progress
     reporter.left_function(is_interrupted=True, failed=False)
