@@ -590,11 +590,6 @@ def discard(seat: Seat, terminated: frozenset[int]) -> Protocol[None]:
         yield Set(f"{Keys(seat.iteration + 1).discarded}/{seat.initial_rank}", "1")
 
 
-def is_unassigned(seat: Seat) -> Check:
-    """Return the operation that asks whether the assignment of this rank after this seat is known to have failed."""
-    return Check((f"{Keys(seat.iteration + 1).unassigned}/{seat.initial_rank}",))
-
-
 def unassigned_after(iteration: int) -> Protocol[frozenset[int]]:
     """Return the ranks of an iteration whose assignment after it is known to have failed."""
     return (yield from listed(Keys(iteration + 1).unassigned_ranks))

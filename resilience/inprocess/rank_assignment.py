@@ -21,10 +21,11 @@ from resilience.core.restart import Add, Await, Check, CompareSet, Protocol, Rea
 from resilience.errors import BarrierTimeout, ConfigurationTypeError, RankDiscarded, StoreError
 from resilience.facts.seats import Seat
 from resilience.inprocess._runtime import options
+from resilience.inprocess.hook_store import IterationStore
 from resilience.inprocess.later_releases import missing
 from resilience.inprocess.state import State
 from resilience.inprocess.store import CHUNK
-from resilience.system.store import drive
+from resilience.system.store import StoreLike, drive
 
 COUNTED, LISTED = "counted", "listed"  # the two steps of a filter after which all remaining ranks meet
 
@@ -95,15 +96,15 @@ class FilterGroupedByKey(RankAssignment):
     def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
         if state.rank in terminated_ranks:
             return state, terminated_ranks  # an earlier filter terminated it: it no longer counts
-        store, pid = state.store, os.getpid()
-        protocol, seat = store.base_store.protocol, store.seat
+        seat, store = _before(state)
+        pid = os.getpid()
         try:
             key = self.key_or_fn(state.rank, state.world_size) if callable(self.key_or_fn) else self.key_or_fn
-            excluded = drive(self.excluded(str(key), state, terminated_ranks, seat), protocol, chunk=CHUNK)
+            excluded = drive(self.excluded(str(key), state, terminated_ranks, seat), store, chunk=CHUNK)
         except BaseException:  # of key_or_fn, condition, the store or a signal handler
             if os.getpid() == pid:  # a child that key_or_fn forked leaves its parent's store alone
                 with contextlib.suppress(StoreError):
-                    drive(self._absent(state, terminated_ranks, seat), protocol)
+                    drive(self._absent(state, terminated_ranks, seat), store)
             raise
         return state, terminated_ranks | excluded
 
@@ -112,8 +113,7 @@ class FilterGroupedByKey(RankAssignment):
         list. Both the counts and the list stay as they are once they have been read: a stand-in may repeat all of this
         later. seat: the rank's place before the assignment."""
         rank, name = state.rank, self._key(seat)
-        if (rank, state.world_size) != (seat.rank, seat.world_size):
-            yield Set(_renumbered(seat), "1")
+        yield from _note_number(state, seat)
         key = yield CompareSet(f"{name}/key/{rank}", key)  # a stand-in uses the key that the rank wrote
         group = f"{name}/group/{key}"
         # A rank counts once even if its stand-in repeats this. If it is killed between the two operations, all ranks
@@ -137,10 +137,9 @@ class FilterGroupedByKey(RankAssignment):
     def _absent(self, state: State, terminated: set[int], seat: Seat) -> Protocol[None]:
         """Arrive at both barriers for a rank that leaves the filter with an exception: the others must not wait."""
         place, count = _place(state.rank, terminated), state.world_size - len(terminated)
-        name = self._key(seat)
-        yield from restart.arrive(f"{name}/{COUNTED}", place, count)
-        if (yield from restart.arrive(f"{name}/{LISTED}", place, count)):
-            yield from restart.freeze(f"{name}/excluded", f"{name}/frozen")
+        yield from _note_number(state, seat)
+        for step in (COUNTED, LISTED):
+            yield from restart.arrive(f"{self._key(seat)}/{step}", place, count)
 
     def _meet(self, step: str, key: str, state: State, terminated: set[int], seat: Seat) -> Protocol[bool]:
         """Wait for `key`, which is written once all remaining ranks have arrived at a step, except those whose
@@ -152,8 +151,9 @@ class FilterGroupedByKey(RankAssignment):
             if (yield Await(key, min(pause, self._limit - waited))):
                 return False
             waited, pause = waited + pause, min(2 * pause, CHUNK)
+            is_complete = yield Check((f"{name}/done",))  # the rank that completed it may be lost since then
             failed = (yield from restart.unassigned_after(seat.iteration)) - terminated
-            if failed:
+            if failed and not is_complete:
                 places = {_place(rank, terminated) for rank in failed}
                 is_complete = yield from _arrive_for(places, name, count, seat)
         if not is_complete:
@@ -171,9 +171,26 @@ class FilterGroupedByKey(RankAssignment):
         )
 
 
+def _before(state: State) -> tuple[Seat, StoreLike]:
+    """Return a rank's seat before its assignment, and the store of the protocol. Outside a Wrapper both are the state's
+    own, and no assignment of another rank is known to have failed."""
+    if isinstance(state.store, IterationStore):
+        return state.store.seat, state.store.base_store.protocol
+    return _present(state), state.store
+
+
+def _present(state: State) -> Seat:
+    return Seat(state.initial_rank, state.rank, state.world_size, state.active_world_size, state.iteration)
+
+
 def _renumbered(seat: Seat) -> str:
-    """Return the key that a rank writes if its number was not that of its seat any more when it came to a filter."""
     return f"{seat.iteration}/filter/renumbered"
+
+
+def _note_number(state: State, seat: Seat) -> Protocol[None]:
+    """Note that a rank that comes to a filter has another number than its seat. This must precede its arrivals."""
+    if (state.rank, state.world_size) != (seat.rank, seat.world_size):
+        yield Set(_renumbered(seat), "1")
 
 
 def _arrive_for(failed: set[int], name: str, count: int, seat: Seat) -> Protocol[bool]:
@@ -201,8 +218,7 @@ def _seated(
     rule: Callable[[Seat, frozenset[int]], Seat | None], state: State, terminated: set[int]
 ) -> tuple[State, set[int]]:
     """Move the state to the seat that the rule returns. Raises: RankDiscarded if there is none."""
-    seat = Seat(state.initial_rank, state.rank, state.world_size, state.active_world_size, state.iteration)
-    following = rule(seat, frozenset(terminated))
+    following = rule(_present(state), frozenset(terminated))
     if following is None:
         raise RankDiscarded(
             f"rank {state.rank} (initially {state.initial_rank}) is terminated and gets no rank in the next iteration",

@@ -19,7 +19,7 @@ import msgspec
 
 from resilience.attribution.symptoms import were_stopped
 from resilience.facts import events
-from resilience.facts.identity import Origin
+from resilience.facts.identity import Origin, owner_of
 from resilience.facts.in_words import seconds
 from resilience.facts.records import Record
 from resilience.history.cycles import Cycle
@@ -36,6 +36,7 @@ ORPHANED = 5.0  # seconds in which a live agent records the end of its workers; 
 BETWEEN_CALLS = 5.0  # seconds after a call in which the same processes may start another one
 FILES_AHEAD = 60.0  # seconds that the file system's clock may be ahead of ours
 LIST_EVERY = 5.0  # seconds between two searches for new files
+SUFFIX = ".jsonl"  # of record files
 STARTED_AFTER = 60.0  # seconds of a run after which all ranks and agents that have started have records
 _FOLLOWED = ("failed", "interrupted")  # outcomes of a cycle after which another one may begin
 _WRONG = ("suspect", "terminated", "excluded", "unmonitored")
@@ -111,9 +112,10 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job now. restarts: by the launcher; iterations: restarts in place since the current cycle began, of all calls
     that were read. states: number of ranks in each state. outcome: how the job ended, as the launcher reports it;
     without the launcher completed, stopped (the ranks were asked to) or failed. phase "lost": no process of the job is
-    left and no end is recorded; detail gives the evidence. damaged: lines that were read and are no records. absent:
-    initial ranks that must have records by now, but have none; absent_agents: nodes whose agent must have. old: ranks
-    whose monitors do not write: what is shown of them is as old as `shown_s`."""
+    left and no end is recorded; detail gives the evidence. damaged: lines that were read and are no records.
+    unreadable: names of the record files that cannot be read, each with the reason. absent: initial ranks that must
+    have records by now, but have none; absent_agents: nodes whose agent must have. old: ranks whose monitors do not
+    write: what is shown of them is as old as `shown_s`."""
 
     run: str
     job_id: str
@@ -133,6 +135,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: FaultNow | None = None
     attempt: int = 0
     damaged: int = 0
+    unreadable: tuple[str, ...] = ()
     absent: tuple[int, ...] = ()
     absent_agents: tuple[str, ...] = ()
     old: tuple[int, ...] = ()
@@ -140,7 +143,7 @@ class Now(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def has_all_records(self) -> bool:
         """True if no records are known to be missing. Otherwise numbers of restarts may be wrong."""
-        return not (self.damaged or self.absent or self.absent_agents)
+        return not (self.damaged or self.unreadable or self.absent or self.absent_agents)
 
     @property
     def is_well(self) -> bool:
@@ -199,7 +202,7 @@ class Watcher:
 
     def _list(self) -> None:
         try:
-            names = sorted(name for name in os.listdir(self._folder / "records") if name.endswith(".jsonl"))
+            names = sorted(name for name in os.listdir(self._folder / "records") if name.endswith(SUFFIX))
         except OSError:
             return
         for name in names:
@@ -347,6 +350,7 @@ class Watcher:
             outcome=outcome,
             detail=detail,
             damaged=sum(tail.damaged for tail in self._tails.values() if tail is not None),
+            unreadable=tuple(f"{name}: {error}" for name, error in sorted(self._unreadable.items())),
             failure=None if fault is None else FaultNow(fault.what, fault.rank, max(0.0, now - fault.at_ns / 1e9)),
             absent=self._absent() if self._is_settled(now, first_ns) else (),
             absent_agents=self._absent_agents(now),
@@ -369,12 +373,20 @@ class Watcher:
             place = cycles.places[-1]
             parts = cycles.parts(place).values()
             size = cycles.world_size(place) if all(part.run_began_ns is not None for part in parts) else None
-        return tuple(rank for rank in range(size or 0) if rank not in self._recorded)
+        known = self._recorded | {owner_of(name.removesuffix(SUFFIX)).rank for name in self._unreadable}
+        return tuple(rank for rank in range(size or 0) if rank not in known)
 
     def _absent_agents(self, now: float) -> tuple[str, ...]:
         """Return the nodes whose agent has no records, although it started a worker some time ago."""
         settled = {node for node, first_ns in self._launched.items() if now - first_ns / 1e9 > STARTED_AFTER}
-        return tuple(sorted(settled.difference(self._history.cycles.agents)))
+        owners = [owner_of(name.removesuffix(SUFFIX)) for name in self._unreadable]
+        known = {*self._history.cycles.agents, *(owner.node for owner in owners if owner.is_agent)}
+        return tuple(sorted(settled - known))
+
+    @property
+    def _unreadable(self) -> dict[str, str]:
+        """Return why record files cannot be read, by their names."""
+        return {name: tail.error for name, tail in self._tails.items() if tail is not None and tail.error}
 
     def _old(self, now: float, ranks: Sequence[RankNow]) -> tuple[int, ...]:
         """Return the ranks whose monitors do not write, although they should: since long before another one of the same

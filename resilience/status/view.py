@@ -22,19 +22,16 @@ What = Literal["ranks", "alike", "node"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 WHATS: tuple[What, ...] = get_args(What)
 WIDE = 100  # columns needed for the extra column
-_NODE, _SECTION = 8, 10  # minimum columns of these two
-_BAR = 10
-MOST_NODES = 4  # named in a line
+_NODE, _SECTION, _BAR = 8, 10, 10  # columns; of the first two at least so many
+MOST_NAMES = 4  # in a line
+_SILENT = "no monitor writes (the disk may be full); what follows may be old"
 _STYLES = {"running": "green", "starting": "cyan", "restarting": "yellow", "ended": "bold", "lost": "bold red"}
 _KEYS = (
     ("q", "quit"),
     ("s, S", f"next or previous order: {', '.join(SORTS)}"),
     ("g", "switch between ranks, groups of similar ranks, and nodes"),
     ("w", "show only unhealthy ranks, or all"),
-    (
-        "/",
-        "filter by ranks (0-7,12) or by part of a node, state or section; Enter keeps it, Esc removes it",
-    ),
+    ("/", "filter by ranks (0-7,12) or by part of a node, state or section; Enter keeps it, Esc removes it"),
     ("space", "pause or continue"),
     ("↑ ↓ PgUp PgDn Home End", "scroll (also j and k)"),
     ("h, ?", "this help"),
@@ -139,21 +136,8 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
         yield from field("ended", f"{now.outcome}{detail}", width, "green" if now.is_well else "red", indent=2)
     if now.phase == "lost":
         yield from field("lost", now.detail, width, "red", indent=2)
-    if now.damaged:
-        lines = count(now.damaged, "line")
-        text = f"{lines} could not be read, so what follows may be wrong; `resilience report` names the files"
-        yield from field("records", text, width, "red", indent=2)
-    if now.absent:
-        text = f"no records of {named(now.absent)}, which must have run; what follows lacks them"
-        yield from field("records", text, width, "red", indent=2)
-    if now.absent_agents:
-        hidden = len(now.absent_agents) - MOST_NODES
-        nodes = ", ".join(now.absent_agents[:MOST_NODES]) + (f" and {count(hidden, 'more node')}" if hidden > 0 else "")
-        text = f"no records of the agent of {nodes}, which must have run; what follows lacks them"
-        yield from field("records", text, width, "red", indent=2)
-    if now.old:
-        text = f"nothing new of {named(now.old)}: no monitor writes (the disk may be full); what follows may be old"
-        yield from field("snapshots", text, width, "red", indent=2)
+    for name, text in _gaps(now):
+        yield from field(name, text, width, "red", indent=2)
     size = "?" if now.world_size is None else count(now.world_size, "rank")
     states = ", ".join(f"{number} {state}" for state, number in now.states.items())
     world = f"{size} on {count(now.nodes, 'node')}" + (f": {states}" if states else "")
@@ -164,6 +148,27 @@ def _head(now: Now, width: int, rate: float | None = None) -> Iterator[Line]:
     if now.failure is not None:
         text = f"{seconds(now.failure.ago_s)} ago, rank {now.failure.rank}: {now.failure.what}"
         yield from field("last fault", cut(text.replace("\n", " "), 2 * (width - 25)), width, "yellow", indent=2)
+
+
+def _gaps(now: Now) -> Iterator[tuple[str, str]]:
+    """Yield what is known to be missing or old in what is shown."""
+    lost = "must have run; what follows lacks them"
+    if now.damaged:
+        lines = count(now.damaged, "line")
+        yield "records", f"{lines} could not be read, so what follows may be wrong; `resilience report` names the files"
+    if now.unreadable:
+        yield "records", f"cannot be read, so what follows lacks them: {_first_of(now.unreadable, 'file')}"
+    if now.absent:
+        yield "records", f"no records of {named(now.absent)}, which {lost}"
+    if now.absent_agents:
+        yield "records", f"no records of the agent of {_first_of(now.absent_agents, 'node')}, which {lost}"
+    if now.old:
+        yield "snapshots", f"nothing new of {named(now.old)}: {_SILENT}"
+
+
+def _first_of(names: Sequence[str], noun: str) -> str:
+    more = f" and {count(len(names) - MOST_NAMES, f'more {noun}')}" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _step(now: Now, rate: float | None) -> str:

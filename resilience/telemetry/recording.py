@@ -105,9 +105,11 @@ class RecordTail:
         (`facts.records.beginnings`), except the last line of a read.
 
         Attributes: `beginning`, the records of the beginning, once `added` was called; `damaged`, the number of lines
-        so far that are no records, of those not skipped."""
+        so far that are no records, of those not skipped; `error`, why the file could not be read last, empty if it
+        could."""
         self.beginning: list[Record] = []
         self.damaged = 0
+        self.error = ""
         self._path = path
         self._last = last
         self._first = first
@@ -133,8 +135,10 @@ class RecordTail:
                 content = os.pread(file, min(READ_AT_ONCE, size - self._offset), self._offset)
             finally:
                 os.close(file)
-        except OSError:
+        except OSError as error:
+            self.error = error.strerror or str(error)
             return []
+        self.error = ""
         whole, newline, partial_line = content.rpartition(b"\n")
         if not newline and len(partial_line) == READ_AT_ONCE:
             self._offset += len(partial_line)  # none of our lines is that long

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from resilience.core.restart import ENTRY, Assign, Unassigned, is_unassigned
+from resilience.core.restart import ENTRY, Assign, Unassigned
 from resilience.errors import InternalError, LeftInChild, RankDiscarded, RestartError
 from resilience.facts.in_words import count
 from resilience.facts.seats import Seat
@@ -16,7 +16,6 @@ from resilience.inprocess._runtime.forked import here_only
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.state import State
 from resilience.system import call_with_timeout
-from resilience.system.store import execute
 
 if TYPE_CHECKING:
     from resilience.inprocess.rank_assignment import RankAssignment
@@ -102,8 +101,6 @@ def seat_after(hooks: Hooks, operation: Assign, store: CallStore, initial_world_
     seat = operation.seat
     state = State.from_seat(seat, IterationStore(seat, store), initial_world_size)
     try:
-        if execute(is_unassigned(seat), store.protocol):
-            return Unassigned(initial_world_size)  # the other ranks do not wait for it in the hook any more
         return seat_of(here_only(lambda: assign(hooks, state, operation.terminated))(), seat.iteration + 1)
     except RankDiscarded:
         return None

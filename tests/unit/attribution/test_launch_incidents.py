@@ -426,6 +426,26 @@ def test_ranks_that_give_up_one_after_the_other_end_one_incident(last: int) -> N
     assert {r.rank for r in incident.records if r.interruption is Interruption.BASE_EXCEPTION} == {0, 2}
 
 
+def test_rank_that_gives_up_and_for_which_the_launcher_restarts_takes_along_the_fault_before() -> None:
+    """Rank 2 has left another call, of which no iteration began."""
+    told = [with_status(record, 1) for record in launched([Fault("raise", 1)], ranks=3).records]
+    wrapped = record_streams.job([record_streams.Fault("exception", 2, 0)], world=3).records
+    records = [record for record in wrapped if record.origin.iteration in (None, 0)]
+    starts = [r for r in wrapped if isinstance(r.event, events.IterationStarted) and r.origin.iteration == 1]
+    error = ExceptionInfo("resilience.errors.RestartAbort", "too few ranks are left", "f")
+    gone = InterruptionRecord(1, Interruption.BASE_EXCEPTION, exception=error, iteration=1)
+    for start in starts:
+        records.append(start)
+        if start.origin.initial_rank == 1:
+            ends = (events.RankInterrupted(gone), events.RankLeft("RestartAbort"))
+            records += [msgspec.structs.replace(start, event=end) for end in ends]
+        if start.origin.initial_rank == 2:
+            origin = msgspec.structs.replace(start.origin, call=1, iteration=None)
+            records.append(msgspec.structs.replace(start, origin=origin, event=events.RankLeft("SystemExit")))
+    (incident,) = fold([*of_node(records), *told])
+    assert (incident.layer, [culprit.rank for culprit in incident.verdict.culprits]) == ("launcher", [2])
+
+
 LEFT, THEN = ("inprocess", "left"), "launcher"
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +21,7 @@ from resilience.errors import BarrierTimeout, ConfigurationError, ConfigurationT
 from resilience.facts.seats import Seat
 from resilience.inprocess.rank_assignment import (
     COUNTED,
+    LISTED,
     FillGaps,
     FilterGroupedByKey,
     RankAssignment,
@@ -216,11 +216,10 @@ def test_filter_whose_store_is_gone_raises_what_the_key_raised() -> None:
         raise KeyboardInterrupt
 
     state = State(rank=0, world_size=2)
-    store = mock.Mock(**dict.fromkeys(("set.side_effect", "check.side_effect"), RuntimeError("gone")))
-    state.store = SimpleNamespace(base_store=SimpleNamespace(protocol=store), seat=seat(state))
+    state.store = mock.Mock(**dict.fromkeys(("set.side_effect", "check.side_effect"), RuntimeError("gone")))
     with pytest.raises(KeyboardInterrupt):
         FilterGroupedByKey(interrupted, bool)(state, set())
-    assert store.method_calls
+    assert state.store.method_calls
 
 
 def test_child_that_a_key_function_forks_does_not_touch_its_parents_store(tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_child_that_a_key_function_forks_does_not_touch_its_parents_store(tmp_pa
             raise RuntimeError("gone")
 
     parent, state = os.getpid(), State(rank=0, world_size=2)
-    state.store = SimpleNamespace(base_store=SimpleNamespace(protocol=Gone()), seat=seat(state))
+    state.store = Gone()  # type: ignore[assignment]
     try:
         with pytest.raises(StoreError):
             FilterGroupedByKey(fork_and_fail, bool)(state, set())
@@ -324,10 +323,11 @@ class Actor:
             self.perform()
 
 
+@pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("operations", range(20))
-def test_place_of_a_healthy_rank_is_not_taken_for_that_of_a_failed_one(operations: int) -> None:
-    """Ranks 1 and 2 have been exchanged. The stand-in of rank 1, which has failed, is late, and arrives at place 2. The
-    slow rank 2 has place 1."""
+def test_place_of_a_healthy_rank_is_not_taken_for_that_of_a_failed_one(operations: int, raises: bool) -> None:
+    """Ranks 1 and 2 have been exchanged. Rank 1, which has failed, or its stand-in arrives late at place 2. The slow
+    rank 2 has place 1."""
     one = FilterGroupedByKey("x", lambda count: count == 2)
     store = MemoryStore({"1/unassigned_ranks": "1", "1/unassigned_ranks/1": "1"})
     world = states(4)
@@ -336,7 +336,10 @@ def test_place_of_a_healthy_rank_is_not_taken_for_that_of_a_failed_one(operation
         actor.run_to_wait(f"{COUNTED}/done")
     for _ in range(operations):
         looking.perform()
-    Actor(one.excluded("x", world[2], set(), seat(world[1])), store).run_to_wait(f"{COUNTED}/done")
+    late = (
+        one._absent(world[2], set(), seat(world[1])) if raises else one.excluded("x", world[2], set(), seat(world[1]))
+    )
+    Actor(late, store).run_to_wait(f"{COUNTED}/done")
     for _ in range(30):
         looking.perform()
     assert f"0/{one._name}/{COUNTED}/done" not in store.data
@@ -386,6 +389,21 @@ def test_rank_that_leaves_the_filter_last_lets_the_others_read_the_list() -> Non
     for actor in others:
         actor.run_to_wait("nothing else")
         assert actor.result == {0, 1}
+
+
+def test_list_is_read_although_the_rank_that_came_last_is_lost_before_it_has_frozen_it() -> None:
+    one = FilterGroupedByKey("x", lambda count: count == 2)
+    store = MemoryStore()
+    ranks = [Actor(one.excluded("x", state, set(), seat(state)), store) for state in states(2)]
+    ranks[0].run_to_wait("done")
+    ranks[1].run_to_wait("frozen")
+    while f"0/{one._name}/{LISTED}/done" not in store.data:
+        ranks[0].perform()
+    for _ in range(20):
+        ranks[1].perform()
+        if ranks[1].pending is None:
+            break
+    assert ranks[1].result == frozenset()
 
 
 def test_group_is_excluded_as_a_whole_although_a_late_stand_in_counts_its_rank_meanwhile() -> None:

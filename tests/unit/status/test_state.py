@@ -660,6 +660,26 @@ def test_ranks_without_a_file_are_named_once_all_that_started_have_one(tmp_path:
     assert now_of(wrapped, 90.0).absent == (2,)
 
 
+def test_record_files_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> None:
+    folder = launched([Fault("hang", 0)], nodes=2, is_running=True).write(tmp_path / "run")
+    contents = {name: (folder / "records" / name).read_bytes() for name in ("node1-2.jsonl", "node1-agent.jsonl")}
+    watcher = Watcher(folder, lambda: START + 90.0)
+    for name in contents:
+        (folder / "records" / name).unlink()
+        (folder / "records" / name).mkdir()  # root may read any file
+    now = watcher.look()
+    assert now is not None
+    assert now.unreadable == tuple(f"{name}: Is a directory" for name in contents)
+    assert (now.absent, now.absent_agents, now.has_all_records) == ((), (), False)
+    text = " ".join(" ".join(plain(line) for line in status_lines(now, 80, 20)).split())
+    assert "records cannot be read, so what follows lacks them: node1-2.jsonl: Is a directory, node1-agent" in text
+    for name, content in contents.items():
+        (folder / "records" / name).rmdir()
+        (folder / "records" / name).write_bytes(content)
+    now = watcher.look()
+    assert now is not None and (now.unreadable, now.has_all_records) == ((), True)
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_agents_without_a_file_are_named_once_all_that_started_have_one(nodes: int, tmp_path: Path) -> None:
     """A reader may see the first records of a monitor before those of its agent."""

@@ -93,12 +93,3 @@ def test_hooks_that_do_not_return_in_time_leave_the_rank_unassigned() -> None:
     finally:
         over.set()
     assert seat_within(60.0, Hooks(ShiftRanks(), Waits()), operation, store, 5) == Seat(3, 0, 3, 3, 1)
-
-
-def test_stand_in_calls_no_hooks_for_a_rank_whose_assignment_is_known_to_have_failed() -> None:
-    store = CallStore("", dist.HashStore(), lambda *_: None)
-    store.protocol.set("1/unassigned/3", "1")
-    hooks, terminated = Hooks(ShiftRanks(), None), frozenset((0,))
-    assert seat_within(60.0, hooks, Assign(Seat(3, 1, 4, 4, 0), terminated), store, 5) == Unassigned(5)
-    assert seat_within(60.0, hooks, Assign(Seat(2, 1, 4, 4, 0), terminated), store, 5) == Seat(2, 0, 3, 3, 1)
-    assert seat_within(60.0, hooks, Assign(Seat(3, 1, 4, 4, 1), terminated), store, 5) == Seat(3, 0, 3, 3, 2)
