@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -196,17 +197,28 @@ def _note_number(state: State, seat: Seat) -> Protocol[None]:
 def _arrive_for(failed: set[int], name: str, count: int, seat: Seat) -> Protocol[bool]:
     """Arrive for the places of ranks that will not come, if all others have arrived and none has another number than
     its seat: then nobody else can have these places. Return True if this completed the barrier."""
-    others = [place for place in range(count) if place not in failed]
-    for first in range(0, len(others), restart.BLOCK):
-        block = others[first : first + restart.BLOCK]
-        if not (yield Check(tuple(f"{name}/0/{place}" for place in block))):
-            return False
-    if (yield Check((_renumbered(seat),))):
+    renumbered = Check((_renumbered(seat),))
+    if (yield renumbered) or not (yield from _has_all_but(failed, name, count)) or (yield renumbered):
         return False
     is_complete = False
     for place in sorted(failed):
         is_complete |= yield from restart.arrive(name, place, count)
     return is_complete
+
+
+def _has_all_but(missing: AbstractSet[int], name: str, count: int) -> Protocol[bool]:
+    """Return True if all places of a barrier have been arrived at, except perhaps the missing ones. Asks for the blocks
+    of missing places alone: the others are complete if they have arrived a level higher."""
+    level = 0
+    while count > 1:
+        blocks = {place // restart.BLOCK for place in missing}
+        for block in sorted(blocks):
+            first = block * restart.BLOCK
+            others = set(range(first, min(first + restart.BLOCK, count))) - missing
+            if others and not (yield Check(tuple(f"{name}/{level}/{place}" for place in sorted(others)))):
+                return False
+        missing, count, level = blocks, -(-count // restart.BLOCK), level + 1
+    return True
 
 
 def _place(rank: int, terminated: set[int]) -> int:

@@ -25,7 +25,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -56,7 +56,9 @@ class CutResult(msgspec.Struct, frozen=True):
 NO_CUT = CutResult(sockets=0, method="none", duration=0.0)
 _latest = NO_CUT
 _held: dict[int, int] = {}  # descriptors of sockets that were cut, by inode
+_closing: dict[int, int] = {}  # inodes of those that are being closed, by descriptor
 os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
+_cut_before: set[int] = set()  # inodes of sockets that were cut: a second cut has no use, and copies them once more
 _dropping: list[threading.Thread] = []
 _kept: list[list[Any]] = []  # groups that no thread could be started to drop
 
@@ -71,7 +73,8 @@ def cut_gloo_sockets() -> CutResult:
         return NO_CUT
     began = time.monotonic()
     method, members = _find_sockets()
-    sockets = sum(_cut(fd, inode) for fd, inode in members)
+    _cut_before.intersection_update(inode for _, inode in members)
+    sockets = sum(_cut(fd, inode) for fd, inode in members if inode not in _cut_before)
     _latest = CutResult(sockets, method, time.monotonic() - began)
     return _latest
 
@@ -82,9 +85,8 @@ def listeners() -> frozenset[int]:
         return frozenset()
     inodes = set()
     for fd, inode in _find_sockets()[1]:
-        with _duplicate(fd, inode) as copy:
-            if copy is not None and _listens(copy):
-                inodes.add(inode)
+        if _is_listener(fd, inode):
+            inodes.add(inode)
     return frozenset(inodes)
 
 
@@ -102,7 +104,7 @@ def connect_in_place_of_peers(world_size: int, done: frozenset[int] = frozenset(
     if _c10d() is None:
         return done
     for fd, inode in _find_sockets()[1]:
-        if inode in done:
+        if inode in done or inode in _cut_before:
             continue
         with contextlib.suppress(OSError), _duplicate(fd, inode) as copy:  # a listener may close at this moment
             if copy is None or not _listens(copy):
@@ -118,8 +120,7 @@ def let_go() -> None:
     """Close the sockets that were cut. Call it when all ranks have left their collectives, or when one is so late that
     the end of a connection is better than waiting for its own cut. Any thread."""
     while _held:
-        with contextlib.suppress(KeyError):  # another thread was faster
-            os.close(_held.popitem()[1])
+        _close_copies(list(_held))
 
 
 def last_cut() -> CutResult:
@@ -221,10 +222,7 @@ def _sets_by_shape() -> Iterator[Members]:
         if members and all(data > 0xFFFFFFFF for _, _, data in members):
             links = [_link(fd) for fd, _, _ in members]
             pipes = sum(link.startswith("pipe:") for link in links)
-            listeners = 0
-            for fd, inode, _ in members:
-                with _duplicate(fd, inode) as copy:
-                    listeners += copy is not None and _listens(copy)
+            listeners = sum(_is_listener(fd, inode) for fd, inode, _ in members)
             if pipes == 1 and listeners == 1:
                 yield [(fd, inode) for fd, inode, _ in members]
 
@@ -245,6 +243,7 @@ def _cut(fd: int, inode: int) -> int:
     with _duplicate(fd, inode) as copy:
         if copy is None or inode in _held or _listens(copy) or not _shut_down(copy, socket.SHUT_RD):
             return 0
+        _cut_before.add(inode)
         with contextlib.suppress(OSError):  # too many open files
             _held[inode] = os.dup(copy.fileno())  # socket.dup() would make it blocking, for gloo too
         return 1
@@ -274,6 +273,13 @@ def _duplicate(fd: int, inode: int | None = None) -> Iterator[socket.socket | No
             os.close(copy)
         else:
             duplicate.close()
+
+
+def _is_listener(fd: int, inode: int) -> bool:
+    if inode in _cut_before:
+        return False  # and no copy of it may keep it open while its group is dropped
+    with _duplicate(fd, inode) as copy:
+        return copy is not None and _listens(copy)
 
 
 def _listens(copy: socket.socket) -> bool:
@@ -413,13 +419,29 @@ def _await_stream_ends() -> None:
     gloo/transport/tcp/loop.cc): it relies on `close`, which removes a socket only without our copy. It would find
     the end of the stream again, for a closed pair, and end the process."""
     deadline = time.monotonic() + READ_LIMIT
-    while late := _held.keys() & {inode for _, inode in _find_sockets()[1]}:
+    while late := _open_copies() & {inode for _, inode in _find_sockets()[1]}:
         if time.monotonic() >= deadline:
-            for inode in late:
-                with contextlib.suppress(KeyError):  # another thread was faster
-                    os.close(_held.pop(inode))
+            _close_copies(late)
             return
         time.sleep(0.002)
+
+
+def _close_copies(inodes: Iterable[int]) -> None:
+    """Close our copies of sockets. Until a copy is closed, it is in `_held` or in `_closing`. Any thread."""
+    for inode in inodes:
+        copy = _held.get(inode)
+        if copy is None:
+            continue  # another thread was faster
+        _closing[copy] = inode
+        if _held.pop(inode, None) is not None:
+            os.close(copy)
+            _closing.pop(copy, None)
+
+
+def _open_copies() -> set[int]:
+    """Return the inodes of the sockets of which we still have a copy."""
+    held = set(_held)  # first: a copy that is being closed comes to `_closing` before it leaves `_held`
+    return held.union(_closing.values())
 
 
 def await_drops(limit: float = EXIT_LIMIT) -> int:

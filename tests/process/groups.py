@@ -7,11 +7,13 @@ import ctypes
 import os
 import random
 import socket
+import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +27,7 @@ from tests.support import threads
 
 LIMIT = 20.0  # seconds: far less than the groups' timeout
 GROUP_TIMEOUT = timedelta(minutes=30)
+BUSY = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 
 
 HOSTED: list[dist.TCPStore] = []
@@ -157,6 +160,20 @@ def cut_rounds(rounds: int, shape: bool) -> list[tuple[str, int]]:
     return cuts
 
 
+class SlowToClose:
+    """The module os. A thread that closes the last copy of a socket is kept from it for a while, as on a busy host."""
+
+    copies: ClassVar[set[int]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def close(self, descriptor: int) -> None:
+        if descriptor in self.copies and not collectives._held:
+            time.sleep(0.3)
+        os.close(descriptor)
+
+
 def cut_and_drop(rounds: int) -> int:
     """Drop the groups in the moment in which they are cut, before gloo's threads can have seen it; answers how many
     sockets were cut in all."""
@@ -169,11 +186,54 @@ def cut_and_drop(rounds: int) -> int:
         collectives.drop_groups()
         meet(store, f"over{number}", world)
         collectives.let_go()
+    leave_last_with_store(store, rank, world)
+    return sockets
+
+
+def cut_and_let_go_on_a_busy_host(rounds: int) -> int:
+    """The same with copies that are closed before gloo's threads, which hardly ever run, have seen the cut."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, sockets = new_client(), 0
+    core = min(os.sched_getaffinity(0))
+    busy = subprocess.Popen([sys.executable, "-c", BUSY])
+    os.sched_setaffinity(busy.pid, {core})
+    collectives.os = SlowToClose()  # type: ignore[attr-defined]
+    try:
+        for number in range(rounds):
+            build(store, f"round{number}", rank, world)
+            for task in os.listdir("/proc/self/task"):
+                if Path(f"/proc/self/task/{task}/comm").read_text().startswith(collectives.LOOP_THREAD):
+                    os.sched_setaffinity(int(task), {core})
+                    os.sched_setscheduler(int(task), os.SCHED_IDLE, os.sched_param(0))
+            meet(store, f"built{number}", world)
+            sockets += collectives.cut_gloo_sockets().sockets
+            keep_one_copy()
+            SlowToClose.copies = set(collectives._held.values())
+            collectives.drop_groups()
+            collectives.let_go()
+            assert collectives.await_drops(LIMIT) == 0
+            meet(store, f"over{number}", world)
+    finally:
+        busy.kill()
+        busy.wait()
+    leave_last_with_store(store, rank, world)
+    return sockets
+
+
+def keep_one_copy() -> None:
+    """Keep a copy of one socket alone, if possible of one whose end no thread of gloo has read."""
+    unread = collectives._held.keys() & {inode for _, inode in collectives._find_sockets()[1]}
+    kept = next(iter(unread), None)
+    for inode in list(collectives._held):
+        if inode != kept:
+            os.close(collectives._held.pop(inode))
+
+
+def leave_last_with_store(store: dist.Store, rank: int, world: int) -> None:
     if rank:
         store.add("left", 1)
     else:  # the host of the store goes last
         meet(store, "left", world)
-    return sockets
 
 
 def resources() -> tuple[int, int]:

@@ -36,6 +36,13 @@ def test_groups_may_be_dropped_before_gloo_has_seen_the_cut(start: Start, lazy: 
 
 
 @pytest.mark.parametrize("lazy", ["0", "1"])
+def test_groups_may_be_dropped_while_the_copies_of_their_sockets_are_being_closed(start: Start, lazy: str) -> None:
+    """gloo ends a process whose device it shuts down while a copy is still open."""
+    job = start(4, target(groups.cut_and_let_go_on_a_busy_host), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=3)
+    assert all(sockets > 0 for sockets in values(job))
+
+
+@pytest.mark.parametrize("lazy", ["0", "1"])
 def test_cut_frees_every_rank_and_spares_the_users_connections(start: Start, lazy: str) -> None:
     job = start(4, target(groups.cut_rounds), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=10, shape=False)
     cuts = values(job)

@@ -345,14 +345,21 @@ def test_place_of_a_healthy_rank_is_not_taken_for_that_of_a_failed_one(operation
     assert f"0/{one._name}/{COUNTED}/done" not in store.data
 
 
-def test_arrivals_are_looked_for_one_block_at_a_time() -> None:
-    size, failed = 70, 40
+@pytest.mark.parametrize("late", [None, 5, 39, 1000, 2047])
+def test_look_for_arrivals_takes_few_operations_at_any_size(late: int | None) -> None:
+    """2,048 ranks are two full levels. late: a rank that has not arrived."""
+    size, failed = 2048, 40
     one = FilterGroupedByKey("x", lambda count: count == size - 1)
     store = MemoryStore({"1/unassigned_ranks": "1", "1/unassigned_ranks/1": str(failed)})
-    going_on = [state for state in states(size) if state.rank != failed]
-    begins = {state.rank: partial(one.excluded, "x", state, set(), seat(state)) for state in going_on}
-    results, _ = interleaved(begins, random.Random(2), store)
-    assert set(results.values()) == {frozenset()}
+    done = f"0/{one._name}/{COUNTED}/done"
+    for rank in set(range(size)) - {failed, late, 0}:
+        Actor(restart.arrive(done.removesuffix("/done"), rank, size), store).run_to_wait("done")
+    state = State(rank=0, world_size=size, initial_rank=100)
+    looks = Actor(one.excluded("x", state, set(), seat(state)), store)
+    looks.run_to_wait("done")
+    for _ in range(20):
+        looks.perform()
+    assert (done in store.data) == (late is None)
     assert store.widest <= BLOCK
 
 
