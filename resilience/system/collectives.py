@@ -38,6 +38,7 @@ LOOP_THREAD = "gloo_tcp_loop"
 TRIES = 20  # checks of a loop thread that is not in its wait; it waits again after 0.2 ms of work
 EXIT_LIMIT = 5.0  # seconds that the process's exit waits for groups that are still being dropped
 READ_LIMIT = 2.0  # seconds for a device's thread to read the end of a stream; it takes 0.1 ms on an idle core
+INHERITED_LIMIT = 0.25  # seconds for that if only a child of this process, such as a loader's worker, may have a copy
 CONNECT_LIMIT = 0.1  # seconds for a connection to this process's own listener
 NUMBER_BYTES = 8  # sequence_number_t in gloo/transport/tcp/address.h
 
@@ -56,7 +57,7 @@ class CutResult(msgspec.Struct, frozen=True):
 NO_CUT = CutResult(sockets=0, method="none", duration=0.0)
 _latest = NO_CUT
 _held: dict[int, int] = {}  # descriptors of sockets that were cut, by inode
-_closing: dict[int, int] = {}  # inodes of those that are being closed, by descriptor
+_closing: dict[object, int] = {}  # inodes of those that are being closed, one entry for each attempt
 os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
 _cut_before: set[int] = set()  # inodes of sockets that were cut: a second cut has no use, and copies them once more
 _dropping: list[threading.Thread] = []
@@ -243,9 +244,9 @@ def _cut(fd: int, inode: int) -> int:
     with _duplicate(fd, inode) as copy:
         if copy is None or inode in _held or _listens(copy) or not _shut_down(copy, socket.SHUT_RD):
             return 0
-        _cut_before.add(inode)
         with contextlib.suppress(OSError):  # too many open files
             _held[inode] = os.dup(copy.fileno())  # socket.dup() would make it blocking, for gloo too
+            _cut_before.add(inode)
         return 1
 
 
@@ -403,8 +404,9 @@ def _release_in_background(held: list[Any], aborting: frozenset[int]) -> None:
 
 def _release(held: list[Any], aborting: frozenset[int]) -> None:
     """Shut down and drop the groups, one after another. aborting: ids of groups that must not be shut down."""
-    _await_stream_ends()
+    began = time.monotonic()
     while held:
+        _await_stream_ends(began)
         group = held.pop(0)
         with contextlib.suppress(Exception):  # a thread's edge: a group that cannot be shut down is dropped anyway
             if id(group) not in aborting:
@@ -412,16 +414,18 @@ def _release(held: list[Any], aborting: frozenset[int]) -> None:
         del group
 
 
-def _await_stream_ends() -> None:
-    """Wait until the devices' threads have read the end of each cut connection.
+def _await_stream_ends(began: float) -> None:
+    """Wait until the devices' threads have read the end of each cut connection, within a limit since `began`.
 
     A device after shutdown no longer removes sockets from its epoll set (`Loop::unregisterDescriptor` in
-    gloo/transport/tcp/loop.cc): it relies on `close`, which removes a socket only without our copy. It would find
+    gloo/transport/tcp/loop.cc): it relies on `close`, which removes a socket only without a copy. It would find
     the end of the stream again, for a closed pair, and end the process."""
-    deadline = time.monotonic() + READ_LIMIT
-    while late := _open_copies() & {inode for _, inode in _find_sockets()[1]}:
-        if time.monotonic() >= deadline:
-            _close_copies(late)
+    while unread := _cut_before & {inode for _, inode in _find_sockets()[1]}:
+        ours = unread & _open_copies()
+        waited = time.monotonic() - began
+        if waited >= READ_LIMIT:
+            _close_copies(ours)  # it is not ours any more, unless another thread is closing it
+        if waited >= (2 * READ_LIMIT if ours else INHERITED_LIMIT):
             return
         time.sleep(0.002)
 
@@ -429,13 +433,14 @@ def _await_stream_ends() -> None:
 def _close_copies(inodes: Iterable[int]) -> None:
     """Close our copies of sockets. Until a copy is closed, it is in `_held` or in `_closing`. Any thread."""
     for inode in inodes:
-        copy = _held.get(inode)
-        if copy is None:
-            continue  # another thread was faster
-        _closing[copy] = inode
-        if _held.pop(inode, None) is not None:
-            os.close(copy)
-            _closing.pop(copy, None)
+        attempt = object()
+        _closing[attempt] = inode
+        try:
+            copy = _held.pop(inode, None)
+            if copy is not None:  # no other thread was faster
+                os.close(copy)
+        finally:
+            del _closing[attempt]
 
 
 def _open_copies() -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import random
@@ -202,9 +203,10 @@ def cut_and_let_go_on_a_busy_host(rounds: int) -> int:
         for number in range(rounds):
             build(store, f"round{number}", rank, world)
             for task in os.listdir("/proc/self/task"):
-                if Path(f"/proc/self/task/{task}/comm").read_text().startswith(collectives.LOOP_THREAD):
-                    os.sched_setaffinity(int(task), {core})
-                    os.sched_setscheduler(int(task), os.SCHED_IDLE, os.sched_param(0))
+                with contextlib.suppress(OSError):  # a thread has ended meanwhile
+                    if Path(f"/proc/self/task/{task}/comm").read_text().startswith(collectives.LOOP_THREAD):
+                        os.sched_setaffinity(int(task), {core})
+                        os.sched_setscheduler(int(task), os.SCHED_IDLE, os.sched_param(0))
             meet(store, f"built{number}", world)
             sockets += collectives.cut_gloo_sockets().sockets
             keep_one_copy()
