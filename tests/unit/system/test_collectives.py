@@ -41,7 +41,7 @@ def test_groups_are_dropped_once_the_end_of_each_cut_connection_is_read_whoever_
     assert left == [{(8, 7)}]
 
 
-def test_copy_of_a_connection_whose_end_is_not_read_in_time_is_closed_before_its_group_is_dropped(
+def test_copy_of_a_connection_whose_end_is_not_read_in_time_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reading, writing = os.pipe()
