@@ -612,7 +612,10 @@ def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int,
         known = unassigned.keys() | discarded.keys()
         if len(known) + len(terminated) >= seat.world_size:
             return None  # no rank has a seat
-        seats = yield from _published(keys, initial_world_size)
+        published = yield from _published(initial_world_size)
+        seats = {rank: other for rank, other in published.items() if other.iteration == keys.iteration}
+        if not seats and any(other.iteration > keys.iteration for other in published.values()):
+            return None  # that iteration has begun, so no place was left
         if seats:
             world = next(iter(seats.values()))
             arrived = yield from numbered(f"{keys.start}/0", world.world_size)
@@ -636,11 +639,10 @@ def _place_left(seat: Seat, terminated: frozenset[int], initial_world_size: int,
     )
 
 
-def _published(keys: Keys, initial_world_size: int) -> Protocol[dict[int, Seat]]:
-    """Return the seats that ranks have published for this iteration, by initial rank."""
+def _published(initial_world_size: int) -> Protocol[dict[int, Seat]]:
+    """Return the seats that ranks have published last, by initial rank."""
     texts = yield from numbered(SEATS, initial_world_size)
-    seats = {initial_rank: from_json(text, Seat) for initial_rank, text in texts.items()}
-    return {initial_rank: seat for initial_rank, seat in seats.items() if seat.iteration == keys.iteration}
+    return {initial_rank: from_json(text, Seat) for initial_rank, text in texts.items()}
 
 
 def _claim(keys: Keys, initial_rank: int, claims: Mapping[int, str], missing: Sequence[int]) -> Protocol[int | None]:

@@ -615,6 +615,14 @@ def test_place_is_found_again_when_the_others_have_gone_on(protocol: ModuleType)
     assert look_for_a_place(protocol, store) == PLACE
 
 
+def test_rank_without_a_place_leaves_when_all_others_have_gone_on(protocol: ModuleType) -> None:
+    store, log = MemoryStore(), []  # type: ignore[var-annotated]
+    take_place(store, msgspec.structs.replace(OTHER, iteration=2))
+    assert look_for_a_place(protocol, store, log=log) is None
+    assert not [operation for operation in log if isinstance(operation, Await)]
+    assert "1/claim/1" not in store.data
+
+
 def test_place_is_waited_for_until_the_others_have_come(protocol: ModuleType) -> None:
     class Late(MemoryStore):
         looks = 0

@@ -359,7 +359,8 @@ def test_look_for_arrivals_takes_few_operations_at_any_size(late: int | None) ->
     looks.run_to_wait("done")
     for _ in range(20):
         looks.perform()
-    assert (done in store.data) == (late is None)
+    arrived_for = done.removesuffix("done") + f"0/{failed}"
+    assert [key in store.data for key in (done, arrived_for)] == [late is None] * 2
     assert store.widest <= BLOCK
 
 

@@ -154,6 +154,12 @@ def test_rank_that_raises_before_it_publishes_its_seat_keeps_nobody_waiting() ->
     assert report.vain_waits == ()
 
 
+def test_rank_without_a_place_leaves_although_all_others_have_gone_on_meanwhile() -> None:
+    faults = Misassign(0, 0), KillFault(1, "both", 15), Fail(3, 1, Stage.INITIALIZE)
+    report = Cluster(Schedule(5465642, 7, faults, 7, assignment="grouped", block=3, latency=3.0)).run()
+    assert report.ends == ("raised", "killed", *("completed",) * 5)
+
+
 def test_rank_taken_for_dead_is_excluded_and_told_so() -> None:
     report = run(Stall(1, 0, Stage.FUNCTION, "slow", 30.0), FalseSuspicion(2, 5.0))
     assert report.ends == ("completed", "completed", "discarded", "completed")
