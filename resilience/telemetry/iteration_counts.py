@@ -54,7 +54,7 @@ class IterationCounts:
         if isinstance(event, events.IterationStarted):
             self._cycles[key[0]] = max(self._cycles.get(key[0], 0), key[1])
             self._pass(key)
-            if key[3] >= self._latest[key[:3]] - 1:
+            if key[3] >= self._latest.get(key[:3], -1) - 1:
                 self._sizes[key] = origin.world_size or 0
         is_latest = key[3] >= self._latest.get(key[:3], -1)
         match event:

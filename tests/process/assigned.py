@@ -17,6 +17,13 @@ from resilience.inprocess import CallWrapper, Compose, Wrapper
 from resilience.inprocess.rank_assignment import FilterGroupedByKey, RankAssignment, ShiftRanks
 from resilience.inprocess.state import State
 
+PATIENT = {
+    "soft_timeout": timedelta(seconds=60),
+    "hard_timeout": timedelta(seconds=90),
+    "barrier_timeout": timedelta(seconds=240),
+    "completion_timeout": timedelta(seconds=240),
+}
+
 
 class FailsOn(RankAssignment):
     """Shifts ranks, but raises on some initial ranks: at the call of the function, or after iteration 0."""
@@ -51,10 +58,7 @@ def fails_on(ranks: list[int], at_entry: bool, how: str = "raises") -> tuple[int
 
     @Wrapper(
         rank_assignment=FailsOn(ranks, at_entry, how),
-        soft_timeout=timedelta(seconds=60),
-        hard_timeout=timedelta(seconds=90),
-        barrier_timeout=timedelta(seconds=240),
-        completion_timeout=timedelta(seconds=240),
+        **PATIENT,
     )
     def function(call: CallWrapper | None = None) -> tuple[int, int, int]:
         assert call is not None
@@ -101,10 +105,7 @@ def raises_before_a_filter(is_in_filter: bool, at_entry: bool) -> tuple[int, int
             FilterGroupedByKey(node, lambda count: True),
             Before(),
         ),
-        soft_timeout=timedelta(seconds=60),
-        hard_timeout=timedelta(seconds=90),
-        barrier_timeout=timedelta(seconds=240),
-        completion_timeout=timedelta(seconds=240),
+        **PATIENT,
     )
     def function(call: CallWrapper | None = None) -> tuple[int, int, int]:
         assert call is not None

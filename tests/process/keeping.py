@@ -48,9 +48,10 @@ class Trainer:
 
 
 def _entry(models: list[weakref.ref[Any]], before: list[Entry]) -> Entry:
-    """What is alive at this moment. Then how many descriptors and threads there are, as soon as they are no more than
-    at the entry before, or after SETTLED: a thread may be writing a file, and a busy host takes long to close
-    connections. Then the anonymous memory, in KiB."""
+    """Count the models that are alive at the entry, then descriptors and threads, then the anonymous memory in KiB.
+
+    If there are more descriptors or threads than at the entry before, they are counted again for up to SETTLED seconds:
+    a thread may be writing a file, and a busy host takes long to close connections."""
     entry = {"alive": sum(model() is not None for model in models)}
     deadline = time.monotonic() + SETTLED
     while True:

@@ -31,7 +31,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, *members: set[tuple[int, int]]) -> li
     return left
 
 
-def test_groups_are_dropped_once_the_end_of_each_cut_connection_is_read_whoever_has_a_copy(
+def test_groups_are_dropped_once_gloo_has_read_the_end_of_each_cut_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A child that was forked has one of each."""

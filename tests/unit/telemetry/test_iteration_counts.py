@@ -126,3 +126,9 @@ def test_restarts_by_torchrun_count_as_they_are_incidents_of_the_report() -> Non
     assert counted(records, 2000.0) == counted(records[::-1], 2000.0) == {"interrupted": 5}
     # Under our launcher these are cycles, which it counts itself.
     assert counted([AGENT, *records], 2000.0) == {}
+
+
+def test_damaged_start_of_an_iteration_that_lacks_its_number_counts_as_none() -> None:
+    start = record(events.IterationStarted(2, "active"), 1.0)
+    assert counted([start], 2.0) == counted([], 2.0)
+    assert counted([start, STARTED, INTERRUPTED, NEXT], 12.0) == counted([STARTED, INTERRUPTED, NEXT], 12.0)
