@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tests.support.examples  # noqa: F401
+from tests.support import ranks
 from tests.support.ranks import Job, started
 from tests.support.server import DDP_AND_FSDP, LAUNCHER, ForkServer
 
@@ -32,6 +33,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failed test shows what its jobs recorded: it may have failed for once, on a machine that nobody can look at."""
+    report = yield
+    if report.failed and report.when == "call":
+        for job in ranks.of_this_test:
+            try:
+                report.sections.append(("Records of a job", job.told()))
+            except Exception as error:  # a damaged run folder must not hide the failure
+                report.sections.append(("Records of a job", f"cannot be shown: {error!r}"))
+    return report
 
 
 @pytest.fixture(scope="session")

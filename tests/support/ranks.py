@@ -206,6 +206,19 @@ class Job:
         ]
         return "".join(texts)
 
+    def told(self, most: int = 120, width: int = 400) -> str:
+        """The last records, a line each with its time since the first one, and the output; waits for nothing."""
+        lines = [f"{self.key}: {', '.join(f'{rank} {end}' for rank, end in sorted(self.finished.items()))}"]
+        for run in sorted((self.folder / "runs").glob("[!.]*")):
+            records = Account(run).records()
+            lines += [f"--- {run.name}: the last {min(most, len(records))} of {len(records)} records"]
+            lines += [
+                f"{(record.mono_ns - records[0].mono_ns) / 1e9:9.3f} {record.origin.initial_rank} {record.origin.role} "
+                f"{record.event}"[:width]
+                for record in records[-most:]
+            ]
+        return "\n".join(lines) + self.output()
+
     def stacks(self, rank: int) -> str:
         return f"\n--- stacks of rank {rank}\n{stacks_of(self.pids[rank])}"
 
@@ -274,6 +287,7 @@ def free_port() -> int:
 
 
 _numbers = itertools.count()
+of_this_test: list[Job] = []  # that are not ended yet
 
 
 @contextmanager
@@ -291,6 +305,7 @@ def started(
     env: what all ranks get beside torchrun's variables; env_of: what the rank of that number gets."""
     job = Job(server, folder, f"job{next(_numbers)}")
     port = str(free_port())
+    of_this_test.append(job)
     try:
         for rank in range(world_size):
             variables = {
@@ -310,4 +325,5 @@ def started(
         job.ran_to_its_end = False  # the test has failed already; just end what is left
         raise
     finally:
+        of_this_test.remove(job)
         job.end()
