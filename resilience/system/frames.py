@@ -20,7 +20,7 @@ MAX_FRAMES = 60
 # Held while garbage collection is off: two threads that take stacks at once,
 # or a child forked meanwhile, would leave it off for ever.
 _TAKING = fork_lock()
-_WRAPPERS = "/resilience/system/collective_calls.py"
+_WRAPPERS = ("/resilience/system/collective_calls.py", "/resilience/system/group_shutdowns.py")
 _STANDARD = os.path.join(os.path.dirname(threading.__file__), "")
 _OURS = tuple(
     os.path.join(os.path.dirname(os.path.dirname(__file__)), layer, "")

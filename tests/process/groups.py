@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from resilience.errors import RankShouldRestart, RestartError
-from resilience.system import collectives, group_aborts, places
+from resilience.system import collectives, group_aborts, group_shutdowns, places
 from resilience.system.listening_sockets import listen
 from tests.support import threads
 
@@ -220,6 +220,28 @@ def cut_and_let_go_on_a_busy_host(rounds: int) -> int:
         busy.wait()
     leave_last_with_store(store, rank, world)
     return sockets
+
+
+def destroy_while_being_cut(rounds: int, pause: float) -> int:
+    """Destroy the groups, as user code does, while another thread cuts them. pause: the most seconds between both."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store, pauses, original = new_client(), random.Random(rank), vars(c10d.ProcessGroup)["shutdown"]
+    with group_shutdowns.after_cuts():
+        for number in range(rounds):
+            build(store, f"round{number}", rank, world)
+            meet(store, f"built{number}", world)
+            cutting = threading.Timer(pauses.random() * pause, collectives.cut_gloo_sockets)
+            cutting.start()
+            if not pause:
+                cutting.join()  # the groups go after the cut, and before gloo's threads can have seen it
+            dist.destroy_process_group()
+            cutting.join()
+            collectives.drop_groups()
+            meet(store, f"over{number}", world)
+            collectives.let_go()
+    assert vars(c10d.ProcessGroup)["shutdown"] is original
+    leave_last_with_store(store, rank, world)
+    return rounds
 
 
 def keep_one_copy() -> None:

@@ -537,6 +537,27 @@ def build_a_group_when_asked(options: dict[str, float] = {}) -> int:  # noqa: B0
     return function()
 
 
+def destroy_groups_in_a_finally(restarts: int, all_fail: bool) -> int:
+    """Train, fail a few times, and destroy the groups in a `finally` each time; answers the last iteration."""
+
+    @Wrapper()
+    def function(call: CallWrapper | None = None) -> int:
+        assert call is not None
+        dist.init_process_group("gloo")
+        try:
+            rank = dist.get_rank()
+            for step in itertools.count():
+                dist.all_reduce(torch.ones(1))
+                if call.iteration == restarts:
+                    return call.iteration
+                if step == 20 + call.iteration and (all_fail or rank == call.iteration % 3):
+                    raise ValueError("by schedule")
+        finally:
+            dist.destroy_process_group()
+
+    return function()
+
+
 def break_while_others_wait(kind: str) -> int:
     """Rank 1 breaks in iteration 0 once it is let on. The others wait in a function that only the restart ends."""
     rank = int(os.environ["RANK"])

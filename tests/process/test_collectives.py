@@ -42,6 +42,13 @@ def test_groups_may_be_dropped_while_the_copies_of_their_sockets_are_being_close
     assert all(sockets > 0 for sockets in values(job))
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+@pytest.mark.parametrize("lazy", ["0", "1"])
+def test_user_code_may_destroy_its_groups_while_they_are_cut(start: Start, lazy: str, pause: float) -> None:
+    job = start(4, target(groups.destroy_while_being_cut), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=20, pause=pause)
+    assert values(job) == [20] * 4
+
+
 @pytest.mark.parametrize("lazy", ["0", "1"])
 def test_cut_frees_every_rank_and_spares_the_users_connections(start: Start, lazy: str) -> None:
     job = start(4, target(groups.cut_rounds), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=10, shape=False)

@@ -62,7 +62,7 @@ from resilience.inprocess.abort import abort_wait
 from resilience.inprocess.hook_store import CallStore, IterationStore
 from resilience.inprocess.initialize import prepared
 from resilience.inprocess.state import State, Status
-from resilience.system import collectives, garbage, group_aborts, store_constructor
+from resilience.system import collectives, garbage, group_aborts, group_shutdowns, store_constructor
 from resilience.system.environment import keep_nccl_watchdog_from_raising, scoped_environment
 from resilience.system.interrupt import Atomic, Interrupter
 from resilience.system.store import drive, execute
@@ -182,6 +182,7 @@ class CallWrapper:
             scoped_environment(),
             meeting_at_own_store(),
             collectives.nothing_left(DROP_LIMIT),
+            group_shutdowns.after_cuts(),
             Session.open(self._wrapper, name, self._number, self._state) as session,
         ):
             self._session = session
