@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import resilience
 from resilience.inprocess import CallWrapper, Compose, Wrapper
 from resilience.inprocess._runtime import call as running
+from resilience.inprocess._runtime import monitor_store
 from resilience.inprocess.completion import Completion
 from resilience.inprocess.finalize import Finalize
 from resilience.inprocess.health_check import FaultCounter, HealthCheck
@@ -523,8 +524,22 @@ def wait_for_sign(options: dict[str, float] = {}) -> int:  # noqa: B006  only re
     return function()
 
 
-def build_a_group_when_asked(options: dict[str, float] = {}) -> int:  # noqa: B006  only read
-    """Build a process group over the iteration's store, once the file `go` is there; answers the iteration."""
+def build_a_group_when_asked(
+    options: dict[str, float] = {},  # noqa: B006  only read
+    monitor_is_late: bool = False,
+) -> int:
+    """Build a process group over the iteration's store, once the file `go` is there; answers the iteration.
+
+    monitor_is_late: rank 1's monitor begins the call once it is let on."""
+    folder, agree = Path.cwd(), monitor_store.agree_on_folder
+
+    def begin_late(*args: Any) -> str:
+        signs.show("beginning", 1, folder)
+        signs.await_file(folder / "beginning.go", 120.0)
+        return agree(*args)
+
+    if monitor_is_late and os.environ["RANK"] == "1":  # the monitor is forked
+        monitor_store.agree_on_folder = begin_late
 
     @wrapper_of(options, {}, [])
     def function(call: CallWrapper | None = None) -> int:

@@ -159,6 +159,39 @@ def test_drain_process_that_gets_a_stream_without_its_descriptor_writes_what_it_
         close()
 
 
+def test_monitor_is_answered_once_streams_that_the_agent_gave_before_it_asked_are_read(tmp_path: Path) -> None:
+    """The drain process was slow to start, or stood still: its agent's messages and the request come together."""
+    agents, drains = pair()
+    listener = listen(tmp_path / "drain")
+    ends = [os.pipe() for _ in range(8)]
+    agents.send(encode(ProbeDrain()))
+    for number, (reading, writing) in enumerate(ends, 1):
+        os.write(writing, OUTPUT)
+        stream = OpenStream(number, f"rank {number}'s stdout", os.fsencode(tmp_path / f"{number}.out"), 0, 0)
+        agents.send(encode(stream), [reading])
+    asking = connect(str(tmp_path / "drain"), 60.0)
+    asking.send(b"keep")
+    with pytest.raises(Answered):
+        EndsWithItsAnswer(drains, listener, ByteCounts.create()).run()
+    assert asking.receive(60.0) == b"kept"
+    assert [path.read_bytes() for path in sorted(tmp_path.glob("*.out"))] == [OUTPUT] * len(ends)
+    for close in (agents.close, drains.close, listener.close, asking.close):
+        close()
+    close_all([writing for _, writing in ends])
+
+
+class Answered(Exception):
+    pass
+
+
+class EndsWithItsAnswer(Drain):
+    """A drain process that reads nothing after it has answered a monitor."""
+
+    def _answer(self, fd: int) -> None:
+        super()._answer(fd)
+        raise Answered
+
+
 def test_drain_process_without_a_free_descriptor_uses_no_processor_while_a_monitor_asks(tmp_path: Path) -> None:
     agents, drains = pair()
     listener, counts = listen(tmp_path / "drain"), ByteCounts.create()

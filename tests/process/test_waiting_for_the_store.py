@@ -88,11 +88,18 @@ def test_rank_that_stands_still_before_its_first_store_operation_costs_itself_al
     assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
 
 
-def test_host_of_the_store_that_goes_on_in_time_costs_nobody_in_init_process_group(start: Start) -> None:
+@pytest.mark.parametrize("monitor_is_late", [False, True])
+def test_host_of_the_store_that_goes_on_in_time_costs_nobody_in_init_process_group(
+    start: Start, monitor_is_late: bool
+) -> None:
     limits = LIMITS | {"barrier_timeout": 90.0, "termination_grace_time": 0.5}
-    job = start(2, "tests.process.jobs:build_a_group_when_asked", options=limits)
+    late = {"monitor_is_late": monitor_is_late}
+    job = start(2, "tests.process.jobs:build_a_group_when_asked", options=limits, **late)
     inside(job, 2)
+    if monitor_is_late:
+        job.await_sign("beginning", 1)
     with stopped(job.monitor_pid(0)):
+        job.let_on("beginning")
         (job.folder / "go").touch()
         time.sleep(14.0)
     assert [rank.value for rank in job.wait(90.0)] == [0, 0]

@@ -138,6 +138,7 @@ class MonitorStore:
         self._waits = begin.waits
         self._ranks_store = begin.store
         self._folder = Path(os.fsdecode(begin.folder))
+        self.silences.open(begin.waits.barrier)
         self._tasks.put(lambda: self._begin(begin))
 
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
@@ -216,6 +217,7 @@ class MonitorStore:
         except Exception as error:  # a user's factory may raise anything; the rank gets the reason
             self._ready(str(error) if isinstance(error, StoreError) else error_in_words(error))
             self._tasks.get()  # once the call has begun, events can be recorded
+            self.silences.close()
             self._emit(events.HookFailed("monitor", f"it could not connect to the store: {error_in_words(error)}"))
             return
         with patience.bounded(self._patience):
@@ -248,7 +250,6 @@ class MonitorStore:
         except Exception as error:
             self._does_not_supervise(error)
             raise
-        self.silences.open(begin.waits.barrier)
 
     def _supervise(self, begin: messages.Begin) -> None:
         folder = agree_on_folder(self._store, begin.origin.node)

@@ -279,6 +279,8 @@ class DrainProcess:
             until_started.callback(self._counts.close)
             self._line, peer_line = pair()
             until_started.callback(peer_line.close)
+            # First: a monitor may be asking already, and is answered once all streams that wait here are read.
+            is_given = all(self._line.send(encode(stream), [reading]) for stream, reading in self._open.values())
             fds = (peer_line.fileno(), self._listener.fileno(), self._counts.fd)
             until_started.enter_context(job_signals_blocked())
             self._process = subprocess.Popen(
@@ -291,8 +293,8 @@ class DrainProcess:
             )
         self._started_at = time.monotonic()
         self._asked_at = None
-        for stream, reading in self._open.values():
-            self._give(stream, [reading])
+        if not is_given:
+            self._lose("it took no message")
         if self._finishing is not None:
             self._give(self._finishing)
 

@@ -198,22 +198,23 @@ class Drain:
 
     # -- the agent ------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _hear(self) -> bool:
+        """Process a message of the agent. Return True if there was one."""
         try:
             received = self._line.receive_with_fds(0.0)
         except ChannelClosed:
             self._has_agent = False
             self._poll.unregister(self._line.fileno())
             self._begin_to_finish(PATIENCE)
-            return
+            return False
         if received is None:
-            return
+            return False
         data, fds = received
         try:
             message: ToDrain = decode_for_drain(data)
         except DecodeError:
             close_all(fds)
-            return
+            return True
         match message:
             case OpenStream():
                 if fds:
@@ -224,6 +225,7 @@ class Drain:
                 self._tell(Reading())
             case FinishStreams(patience):
                 self._begin_to_finish(patience)
+        return True
 
     def _open(self, message: OpenStream, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -304,11 +306,14 @@ class Drain:
             self._poll.register(self._listener.fileno(), select.POLLIN)
 
     def _answer(self, fd: int) -> None:
-        """Answer a monitor as soon as everything that its worker wrote so far is in the files."""
+        """Answer a monitor as soon as everything that its worker wrote so far is in the files. The agent's message that
+        opens one of the worker's streams may still wait, if this process started late or stood still."""
         asking = self._asking.pop(fd)
         self._poll.unregister(fd)
         with contextlib.suppress(ChannelClosed):
             asking.receive(0.0)
+            while self._has_agent and self._hear():
+                pass
             self._read_all()
             self._keeper.call(_answer_to(asking))
 
