@@ -63,6 +63,7 @@ SHORT = {
     "resilience/launcher/rendezvous/store_news.py": "used by two threads, unlike the handler that owns it",
     "resilience/attribution/culprits.py": "words that the rules, the verdict and all views share",
     "resilience/attribution/stack_groups.py": "one algorithm: equal stacks of 10,000 ranks become groups",
+    "resilience/system/group_shutdowns.py": "stacks leave out its frames; the module that it calls is long enough",
     "resilience/attribution/verdict_words.py": "the same sentences for the terminal and the page",
     "resilience/calibration/episodes.py": "one algorithm, of the fit and of the monitor",
     "resilience/calibration/quantiles.py": "arithmetic of several fits",
