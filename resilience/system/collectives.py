@@ -58,10 +58,9 @@ NO_CUT = CutResult(sockets=0, method="none", duration=0.0)
 _latest = NO_CUT
 _held: dict[int, int] = {}  # descriptors of sockets that were cut, by inode
 _closing: dict[object, int] = {}  # inodes of those that are being closed, one entry for each attempt
-os.register_at_fork(after_in_child=lambda: _forget())  # a child's copies would keep them open
+os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
 _cut_before: set[int] = set()  # inodes of sockets that were cut: a second cut has no use, and copies them once more
-_given_up: set[int] = set()  # those that user code's groups had as it shut all of them down: no cut may copy them
-_cutting = threading.Lock()  # held by a cut, and while groups are given up
+_destroyed: list[Any] = []  # groups of the world that user code has destroyed last in this iteration
 _dropping: list[threading.Thread] = []
 _kept: list[list[Any]] = []  # groups that no thread could be started to drop
 
@@ -75,12 +74,10 @@ def cut_gloo_sockets() -> CutResult:
     if _c10d() is None:
         return NO_CUT
     began = time.monotonic()
-    with _cutting:
-        method, members = _find_sockets()
-        for inodes in (_cut_before, _given_up):
-            inodes.intersection_update(inode for _, inode in members)
-        sockets = sum(_cut(fd, inode) for fd, inode in members if not _is_left_alone(inode))
-        _latest = CutResult(sockets, method, time.monotonic() - began)
+    method, members = _find_sockets()
+    _cut_before.intersection_update(inode for _, inode in members)
+    sockets = sum(_cut(fd, inode) for fd, inode in members if inode not in _cut_before)
+    _latest = CutResult(sockets, method, time.monotonic() - began)
     return _latest
 
 
@@ -109,7 +106,7 @@ def connect_in_place_of_peers(world_size: int, done: frozenset[int] = frozenset(
     if _c10d() is None:
         return done
     for fd, inode in _find_sockets()[1]:
-        if inode in done or _is_left_alone(inode):
+        if inode in done or inode in _cut_before:
             continue
         with contextlib.suppress(OSError), _duplicate(fd, inode) as copy:  # a listener may close at this moment
             if copy is None or not _listens(copy):
@@ -126,13 +123,6 @@ def let_go() -> None:
     the end of a connection is better than waiting for its own cut. Any thread."""
     while _held:
         _close_copies(list(_held))
-
-
-def _forget() -> None:
-    """Let go in a forked child, which has no thread that cuts or reads."""
-    _cutting._at_fork_reinit()  # type: ignore[attr-defined]
-    _cut_before.clear()
-    let_go()
 
 
 def last_cut() -> CutResult:
@@ -162,16 +152,6 @@ def groups_alive() -> bool:
     return c10d is not None and (c10d._world.default_pg is not None or bool(c10d._world.pg_map))
 
 
-def await_cut(are_all_given_up: bool) -> None:
-    """Wait, within a limit, until gloo has read the end of each connection that was cut: groups may be dropped then.
-
-    are_all_given_up: the caller drops all groups, so that no later cut may touch their connections."""
-    with _cutting:
-        if are_all_given_up:
-            _given_up.update(inode for _, inode in _find_sockets()[1])
-    _await_stream_ends(time.monotonic())
-
-
 def drop_groups() -> None:
     """Reset torch.distributed to its state before `init_process_group`, even if that was interrupted.
 
@@ -192,6 +172,22 @@ def drop_groups() -> None:
     aborting = group_aborts.forget()
     if held:
         _release_in_background(held, aborting)
+    drop_destroyed()
+
+
+def keep_destroyed() -> None:
+    """Keep the groups of gloo that user code destroys now, until `drop_groups` or `drop_destroyed`. Only the last world
+    is kept."""
+    c10d = _c10d()
+    drop_destroyed()
+    _destroyed.extend(group for group in c10d._world.pg_map if "gloo" in group_aborts.backends(c10d, group))
+
+
+def drop_destroyed() -> None:
+    """Drop the groups that user code has destroyed, and so shut down itself."""
+    destroyed, _destroyed[:] = list(_destroyed), []
+    if destroyed:
+        _release_in_background(destroyed, frozenset(map(id, destroyed)))
 
 
 # -- finding sockets --------------------------------------------------------------------------------
@@ -271,11 +267,6 @@ def _cut(fd: int, inode: int) -> int:
         return 1
 
 
-def _is_left_alone(inode: int) -> bool:
-    """Return True for a socket of a group that is being dropped, or may be at any moment."""
-    return inode in _cut_before or inode in _given_up
-
-
 @contextlib.contextmanager
 def _duplicate(fd: int, inode: int | None = None) -> Iterator[socket.socket | None]:
     """Yield a second descriptor of a socket, so that its owner may close and reuse the first meanwhile.
@@ -303,7 +294,7 @@ def _duplicate(fd: int, inode: int | None = None) -> Iterator[socket.socket | No
 
 
 def _is_listener(fd: int, inode: int) -> bool:
-    if _is_left_alone(inode):
+    if inode in _cut_before:
         return False  # and no copy of it may keep it open while its group is dropped
     with _duplicate(fd, inode) as copy:
         return copy is not None and _listens(copy)
@@ -491,6 +482,7 @@ def nothing_left(limit: float) -> Iterator[None]:
     try:
         yield
     finally:
+        drop_destroyed()
         await_drops(limit)
         unwrap_excepthook()
         if sys.excepthook is _without_wrappers(hook):

@@ -48,10 +48,10 @@ def begin() -> None:
         group for group in list(module._world.pg_map) if not any(group is known_group for known_group in known_groups)
     ]
     # Look up all groups before the first abort: it frees the main thread, which may destroy the others.
-    described = [(group, str(module._world.pg_names.get(group, "")), _backends(module, group)) for group in new_groups]
-    for group, name, backends in described:
-        if not backends <= _UNABORTABLE:
-            _aborts.append(_Abort(group, name, ",".join(sorted(backends - _UNABORTABLE))))
+    described = [(group, str(module._world.pg_names.get(group, "")), backends(module, group)) for group in new_groups]
+    for group, name, kinds in described:
+        if not kinds <= _UNABORTABLE:
+            _aborts.append(_Abort(group, name, ",".join(sorted(kinds - _UNABORTABLE))))
 
 
 def abort_all(limit: float) -> None:
@@ -97,7 +97,7 @@ def c10d() -> Any:
     return sys.modules.get("torch.distributed.distributed_c10d")
 
 
-def _backends(module: Any, group: Any) -> frozenset[str]:
+def backends(module: Any, group: Any) -> frozenset[str]:
     """Return the names of a group's backends. A configuration reads `cpu:gloo,cuda:nccl`."""
     # A group whose registration was interrupted has no configuration yet; pg_map is filled first.
     config = str(module._world.pg_backend_config.get(group) or module._world.pg_map.get(group, ("",))[0])

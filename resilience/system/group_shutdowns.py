@@ -1,15 +1,18 @@
-"""When may user code shut its process groups down while an iteration is interrupted?
+"""When do the process groups go that user code destroys as it is interrupted?
 
 Many a function calls `destroy_process_group` in a `finally`. If gloo's threads have not read a cut by then, or the cut
-comes while the groups go, gloo ends the process by SIGABRT (`collectives` says why). So during a call torch's
-`ProcessGroup.shutdown`, which `destroy_process_group` calls for each group before it drops any, first waits until the
-cut is read. Once the default group is shut down, no cut touches the connections that the groups had. Without a cut it
-costs about 1 ms. Stacks leave out the frames of this module."""
+comes while the groups go, gloo ends the process by SIGABRT (`collectives` says why). And a rank whose peer closes its
+connections may wait for a lost send. So during a call the groups of a world that is destroyed while an exception is
+handled are kept. `collectives` drops them as it drops those that user code leaves: when nothing cuts any more.
+
+`destroy_process_group` calls `ProcessGroup.shutdown`, however it was imported, and for the default group last. That
+method, which does nothing for gloo, is wrapped. Without an exception the groups go at once, so that peers that still
+wait for this rank learn of it."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +21,9 @@ from resilience.system.group_aborts import c10d
 
 
 @contextlib.contextmanager
-def after_cuts(kind: type | None = None) -> Iterator[None]:
-    """While the body runs, let groups be shut down only when a cut has been read. kind: a class like torch's
-    ProcessGroup, instead of it."""
+def kept(kind: type | None = None) -> Iterator[None]:
+    """While the body runs, keep the groups of a world that user code destroys while it handles an exception. kind: a
+    class like torch's ProcessGroup, instead of it."""
     kind = getattr(c10d(), "ProcessGroup", None) if kind is None else kind
     original = None if kind is None else vars(kind).get("shutdown")
     if original is None:  # this torch has no torch.distributed, or shuts groups down in another way
@@ -28,23 +31,13 @@ def after_cuts(kind: type | None = None) -> Iterator[None]:
         return
 
     def shutdown(group: Any) -> None:
-        _await_cut(group is c10d()._world.default_pg)
+        if sys.exc_info()[0] is not None and group is c10d()._world.default_pg:
+            collectives.keep_destroyed()
         original(group)
 
     setattr(kind, "shutdown", shutdown)  # noqa: B010  no plain assignment to a method
     try:
         yield
     finally:
-        setattr(kind, "shutdown", original)  # noqa: B010
-
-
-def _await_cut(are_all_given_up: bool) -> None:
-    """Wait in a thread of its own: an interruption of the main thread must leave no lock held, and no copy open."""
-    thread = threading.Thread(
-        target=collectives.await_cut, args=(are_all_given_up,), name="resilience-shutdown", daemon=True
-    )
-    try:
-        thread.start()
-    except RuntimeError:  # this host or process has no thread left
-        return
-    thread.join()
+        if vars(kind).get("shutdown") is shutdown:  # else user code has replaced it
+            setattr(kind, "shutdown", original)  # noqa: B010

@@ -182,7 +182,7 @@ class CallWrapper:
             scoped_environment(),
             meeting_at_own_store(),
             collectives.nothing_left(DROP_LIMIT),
-            group_shutdowns.after_cuts(),
+            group_shutdowns.kept(),
             Session.open(self._wrapper, name, self._number, self._state) as session,
         ):
             self._session = session
@@ -308,6 +308,7 @@ class CallWrapper:
         finally:
             self._release_watcher()
             collectives.let_go()
+            collectives.drop_destroyed()
         if ending.outcome == COMPLETED:
             self._reporter.iteration_ended("completed")
         elif ending.outcome == restart.LEFT:

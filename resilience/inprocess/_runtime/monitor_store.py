@@ -138,7 +138,6 @@ class MonitorStore:
         self._waits = begin.waits
         self._ranks_store = begin.store
         self._folder = Path(os.fsdecode(begin.folder))
-        self.silences.open(begin.waits.barrier)
         self._tasks.put(lambda: self._begin(begin))
 
     def suspect(self, rank: int, suspicion: events.HangSuspected) -> None:
@@ -217,7 +216,6 @@ class MonitorStore:
         except Exception as error:  # a user's factory may raise anything; the rank gets the reason
             self._ready(str(error) if isinstance(error, StoreError) else error_in_words(error))
             self._tasks.get()  # once the call has begun, events can be recorded
-            self.silences.close()
             self._emit(events.HookFailed("monitor", f"it could not connect to the store: {error_in_words(error)}"))
             return
         with patience.bounded(self._patience):
@@ -245,6 +243,7 @@ class MonitorStore:
         if self._patience is not None:
             self._patience.limit = begin.waits.barrier
         self._store = dist.PrefixStore(begin.prefix, self._base_store)
+        self.silences.open(begin.waits.barrier)
         try:
             self._supervise(begin)
         except Exception as error:

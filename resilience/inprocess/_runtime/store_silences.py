@@ -26,15 +26,10 @@ class StoreSilences:
         self._ended: list[Standstill] = []
 
     def open(self, limit: float) -> None:
-        """Note that the store can be asked from now on. Call it before that thread has its first task in the call: the
-        store may not answer that one either. limit: seconds of one silence that count."""
+        """Note that the store can be asked from now on: that thread is connected to it. Call it before its first
+        operation in the call, which may have no answer either. limit: seconds of one silence that count."""
         self._limit = limit
         self._is_open = True
-
-    def close(self) -> None:
-        """Note that nobody answers: a question that is open is answered, and no other one is asked."""
-        self._is_open = False
-        self._end()
 
     def ask(self) -> None:
         """Ask, unless a question is open. Returns at once."""
@@ -51,7 +46,7 @@ class StoreSilences:
         try:
             self._ask()
         except Exception:
-            self.close()  # a lost store answers no later question either
+            self._is_open = False  # a lost store answers no later question either
             raise
         finally:
             self._end()

@@ -1,12 +1,14 @@
-"""A group that user code shuts down waits for a cut."""
+"""Groups of a world that user code destroys as it fails are kept until nothing cuts any more."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 from resilience.system import collectives, group_shutdowns
 
@@ -14,98 +16,130 @@ from resilience.system import collectives, group_shutdowns
 class Group:
     """Like torch's ProcessGroup."""
 
-    done: list[object]
+    def __init__(self) -> None:
+        self.shutdowns = 0
 
     def shutdown(self) -> None:
-        self.done.append(self)
+        self.shutdowns += 1
 
 
-@pytest.fixture(autouse=True)
-def sockets(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
-    """Those of gloo's devices, as (descriptor, inode)."""
-    members: set[tuple[int, int]] = set()
-    monkeypatch.setattr(Group, "done", [], raising=False)
-    monkeypatch.setattr(collectives, "_find_sockets", lambda: ("epoll", set(members)))
-    monkeypatch.setattr(collectives, "_cut_before", set())
-    monkeypatch.setattr(collectives, "_given_up", set())
-    return members
+class World:
+    """Like torch's registry of groups. The last group is the default one."""
+
+    def __init__(self, **backends: str) -> None:
+        groups = {Group(): backend for backend in backends.values()}
+        self.default_pg: Group | None = list(groups)[-1]
+        self.pg_map = {group: (backend, None) for group, backend in groups.items()}
+        self.pg_backend_config = dict(groups)
+
+    def destroy(self) -> None:
+        """As `destroy_process_group` does."""
+        for group in self.pg_map:
+            group.shutdown()
+        self.default_pg = None
+        self.pg_map.clear()
+        self.pg_backend_config.clear()
 
 
-def test_group_is_shut_down_once_the_end_of_each_cut_connection_is_read(sockets: set[tuple[int, int]]) -> None:
-    sockets.add((3, 5))
-    collectives._cut_before.add(5)
-    collectives._held[5] = 1 << 20  # no descriptor: nothing may close it
-    group = Group()
-    try:
-        with group_shutdowns.after_cuts(Group):
-            thread = threading.Thread(target=group.shutdown)
-            thread.start()
-            thread.join(0.05)
-            assert Group.done == []
-            sockets.clear()
-            thread.join(60.0)
-    finally:
-        del collectives._held[5]
-    assert Group.done == [group]
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(subgroup="gloo", accelerators="nccl", default="cpu:gloo,cuda:nccl")
+    module = SimpleNamespace(_world=world)
+    for user in (collectives, group_shutdowns):
+        monkeypatch.setattr(user, "_c10d" if user is collectives else "c10d", lambda: module)
+    monkeypatch.setattr(collectives, "_find_sockets", lambda: ("epoll", set()))
+    yield world
+    collectives.drop_destroyed()
+    assert collectives.await_drops() == 0
 
 
-@pytest.mark.parametrize("is_default", [True, False])
-def test_only_with_the_default_group_all_connections_are_given_up(
-    sockets: set[tuple[int, int]], is_default: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sockets.add((3, 5))
-    group = Group()
-    monkeypatch.setattr(dist.distributed_c10d._world, "default_pg", group if is_default else None)
-    with group_shutdowns.after_cuts(Group):
-        group.shutdown()
-    assert collectives._is_left_alone(5) is is_default
-    assert Group.done == [group]
+def destroy_as_it_fails(world: World) -> None:
+    with contextlib.suppress(ValueError):
+        try:
+            raise ValueError("of the user's")
+        finally:
+            world.destroy()
 
 
-def test_shutdown_waits_for_a_cut_that_is_under_way() -> None:
-    group = Group()
-    with group_shutdowns.after_cuts(Group):
-        thread = threading.Thread(target=group.shutdown)
-        with collectives._cutting:
-            thread.start()
-            thread.join(0.05)
-            assert Group.done == []
-        thread.join(60.0)
-    assert Group.done == [group]
+def test_groups_that_a_failing_function_destroys_live_until_they_are_dropped(world: World) -> None:
+    subgroup, accelerators, default = map(weakref.ref, world.pg_map)
+    with group_shutdowns.kept(Group):
+        destroy_as_it_fails(world)
+    gc.collect()
+    assert [group() is not None for group in (subgroup, accelerators, default)] == [True, False, True]
+    assert [group.shutdowns for group in collectives._destroyed] == [1, 1]
+    collectives.drop_destroyed()
+    assert collectives.await_drops(60.0) == 0
+    gc.collect()
+    assert (subgroup(), default()) == (None, None)
 
 
-def test_group_is_shut_down_although_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    group = Group()
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    with group_shutdowns.after_cuts(Group):
-        group.shutdown()
-    assert Group.done == [group]
+def test_groups_that_are_destroyed_without_a_failure_go_at_once(world: World) -> None:
+    """Peers that still wait for this rank learn of it."""
+    groups = [weakref.ref(group) for group in world.pg_map]
+    with group_shutdowns.kept(Group):
+        world.destroy()
+    gc.collect()
+    assert [group() for group in groups] == [None] * 3
 
 
-def test_class_is_as_before_after_the_call() -> None:
+def test_group_that_is_destroyed_by_itself_goes_at_once(world: World) -> None:
+    group, *_ = world.pg_map
+    with group_shutdowns.kept(Group), contextlib.suppress(ValueError):
+        try:
+            raise ValueError("of the user's")
+        finally:
+            group.shutdown()
+    assert group.shutdowns == 1
+    assert collectives._destroyed == []
+
+
+def test_only_the_last_world_that_was_destroyed_is_kept(world: World) -> None:
+    first = weakref.ref(next(iter(world.pg_map)))
+    with group_shutdowns.kept(Group):
+        destroy_as_it_fails(world)
+        world.__init__(default="gloo")  # type: ignore[misc]
+        second = world.default_pg
+        destroy_as_it_fails(world)
+    assert collectives.await_drops(60.0) == 0
+    gc.collect()
+    assert first() is None
+    assert collectives._destroyed == [second]
+
+
+def test_groups_that_were_destroyed_are_dropped_with_the_others_without_another_shutdown(world: World) -> None:
+    with group_shutdowns.kept(Group):
+        destroy_as_it_fails(world)
+    destroyed = list(collectives._destroyed)
+    collectives.drop_destroyed()
+    assert collectives.await_drops(60.0) == 0
+    assert [group.shutdowns for group in destroyed] == [1, 1]
+
+
+def test_class_is_as_before_after_the_call(world: World) -> None:
     before = vars(Group)["shutdown"]
-    with contextlib.suppress(KeyError), group_shutdowns.after_cuts(Group):
+    with contextlib.suppress(KeyError), group_shutdowns.kept(Group):
         assert vars(Group)["shutdown"] is not before
         raise KeyError
     assert vars(Group)["shutdown"] is before
 
 
-def test_class_that_shuts_down_in_another_way_is_left_alone() -> None:
+def test_method_that_user_code_has_put_in_place_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Group):
+        def shutdown(self) -> None:
+            pass
+
+    def users(group: Own) -> None:
+        pass
+
+    with group_shutdowns.kept(Own):
+        Own.shutdown = users  # type: ignore[method-assign]
+    assert vars(Own)["shutdown"] is users
+
+
+def test_class_that_shuts_down_in_another_way_is_left_alone(world: World) -> None:
     class Other:
         pass
 
-    with group_shutdowns.after_cuts(Other):
+    with group_shutdowns.kept(Other):
         assert "shutdown" not in vars(Other)
-
-
-def test_end_that_nobody_reads_holds_a_shutdown_up_for_a_limited_time(sockets: set[tuple[int, int]]) -> None:
-    """Only a child of this process has a copy of the connection."""
-    sockets.add((3, 5))
-    collectives._cut_before.add(5)
-    group = Group()
-    with group_shutdowns.after_cuts(Group):
-        group.shutdown()
-    assert Group.done == [group]

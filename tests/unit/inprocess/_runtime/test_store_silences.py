@@ -81,16 +81,6 @@ def test_lost_store_is_not_asked_again(store: Store) -> None:
     assert store.silences.all() == [Standstill(100.0, 102.0)]
 
 
-def test_question_that_nobody_will_answer_is_over(store: Store) -> None:
-    store.silences.ask()
-    store.now += 2.0
-    store.silences.close()
-    store.now += 2.0
-    store.silences.ask()
-    assert len(store.questions) == 1
-    assert store.silences.all() == [Standstill(100.0, 102.0)]
-
-
 def test_store_is_not_asked_before_the_call_has_begun(store: Store) -> None:
     silences = StoreSilences(store.questions.append, store.ask)
     silences.ask()
