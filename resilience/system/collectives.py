@@ -58,7 +58,7 @@ NO_CUT = CutResult(sockets=0, method="none", duration=0.0)
 _latest = NO_CUT
 _held: dict[int, int] = {}  # descriptors of sockets that were cut, by inode
 _closing: dict[object, int] = {}  # inodes of those that are being closed, one entry for each attempt
-os.register_at_fork(after_in_child=lambda: let_go())  # a child's copies would keep them open
+os.register_at_fork(after_in_child=lambda: _leave_to_parent())
 _cut_before: set[int] = set()  # inodes of sockets that were cut: a second cut has no use, and copies them once more
 _destroyed: list[Any] = []  # groups of the world that user code has destroyed last in this iteration
 _dropping: list[threading.Thread] = []
@@ -123,6 +123,13 @@ def let_go() -> None:
     the end of a connection is better than waiting for its own cut. Any thread."""
     while _held:
         _close_copies(list(_held))
+
+
+def _leave_to_parent() -> None:
+    """Let go in a forked child, whose copies would keep sockets open. It has no threads of gloo: groups stay."""
+    let_go()
+    _kept.append(list(_destroyed))
+    _destroyed.clear()
 
 
 def last_cut() -> CutResult:
@@ -411,12 +418,12 @@ def _without_wrappers(hook: Any) -> Any:
 
 def _release_in_background(held: list[Any], aborting: frozenset[int]) -> None:
     thread = threading.Thread(target=_release, args=(held, aborting), name="resilience-drop", daemon=True)
-    _dropping.append(thread)
     try:
         thread.start()
     except RuntimeError:  # this host or process has no thread left, and a shutdown in this one may never return
-        _dropping.remove(thread)
         _kept.append(held)
+    else:
+        _dropping.append(thread)
 
 
 def _release(held: list[Any], aborting: frozenset[int]) -> None:

@@ -21,17 +21,19 @@ from resilience.system.group_aborts import c10d
 
 
 @contextlib.contextmanager
-def kept(kind: type | None = None) -> Iterator[None]:
-    """While the body runs, keep the groups of a world that user code destroys while it handles an exception. kind: a
-    class like torch's ProcessGroup, instead of it."""
+def kept(cuts: bool = True, outside: BaseException | None = None, kind: type | None = None) -> Iterator[None]:
+    """While the body runs, keep the groups of a world that user code destroys while it handles an exception.
+
+    cuts: a restart cuts groups; if it does not, the end of their connections is all that frees the peers. outside: the
+    exception that the caller handles. kind: a class like torch's ProcessGroup, instead of it."""
     kind = getattr(c10d(), "ProcessGroup", None) if kind is None else kind
     original = None if kind is None else vars(kind).get("shutdown")
-    if original is None:  # this torch has no torch.distributed, or shuts groups down in another way
+    if original is None or not cuts:  # this torch may have no torch.distributed, or shut groups down in another way
         yield
         return
 
     def shutdown(group: Any) -> None:
-        if sys.exc_info()[0] is not None and group is c10d()._world.default_pg:
+        if sys.exc_info()[1] not in (None, outside) and group is c10d()._world.default_pg:
             collectives.keep_destroyed()
         original(group)
 

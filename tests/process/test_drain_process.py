@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -223,6 +224,30 @@ def cpu_s(pid: int) -> float:
     state = processes.state(pid)
     assert state is not None
     return state.cpu_s
+
+
+def test_drain_process_has_all_streams_before_it_can_answer_a_monitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that replaces another one: a monitor may ask it at once."""
+    had_messages, start = list[bool](), subprocess.Popen
+
+    def look_and_start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        had_messages.append(bool(select.select([int(command[-3])], [], [], 0.0)[0]))
+        return start(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", look_and_start)
+    drain = DrainProcess(0)
+    try:
+        stream, first = drain.open("rank 0's stdout", str(tmp_path / "0.out"), 0), drain.pid
+        os.kill(first, signal.SIGKILL)
+        while drain.pid in (0, first):
+            drain.hear()
+        os.close(stream)
+        assert drain.finish(lambda: False, 60.0)
+    finally:
+        drain.close()
+    assert had_messages == [False, True]
 
 
 def test_losses_of_a_replaced_drain_process_stay_in_the_sum(tmp_path: Path) -> None:

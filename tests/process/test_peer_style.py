@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -66,15 +66,18 @@ def _children(pid: int) -> list[psutil.Process]:
         return []
 
 
-def run(how: str, script: Path, folder: Path, ranks: int = 2) -> tuple[list[int], str]:
-    """Start the script on `ranks` ranks, wait for it; return exit codes, and all that was written."""
+def run(
+    how: str, script: Path, folder: Path, ranks: int = 2, fault: str = "exc", options: Sequence[str] = ()
+) -> tuple[list[int], str]:
+    """Start the script on `ranks` ranks, wait for it; return exit codes, and all that was written. options: the
+    launcher's."""
     with ExitStack() as stack:
         port = str(free_port())  # the scripts bind the next one
         if how == "plain":
             there = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             started = [
                 stack.enter_context(
-                    process([str(script), str(folder)], folder, RANK=str(rank), LOCAL_RANK=str(rank), **there)
+                    process([str(script), str(folder), fault], folder, RANK=str(rank), LOCAL_RANK=str(rank), **there)
                 )
                 for rank in range(ranks)
             ]
@@ -82,7 +85,7 @@ def run(how: str, script: Path, folder: Path, ranks: int = 2) -> tuple[list[int]
             # By default torchrun draws MASTER_PORT, and the next one may be any client's.
             static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}"]
             meeting = static if how == "torchrun" else []
-            command = [*START[how], *meeting, f"--nproc-per-node={ranks}", str(script), str(folder)]
+            command = [*START[how], *meeting, f"--nproc-per-node={ranks}", *options, str(script), str(folder), fault]
             started = [stack.enter_context(process(command, folder))]
         deadline = time.monotonic() + LIMIT
         codes = []
@@ -136,10 +139,23 @@ def test_script_in_the_style_of_the_compatible_api_recovers(
     await_monitors(tmp_path, ranks)
 
 
-def test_script_of_both_layers_recovers(tmp_path: Path) -> None:
-    codes, output = run("resilience run", SCRIPTS / "both_layers.py", tmp_path)
+@pytest.mark.parametrize(
+    ("fault", "options", "says"),
+    [
+        ("exc", [], "done in iteration 1 size 2 from step 1"),
+        ("sigkill", [], "done in iteration 0 size 2 from step 1"),  # of the launcher's new workers
+        pytest.param(
+            "sleep",
+            ["--ft-rank-heartbeat-timeout=10", "--ft-initial-rank-heartbeat-timeout=120"],
+            "done in iteration 0 size 2 from step 1",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_script_of_both_layers_recovers(tmp_path: Path, fault: str, options: list[str], says: str) -> None:
+    codes, output = run("resilience run", SCRIPTS / "both_layers.py", tmp_path, fault=fault, options=options)
     assert codes == [0], output
-    assert output.count("done in iteration 1 size 2 from step 1") == 2, output
+    assert output.count(says) == 2, output
 
 
 @pytest.mark.slow

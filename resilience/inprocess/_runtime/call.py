@@ -182,7 +182,7 @@ class CallWrapper:
             scoped_environment(),
             meeting_at_own_store(),
             collectives.nothing_left(DROP_LIMIT),
-            group_shutdowns.kept(),
+            group_shutdowns.kept(self._wrapper.abort is not None, self._outside),
             Session.open(self._wrapper, name, self._number, self._state) as session,
         ):
             self._session = session
@@ -464,6 +464,7 @@ class CallWrapper:
             with workload.running(self._session.emitter.origin):
                 function = here_only(self._function)
                 self._value = self._interrupter.call(function, unless=lambda: self._watcher.is_interrupted)
+            collectives.drop_destroyed()  # it has completed after a failure of its own; peers may still wait for it
             client.function_left()  # it may wait for a slow peer until completion_timeout
             return Result(End.RETURNED)
         except BaseException as error:

@@ -3,12 +3,22 @@ its state is part of the checkpoint."""
 
 import os
 import pathlib
+import signal
 import sys
+import time
 
 import torch
 
 import resilience.fault_tolerance as fault_tolerance
 import resilience.inprocess as inprocess
+
+
+def fail(how: str, step: int) -> None:
+    if how == "exc":
+        raise RuntimeError(f"example fault in step {step}")
+    if how == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(3600.0)  # how == "sleep"
 
 
 @inprocess.Wrapper(
@@ -42,9 +52,13 @@ def train(
             torch.distributed.barrier()
             if rank == 0:
                 with call_wrapper.atomic():
-                    torch.save({"client": client.state_dict(), "step": step}, checkpoint)
-        if (step, rank, call_wrapper.iteration) == (2, 1, 0):
-            raise RuntimeError(f"example fault in step {step}")
+                    part = checkpoint.with_suffix(".part")  # the launcher may end this worker at any moment
+                    torch.save({"client": client.state_dict(), "step": step}, part)
+                    part.replace(checkpoint)
+        failed = checkpoint.with_name("failed")  # the launcher's new worker does not fail again
+        if (step, rank) == (2, 1) and not failed.exists():
+            failed.touch()
+            fail(sys.argv[2], step)
         torch.distributed.all_reduce(torch.ones(4))
         client.send_heartbeat()
     sys.stdout.write(f"done in iteration {call_wrapper.iteration} size {world_size} from step {first}\n")
