@@ -6,6 +6,7 @@ server. If the store fails, the caller gets a StoreError; if a wait times out, i
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,6 +21,7 @@ from resilience.system import patience
 from resilience.system.patience import ask
 
 T = TypeVar("T")
+ABSENT = "resilience: no such key"  # as an expected value that no key has
 
 
 class StoreLike(Protocol):
@@ -187,17 +189,42 @@ def _values(store: Any, keys: list[str]) -> list[str | None]:
 
     Builds a list, not a generator inside tuple(): if another thread calls gc.get_objects() meanwhile, that returns the
     half-built tuple, and CPython 3.11 then raises SystemError."""
+    one_by_one = partial(_value_of_server if _has_server(store) else _value, store)
+    values: list[bytes] = []
     if len(keys) > 2 and store.has_extended_api() and ask(store, lambda: store.check(keys)):
-        return [text(value) for value in ask(store, lambda: store.multi_get(keys))]
-    return [ask(store, partial(_value, store, key)) for key in keys]
+        try:
+            values = ask(store, lambda: store.multi_get(keys))
+        except RuntimeError:  # TCPStore waits for all keys, in vain if another client has just deleted one
+            pass
+    if not values:
+        return [ask(store, partial(one_by_one, key)) for key in keys]
+    # An empty value may be that of a deleted key, too.
+    return [
+        text(value) if value else ask(store, partial(one_by_one, key)) for key, value in zip(keys, values, strict=True)
+    ]
 
 
 def _value(store: StoreLike, key: str) -> str | None:
-    """Return the value of a key, None if it is absent.
-
-    Does not use a failing `compare_set`, though that needs one request instead of three: TCPStore's server then wakes
-    all clients that wait for the key, as if it existed (torch 2.13)."""
+    """Return the value of a key, None if it is absent."""
     try:
         return text(store.get(key)) if store.check([key]) else None
     except LookupError:  # it was deleted in between
         return None
+
+
+def _value_of_server(store: StoreLike, key: str) -> str | None:
+    """Return the value of a key in a TCPStore, None if it is absent.
+
+    `get` waits for a key that was deleted since the check, until the client's timeout, or returns b"". A `compare_set`
+    that fails does neither. It needs the check first: the server wakes all clients that wait for the key, as if it
+    existed (torch 2.13)."""
+    if not store.check([key]):
+        return None
+    value = text(store.compare_set(key, ABSENT, ABSENT))
+    return None if value == ABSENT else value
+
+
+def _has_server(store: Any) -> bool:
+    """Return True for a TCPStore. Imports no torch by itself."""
+    kind = getattr(sys.modules.get("torch.distributed"), "TCPStore", None)
+    return kind is not None and isinstance(patience.innermost(store), kind)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from resilience.core.restart import Add, Assign, Operation, Read, RunStage, Set, Settle
 from resilience.errors import StoreError
-from resilience.system.store import _PERFORM, execute, wait
+from resilience.system.store import _PERFORM, _has_server, execute, wait
 
 NOT_OF_STORE = {Assign, RunStage, Settle}
 """The shell performs them; `test_match_of_a_message_or_an_operation_names_each_kind` holds that it names each."""
@@ -75,6 +75,37 @@ def test_read_wakes_nobody_who_waits_for_the_key() -> None:
     execute(Set("awaited", "1"), server)
     thread.join(60)
     assert ended.is_set()
+
+
+class DeletedByOther(dist.TCPStore):  # type: ignore[misc]
+    """A client whose key `gone` another client deletes right after each check."""
+
+    other: dist.TCPStore
+
+    def check(self, keys: list[str]) -> bool:
+        found = super().check(keys)
+        self.other.delete_key("gone")
+        return bool(found)
+
+
+@pytest.mark.parametrize("keys", [("gone",), ("there", "gone"), ("there", "gone", "empty")])
+def test_key_that_another_client_deletes_while_it_is_read_is_absent(keys: tuple[str, ...]) -> None:
+    """TCPStore waits for such a key, and so an agent's read of an old membership once ended a running job's store."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = DeletedByOther("127.0.0.1", server.port, wait_for_workers=False, timeout=timedelta(seconds=2))
+    client.other = server
+    values = {"there": "1", "gone": "2", "empty": ""}
+    for key, value in values.items():
+        execute(Set(key, value), client)
+    expected = tuple(None if key == "gone" else values[key] for key in keys)
+    assert execute(Read(keys), client) == expected
+
+
+def test_store_with_a_server_is_known_behind_its_prefixes(tmp_path: Path) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert _has_server(dist.PrefixStore("a", dist.PrefixStore("b", server)))
+    assert not _has_server(dist.PrefixStore("a", dist.HashStore()))
+    assert not _has_server(StoreBesideATracer())
 
 
 class Unanswering:
