@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from resilience.inprocess.initialize import RetryController
 from resilience.inprocess.state import State
 from resilience.system import stacks
 from tests.process.waited_for import be_patient
+from tests.support import signs
 from tests.support.signs import hold
 
 GROUP_TIMEOUT = timedelta(minutes=30)
@@ -124,8 +126,11 @@ def be_aborted(faults: int) -> int:
         assert call is not None
         communicator.is_aborted.clear()
         communicator.is_raised.clear()
+        signs.show(f"entered {call.iteration}", initial_rank)
         if call.iteration < faults:
             if initial_rank == 1:
+                for rank in range(int(os.environ["WORLD_SIZE"])):
+                    signs.await_sign(Path.cwd(), f"entered {call.iteration}", rank)
                 communicator.is_raised.set()
                 raise ValueError("by schedule")
             communicator.wait()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -303,6 +304,8 @@ def exits_after_a_lost_peer(end: str, how: str) -> tuple[int, int]:
         if call.iteration == 0:
             dist.init_process_group("gloo")
             dist.barrier()
+            if os.environ["RANK"] == "0" and how == "exit after ctrl-c":
+                signs.await_sign(Path.cwd(), "inside", 1)
             if os.environ["RANK"] == "0" and end == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if os.environ["RANK"] == "0":
@@ -310,6 +313,7 @@ def exits_after_a_lost_peer(end: str, how: str) -> tuple[int, int]:
             own = how if os.environ["RANK"] == "1" else "exit"
             # An interruption would come before the Ctrl-C if this rank is late.
             with call.atomic() if own == "exit after ctrl-c" else contextlib.nullcontext():
+                signs.show("inside", int(os.environ["RANK"]))
                 _answer(own, dist.barrier)
         return call.iteration, call.state.world_size
 

@@ -41,6 +41,7 @@ from resilience.inprocess.state import State
 from resilience.inprocess.store import FileStore, StoreMixin
 from resilience.inprocess.terminate import Terminate
 from resilience.system import stacks
+from tests.process import groups
 from tests.support import signs, threads
 
 STEPS = 12
@@ -143,6 +144,7 @@ FAULTS: dict[str, Callable[[CallWrapper], Any]] = {
     "os_exit_0": lambda _: os._exit(0),
     "os_exit_1": lambda _: os._exit(1),
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "kill_when_let_on": lambda _: (signs.hold("kill", int(os.environ["RANK"])), os.kill(os.getpid(), signal.SIGKILL)),
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "hup": lambda _: _hang_up(),
     "usr1": lambda _: os.kill(os.getpid(), signal.SIGUSR1),
@@ -467,6 +469,11 @@ def losses_under_autocast() -> list[float]:
     return losses
 
 
+def _show_once_blocked(main: int) -> None:
+    groups.await_blocked(main)
+    signs.show("waits", 0)
+
+
 def wait_behind_an_expired_receive() -> int:
     """Rank 0 waits in a collective for a connection that gloo no longer reads: it began a receive and forgot it, as a
     collective does that fails, and rank 1 has sent the message. Rank 2 fails. Returns the iteration that succeeds."""
@@ -480,11 +487,14 @@ def wait_behind_an_expired_receive() -> int:
             if rank == 0:
                 dist.irecv(message, src=1, tag=1)
             dist.all_reduce(message)
+            if rank == 0:
+                threading.Thread(target=_show_once_blocked, args=(threading.get_ident(),)).start()
             if rank == 1:
                 dist.send(message, dst=0, tag=1)
                 dist.send(message, dst=2, tag=2)
             if rank == 2:
                 dist.recv(message, src=1, tag=2)
+                signs.await_sign(Path.cwd(), "waits", 0)
                 raise ValueError("by schedule")
         dist.all_reduce(message)
         return call.iteration

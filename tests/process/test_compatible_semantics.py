@@ -438,6 +438,10 @@ def test_chosen_signal_interrupts_the_function(start: Start) -> None:
 @pytest.mark.parametrize("in_copies", [False, True])
 def test_state_that_hooks_change_or_return_is_in_force(start: Start, in_copies: bool) -> None:
     job = start(2, f"{JOBS}:change_the_state", in_copies=in_copies)
+    job.await_record(
+        events.StageStarted, rank=0, where=lambda event: event.stage == "run"
+    )  # the spare's hooks have run
+    job.let_on("inside")
     active, spare = (rank.value for rank in job.wait())
     assert spare is None
     before = ("rank_assignment", "rank_filter", "initialize", "health_check")

@@ -292,7 +292,9 @@ def test_second_stall_after_recovery_is_a_second_restart(start: Start, world: in
 
 @WORLDS
 def test_spare_steps_in_for_a_lost_rank(start: Start, world: int) -> None:
-    job = start(world + 1, TRAIN, faults=[fault("kill")], hooks={"spares": 1})
+    job = start(world + 1, TRAIN, faults=[fault("kill_when_let_on")], hooks={"spares": 1})
+    job.await_record(events.IterationStarted, rank=world)
+    job.let_on("kill")
     ranks = job.wait()
     assert [rank.value for number, rank in enumerate(ranks) if number != 1] == [RESULT] * world
     states = {r.origin.initial_rank: r.event.state for r in job.of(events.IterationStarted) if r.origin.iteration == 0}

@@ -67,17 +67,19 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def run(
-    how: str, script: Path, folder: Path, ranks: int = 2, fault: str = "exc", options: Sequence[str] = ()
+    how: str, script: Path, folder: Path, ranks: int = 2, arguments: Sequence[str] = (), options: Sequence[str] = ()
 ) -> tuple[list[int], str]:
-    """Start the script on `ranks` ranks, wait for it; return exit codes, and all that was written. options: the
-    launcher's."""
+    """Start the script on `ranks` ranks, wait for it; return exit codes, and all that was written. arguments: the
+    script's, after the folder. options: the launcher's."""
     with ExitStack() as stack:
         port = str(free_port())  # the scripts bind the next one
         if how == "plain":
             there = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             started = [
                 stack.enter_context(
-                    process([str(script), str(folder), fault], folder, RANK=str(rank), LOCAL_RANK=str(rank), **there)
+                    process(
+                        [str(script), str(folder), *arguments], folder, RANK=str(rank), LOCAL_RANK=str(rank), **there
+                    )
                 )
                 for rank in range(ranks)
             ]
@@ -85,7 +87,15 @@ def run(
             # By default torchrun draws MASTER_PORT, and the next one may be any client's.
             static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}"]
             meeting = static if how == "torchrun" else []
-            command = [*START[how], *meeting, f"--nproc-per-node={ranks}", *options, str(script), str(folder), fault]
+            command = [
+                *START[how],
+                *meeting,
+                f"--nproc-per-node={ranks}",
+                *options,
+                str(script),
+                str(folder),
+                *arguments,
+            ]
             started = [stack.enter_context(process(command, folder))]
         deadline = time.monotonic() + LIMIT
         codes = []
@@ -153,7 +163,7 @@ def test_script_in_the_style_of_the_compatible_api_recovers(
     ],
 )
 def test_script_of_both_layers_recovers(tmp_path: Path, fault: str, options: list[str], says: str) -> None:
-    codes, output = run("resilience run", SCRIPTS / "both_layers.py", tmp_path, fault=fault, options=options)
+    codes, output = run("resilience run", SCRIPTS / "both_layers.py", tmp_path, arguments=[fault], options=options)
     assert codes == [0], output
     assert output.count(says) == 2, output
 

@@ -304,8 +304,7 @@ def test_wrapper_restarts_all_ranks_where_one_is_silent_and_no_limit_is_set(star
     assert [rank.value for rank in job.wait()] == [1, 1]
     (record,) = [record for record in job.interruptions(0) if record.interruption is Interruption.SOFT_TIMEOUT]
     assert (record.rank, record.detector and record.detector.name) == (1, "silence")
-    (suspected,) = job.of(events.HangSuspected)
-    assert suspected.origin.initial_rank == 1
+    *_, suspected = job.of(events.HangSuspected, rank=1)
     shown = (job.folder / f"{job.key}-1.2").read_text()  # stderr of the rank
     assert shown.count("rank 1 has been silent for ") == 1
     assert f"it is ended after {suspected.event.allowed_s:.3g} s" in shown
