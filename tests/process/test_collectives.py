@@ -43,7 +43,7 @@ def test_groups_may_be_dropped_while_the_copies_of_their_sockets_are_being_close
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.02])
-@pytest.mark.parametrize("lazy", ["0", "1"])
+@pytest.mark.parametrize("lazy", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_user_code_may_destroy_its_groups_while_they_are_cut(start: Start, lazy: str, pause: float) -> None:
     job = start(4, target(groups.destroy_while_being_cut), env={"TORCH_GLOO_LAZY_INIT": lazy}, rounds=20, pause=pause)
     assert values(job) == [20] * 4

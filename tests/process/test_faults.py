@@ -97,7 +97,7 @@ def test_base_exception_ends_its_rank_and_the_others_go_on(start: Start, world: 
 
 
 @pytest.mark.parametrize("all_fail", [False, True])
-@pytest.mark.parametrize("lazy", ["0", "1"])
+@pytest.mark.parametrize("lazy", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_function_that_destroys_its_groups_in_a_finally_loses_no_rank(start: Start, lazy: str, all_fail: bool) -> None:
     target, env = "tests.process.jobs:destroy_groups_in_a_finally", {"TORCH_GLOO_LAZY_INIT": lazy}
     job = start(3, target, env=env, restarts=30, all_fail=all_fail)

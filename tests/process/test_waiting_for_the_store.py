@@ -88,7 +88,7 @@ def test_rank_that_stands_still_before_its_first_store_operation_costs_itself_al
     assert {record.event.limit for record in job.of(events.RankFellSilent, rank=2)} == {"watchdog"}
 
 
-@pytest.mark.parametrize("monitor_is_late", [False, True])
+@pytest.mark.parametrize("monitor_is_late", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_host_of_the_store_that_goes_on_in_time_costs_nobody_in_init_process_group(
     start: Start, monitor_is_late: bool
 ) -> None:
