@@ -347,7 +347,7 @@ def test_each_rank_logs_one_warning_for_each_restart(start: Start) -> None:
 def test_restarts_are_silent_where_logging_is_not_configured(start: Start) -> None:
     job = start(2, f"{JOBS}:log_restarts", configured=False, env={"RESILIENCE_QUIET": "1"})
     job.wait()
-    assert [line for line in job.output().splitlines() if line and not line.startswith("--- ")] == []
+    assert [line for line in job.written().splitlines() if line and not line.startswith("--- ")] == []
 
 
 def test_hooks_are_called_in_the_order_of_the_api_and_with_this_ranks_own_cause(start: Start) -> None:

@@ -49,7 +49,7 @@ def disk(tmp_path: Path) -> Iterator[Freezing]:
 def await_completion(job: Launched) -> None:
     """Wait until the launcher says that the job is complete."""
     until = time.monotonic() + 150
-    while "resilience run: completed" not in job.job.output():
+    while "resilience run: completed" not in job.job.written():
         assert time.monotonic() < until, job.job.output()
         time.sleep(0.05)
 
@@ -249,7 +249,7 @@ def test_wrapper_without_the_launcher_keeps_its_account_elsewhere_too(
             2, "tests.process.jobs:train", faults=[fault("exception")], env={"RESILIENCE_RUN_DIR": str(folder / "runs")}
         )
         assert [rank.code for rank in job.wait_ranks(150.0)] == [0, 0], job.output()
-    said = job.output()
+    said = job.written()
     assert said.count("Read-only file system; the records of ") == 1
     (place,) = [line.rpartition(" ")[2] for line in said.splitlines() if "the records of" in line]
     job.account = Account(Path(place))

@@ -59,7 +59,7 @@ def go(job: Launched, name: str = "go") -> None:
 def await_restart_line(job: Launched, text: str) -> None:
     """Wait until a node prints this about a restart."""
     until = time.monotonic() + 150
-    while text not in job.job.output():
+    while text not in job.job.written():
         assert time.monotonic() < until, job.job.output()
         time.sleep(0.05)
 

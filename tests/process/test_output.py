@@ -107,7 +107,7 @@ def test_worker_that_writes_more_than_the_disk_holds_goes_on_and_the_loss_is_cou
 def test_file_says_what_is_missing_once_there_is_room_again(launch: Launch, small: Path) -> None:
     (small / "filler").write_bytes(b"." * (7 * MB // 2))  # and when it is gone there is room for all that is written
     job = launch(WRITE + "write(1)\nawait_file('go')\nprint('again')", "--run-dir", str(small), nproc=1)
-    await_true(lambda: "workers' output cannot be kept in " in job.job.output())
+    await_true(lambda: "workers' output cannot be kept in " in job.job.written())
     (small / "filler").unlink()
     (job.folder / "go").touch()
     assert job.wait() == [0], job.job.output()

@@ -198,9 +198,14 @@ class Job:
 
     # -- for messages ---------------------------------------------------------------------------
 
-    def output(self) -> str:
+    def written(self) -> str:
+        """All that the ranks have written. A warning of torch with its stack may have followed what is looked for."""
+        return self.output(most=sys.maxsize)
+
+    def output(self, most: int = 2000) -> str:
+        """The last characters that each rank has written to each stream, for a message."""
         texts = [
-            f"\n--- {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            f"\n--- {path.name}\n{path.read_text(errors='replace')[-most:]}"
             for path in sorted(self.folder.glob(f"{self.key}-*.[12]"))
             if path.stat().st_size
         ]
