@@ -62,7 +62,7 @@ os.register_at_fork(after_in_child=lambda: _leave_to_parent())
 _cut_before: set[int] = set()  # inodes of sockets that were cut: a second cut has no use, and copies them once more
 _destroyed: list[Any] = []  # groups of the world that user code has destroyed last in this iteration
 _dropping: list[threading.Thread] = []
-_kept: list[list[Any]] = []  # groups that no thread could be started to drop
+_kept: list[list[Any]] = []  # groups that no thread could be started to drop, and in a forked child the parent's
 
 
 def cut_gloo_sockets() -> CutResult:

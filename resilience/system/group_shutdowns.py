@@ -1,13 +1,14 @@
-"""When do the process groups go that user code destroys as it is interrupted?
+"""When are process groups dropped that a failing function destroys?
 
-Many a function calls `destroy_process_group` in a `finally`. If gloo's threads have not read a cut by then, or the cut
-comes while the groups go, gloo ends the process by SIGABRT (`collectives` says why). And a rank whose peer closes its
-connections may wait for a lost send. So during a call the groups of a world that is destroyed while an exception is
-handled are kept. `collectives` drops them as it drops those that user code leaves: when nothing cuts any more.
+Many functions call `destroy_process_group` in a `finally`. If gloo's threads have not read a cut by then, or the cut
+comes while the groups are dropped, gloo ends the process by SIGABRT (`collectives` says why). And a rank whose peer
+closes its connections may wait for a lost send. So during a call, the groups of a world that is destroyed while an
+exception is handled are kept. `collectives` drops them later, like those that user code leaves: when nothing cuts any
+more.
 
-`destroy_process_group` calls `ProcessGroup.shutdown`, however it was imported, and for the default group last. That
-method, which does nothing for gloo, is wrapped. Without an exception the groups go at once, so that peers that still
-wait for this rank learn of it."""
+`destroy_process_group` calls `ProcessGroup.shutdown` for each group, for the default group last. That method, which
+does nothing for gloo, is wrapped. Without an exception the groups are dropped at once, so that peers that still wait
+for this rank learn of it."""
 
 from __future__ import annotations
 

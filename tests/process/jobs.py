@@ -538,7 +538,7 @@ def build_a_group_when_asked(
     options: dict[str, float] = {},  # noqa: B006  only read
     monitor_is_late: bool = False,
 ) -> int:
-    """Build a process group over the iteration's store, once the file `go` is there; answers the iteration.
+    """Build a process group over the iteration's store, once the file `go` is there. Returns the iteration.
 
     monitor_is_late: rank 1's monitor begins the call once it is let on."""
     folder, agree = Path.cwd(), monitor_store.agree_on_folder
@@ -563,7 +563,7 @@ def build_a_group_when_asked(
 
 
 def destroy_groups_in_a_finally(restarts: int, all_fail: bool) -> int:
-    """Train, fail a few times, and destroy the groups in a `finally` each time; answers the last iteration."""
+    """Train, fail a few times, and destroy the groups in a `finally` each time. Returns the last iteration."""
 
     @Wrapper()
     def function(call: CallWrapper | None = None) -> int:
